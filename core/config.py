@@ -1,0 +1,378 @@
+"""RunConfig: one YAML file, one frozen tree, checked before anything starts.
+
+Every field has a doc string; `docs/configuration.md` is generated from them. The unit is in
+the name. What can be computed from other fields is a function elsewhere, never a field.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from antiphon.core.errors import ConfigError
+from antiphon.core.records import SamplingParameters
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RunSection(_Section):
+    """Who the run is and how long it lasts."""
+
+    name: str = Field(default="demo", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    """Experiment name; also the MLflow experiment and the start of the run's id."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of every random stream of the run."""
+    steps: int = Field(default=60, ge=1)
+    """Learner steps to train."""
+
+
+class ModelSection(_Section):
+    """The policy that is trained."""
+
+    path: str = "examples/models/chain-sum"
+    """Hugging Face model directory (with its tokenizer), or a model name where a hub is reachable."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the rollout engine's weights and of published snapshots."""
+
+
+class EnvironmentSection(_Section):
+    """Where prompts come from and who judges the answers."""
+
+    name: str = "reasoning/chain_sum"
+    """Environment by name: `reasoning/<task>` takes any task of reasoning-gym."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the task, such as its difficulty."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the problems; splits never share one."""
+    train_size: int = Field(default=256, ge=1)
+    """Number of training prompts; once all were used, the next epoch begins."""
+    heldout_size: int = Field(default=192, ge=1)
+    """Number of held-out prompts."""
+
+
+class LoopSection(_Section):
+    """How far the stages may run ahead of each other."""
+
+    mode: Literal["elastic", "fixed"] = "elastic"
+    """elastic: sample with the newest snapshot held; fixed: with the one the step number dictates,
+    which makes a run independent of timing."""
+    max_staleness: int = Field(default=2, ge=0, le=64)
+    """Staleness bound S, in policy versions: nothing older trains. 0 is the synchronous loop."""
+    publish_interval: int = Field(default=1, ge=1, le=64)
+    """Learner steps between snapshots."""
+    prompts_per_step: int = Field(default=32, ge=1)
+    """Groups one learner step consumes."""
+    group_size: int = Field(default=8, ge=2, le=1024)
+    """Trajectories sampled from each prompt."""
+    filter: Literal["none", "drop", "refill"] = "drop"
+    """Groups whose rewards are all equal: none keeps them, drop leaves them out of the batch,
+    refill replaces them with further prompts (DAPO's dynamic sampling)."""
+    refill_limit: float = Field(default=2.0, ge=1.0, le=16.0)
+    """Most groups a step may open when refilling, as a multiple of prompts_per_step."""
+
+
+class SamplingSection(_Section):
+    """How workers draw tokens."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=10.0)
+    """Divides the logits; 0 means greedy."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep only this many most probable tokens; 0 keeps all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Keep the smallest set of tokens with at least this probability mass."""
+    max_tokens: int = Field(default=192, ge=1)
+    """Longest completion, in tokens."""
+    sampler: Literal["keyed", "native"] = "keyed"
+    """keyed: tokens depend on weights, prompt and seed alone; native: the engine's own sampler."""
+
+    def parameters(self) -> SamplingParameters:
+        """Return the record that travels with a lease."""
+        return SamplingParameters(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, max_tokens=self.max_tokens
+        )
+
+
+class AlgorithmSection(_Section):
+    """The objective of a learner step."""
+
+    objective: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
+    """Policy-gradient loss: how ratios are clipped and tokens are averaged."""
+    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
+    """Lower clip: ratios below 1 - clip_low get no gradient."""
+    clip_high: float = Field(default=0.28, ge=0.0)
+    """Upper clip: ratios above 1 + clip_high get no gradient (for cispo the cap is 1 + clip_high)."""
+    decoupled: bool = True
+    """Clip against the policy at the start of the step instead of the behaviour policy; the
+    difference between the two becomes an importance weight (decoupled objective)."""
+    correction: Literal["none", "truncate", "mask"] = "truncate"
+    """Importance weight of stale or mismatched tokens: ignored, truncated at correction_cap, or
+    masked outside [correction_floor, correction_cap]."""
+    correction_level: Literal["token", "sequence"] = "token"
+    """Whether the weight is taken per token or per trajectory."""
+    correction_cap: float = Field(default=2.0, gt=0.0)
+    """Largest importance weight."""
+    correction_floor: float = Field(default=0.5, ge=0.0)
+    """Smallest importance weight that correction=mask keeps."""
+    normalise_advantages: bool = True
+    """Divide advantages by the group's standard deviation (dr_grpo never does)."""
+    updates_per_step: int = Field(default=1, ge=1, le=16)
+    """Optimizer updates one batch is split into."""
+
+
+class LearnerSection(_Section):
+    """The learner and its DeepSpeed engine."""
+
+    learning_rate: float = Field(default=2e-4, gt=0.0)
+    """AdamW learning rate after warm-up."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """AdamW first-moment decay."""
+    beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
+    """AdamW second-moment decay."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """AdamW decoupled weight decay."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """Steps of linear learning-rate warm-up."""
+    gradient_clip: float = Field(default=1.0, gt=0.0)
+    """Largest norm of the gradient."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the learner's forward and backward; masters stay float32."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the learner; part of the numerics, so it is recorded."""
+    batching: Literal["bucket", "pack"] = "bucket"
+    """Micro-batches: length-sorted and padded (fast on CPU), or packed without padding."""
+    micro_batch_tokens: int = Field(default=8192, ge=64)
+    """Padded tokens of one micro-batch."""
+    checkpoint_interval: int = Field(default=5, ge=1)
+    """Steps between checkpoints; a restarted learner repeats the recorded steps after the last."""
+    checkpoints_kept: int = Field(default=2, ge=1)
+    """Newest checkpoints kept on disk."""
+    gradient_checkpointing: bool = False
+    """Trade compute for memory in the backward pass."""
+
+
+class RolloutSection(_Section):
+    """Rollout workers started by the main job; others may join from anywhere."""
+
+    workers: int = Field(default=1, ge=0, le=64)
+    """Workers started on this machine."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of one engine; part of the numerics, so it is recorded."""
+    concurrent_groups: int = Field(default=12, ge=1)
+    """Groups one worker samples at the same time."""
+    kv_cache_mib: int = Field(default=512, ge=16)
+    """Memory of the engine's key-value cache, MiB."""
+    max_model_tokens: int = Field(default=512, ge=16)
+    """Longest prompt plus completion the engine accepts, tokens."""
+
+
+class CoordinatorSection(_Section):
+    """Leases and liveness."""
+
+    lease_s: float = Field(default=60.0, gt=0.0)
+    """Seconds a lease lasts unless a heartbeat extends it."""
+    heartbeat_s: float = Field(default=2.0, gt=0.0)
+    """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
+    history_batches: int = Field(default=16, ge=1)
+    """Committed steps whose group payloads the journal keeps."""
+
+
+class BroadcastSection(_Section):
+    """Weights on their way to the workers."""
+
+    chunk_bytes: int = Field(default=1 << 20, ge=1024, le=16 << 20)
+    """Bytes of one chunk."""
+    uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
+    """Cap on what the origin sends, bytes per second; none by default."""
+    snapshots_kept: int = Field(default=8, ge=2)
+    """Newest snapshots a chunk store keeps."""
+    transfer_timeout_s: float = Field(default=600.0, gt=0.0)
+    """Seconds after which a transfer is given up and tried again."""
+
+
+class EvaluationSection(_Section):
+    """Held-out evaluation during training, on the workers, without stopping it."""
+
+    interval: int = Field(default=10, ge=0)
+    """Versions between evaluations; 0 evaluates only the first and the last version."""
+    prompts: int = Field(default=192, ge=1)
+    """Held-out prompts per evaluation, one sample each at the sampling temperature."""
+
+
+class RecordSection(_Section):
+    """What is kept of a run."""
+
+    mlflow: bool = True
+    """Log the run, its versions and batches to MLflow."""
+    dvc: bool = True
+    """Pin versions and batches in the DVC-tracked ledger."""
+    ledger: str = "ledger"
+    """Folder of the DVC-tracked ledger, relative to the project."""
+
+
+class ServicesSection(_Section):
+    """Where the services listen and how long anyone waits for them."""
+
+    host: str = "127.0.0.1"
+    """Address the services listen on; anything but loopback needs TLS, which is not built yet."""
+    coordinator_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the coordinator; 0 picks a free one."""
+    start_timeout_s: float = Field(default=180.0, gt=0.0)
+    """Seconds a service may take to start."""
+    stall_timeout_s: float = Field(default=300.0, gt=0.0)
+    """Seconds a stage may go without progress before the run stops and names it."""
+    restart_limit: int = Field(default=5, ge=0)
+    """Times a crashed service is started again within one run."""
+
+
+class RunConfig(_Section):
+    """Everything a run depends on."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    loop: LoopSection = LoopSection()
+    sampling: SamplingSection = SamplingSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    learner: LearnerSection = LearnerSection()
+    rollout: RolloutSection = RolloutSection()
+    coordinator: CoordinatorSection = CoordinatorSection()
+    broadcast: BroadcastSection = BroadcastSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    record: RecordSection = RecordSection()
+    services: ServicesSection = ServicesSection()
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        loop = self.loop
+        if loop.mode == "fixed" and loop.max_staleness < loop.publish_interval - 1:
+            raise ValueError(
+                f"loop.publish_interval={loop.publish_interval} needs loop.max_staleness >= "
+                f"{loop.publish_interval - 1} in fixed mode, but it is {loop.max_staleness}; "
+                "raise the bound or publish more often"
+            )
+        if loop.mode == "fixed" and self.sampling.sampler != "keyed":
+            raise ValueError(
+                f"sampling.sampler={self.sampling.sampler} cannot repeat a run in loop.mode=fixed; "
+                "use sampling.sampler=keyed"
+            )
+        if self.sampling.max_tokens >= self.rollout.max_model_tokens:
+            raise ValueError(
+                f"sampling.max_tokens={self.sampling.max_tokens} leaves no room for a prompt in "
+                f"rollout.max_model_tokens={self.rollout.max_model_tokens}; raise the latter"
+            )
+        if self.evaluation.prompts > self.environment.heldout_size:
+            raise ValueError(
+                f"evaluation.prompts={self.evaluation.prompts} exceeds "
+                f"environment.heldout_size={self.environment.heldout_size}; lower the former"
+            )
+        if loop.prompts_per_step > self.environment.train_size:
+            raise ValueError(
+                f"loop.prompts_per_step={loop.prompts_per_step} exceeds "
+                f"environment.train_size={self.environment.train_size}; raise the latter"
+            )
+        if self.broadcast.snapshots_kept < loop.max_staleness + 2:
+            raise ValueError(
+                f"broadcast.snapshots_kept={self.broadcast.snapshots_kept} must be at least "
+                f"loop.max_staleness + 2 = {loop.max_staleness + 2}; raise it"
+            )
+        return self
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read a YAML file, apply `key=value` overrides and check the result.
+
+    Args:
+        path: the YAML file.
+        overrides: such as `loop.max_staleness=4`; values are read as YAML.
+
+    Raises:
+        ConfigError: with one sentence that names the field and the mend.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file at {path}; give the path of a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; give a readable YAML file") from error
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold a mapping of sections, not a {type(tree).__name__}")
+    for override in overrides or []:
+        _apply_override(tree, override)
+    return build_config(tree)
+
+
+def build_config(tree: dict[str, Any]) -> RunConfig:
+    """Check a tree of plain values and freeze it.
+
+    Raises:
+        ConfigError: with one sentence per wrong field.
+    """
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_in_words(error, tree)) from error
+
+
+def dump_config(config: RunConfig) -> str:
+    """Return the resolved tree as YAML; reading it back gives an equal tree."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, raw = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not of the form key=value; write loop.max_staleness=2")
+    try:
+        value = yaml.safe_load(raw) if raw else ""
+    except yaml.YAMLError:
+        raise ConfigError(f"override {key}: {raw!r} is not a valid YAML value; quote it") from None
+    *path, leaf = key.split(".")
+    node = tree
+    for part in path:
+        child = node.setdefault(part, {})
+        if child is None:
+            child = node[part] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {key}: {part} is a value, not a section; see `antiphon config`")
+        node = child
+    node[leaf] = value
+
+
+def _in_words(error: ValidationError, tree: dict[str, Any]) -> str:
+    sentences = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            sentences.append(f"unknown key {where}{_suggest(item['loc'])}")
+        elif item["type"] == "value_error":
+            sentences.append(str(item["ctx"]["error"]))
+        else:
+            given = item.get("input")
+            sentences.append(f"{where}={given!r} is not possible: {item['msg']}")
+    return "; ".join(sentences)
+
+
+def _suggest(location: tuple[int | str, ...]) -> str:
+    import difflib
+
+    section: type[BaseModel] = RunConfig
+    for part in location[:-1]:
+        annotation = section.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return ""
+        section = annotation
+    close = difflib.get_close_matches(str(location[-1]), list(section.model_fields), n=1)
+    prefix = ".".join(str(part) for part in location[:-1])
+    known = ", ".join(section.model_fields)
+    if close:
+        return f"; did you mean {prefix + '.' if prefix else ''}{close[0]}?"
+    return f"; known here: {known}"

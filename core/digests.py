@@ -1,0 +1,37 @@
+"""Digests: blake3 in lower-case hex, the one name every artifact goes by."""
+
+import re
+from pathlib import Path
+
+from blake3 import blake3
+
+from antiphon.core.errors import ContractError
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def digest_bytes(payload: bytes | bytearray | memoryview) -> str:
+    """Return the blake3 digest of `payload`, 64 hex digits.
+
+    >>> digest_bytes(b"")[:8]
+    'af1349b9'
+    """
+    return blake3(payload).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """Return the blake3 digest of a file's bytes, 64 hex digits."""
+    hasher = blake3()
+    hasher.update_mmap(path)
+    return hasher.hexdigest()
+
+
+def check_digest(text: str) -> str:
+    """Return `text` if it has the form of a digest; it may then name a file.
+
+    Raises:
+        ContractError: for anything else, so that no peer can smuggle a path.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise ContractError(f"{text[:80]!r} is not a digest; expected 64 lower-case hex digits")
+    return text

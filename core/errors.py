@@ -1,0 +1,35 @@
+"""Errors: one tree, each class an exit code and an audience.
+
+A message says what is wrong, with which values, and what to do. Stale, duplicate and expired
+are outcomes of an ordinary day and therefore enum values, never exceptions.
+"""
+
+
+class AntiphonError(Exception):
+    """Root of every error this product raises on purpose; exit code 1."""
+
+    exit_code: int = 1
+
+
+class ConfigError(AntiphonError):
+    """A configuration or a command line that cannot be meant; exit code 2."""
+
+    exit_code = 2
+
+
+class InfeasibleError(AntiphonError):
+    """A sound configuration that no schedule can hold; exit code 3."""
+
+    exit_code = 3
+
+
+class ContractError(AntiphonError):
+    """A peer broke the contract: wrong protocol version, wrong run, malformed message."""
+
+
+class IntegrityError(AntiphonError):
+    """Bytes that do not match their digest, or a state that contradicts the journal."""
+
+
+class UnavailableError(AntiphonError):
+    """A peer that did not answer within the deadline; the only error worth a retry."""

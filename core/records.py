@@ -1,0 +1,271 @@
+"""Records: what travels between the planes, frozen, with dtypes and axes.
+
+Legend: T tokens of one completion, P prompt tokens, G trajectories of one group,
+B trajectories of one batch. Durations are seconds; instants never cross the wire.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+PROTOCOL_VERSION = 1
+"""Raised when an older peer could misread a message; a peer with another one is refused."""
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How tokens are drawn from the policy's distribution."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 means greedy."""
+    top_k: int = 0
+    """Keep only this many most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens with at least this probability mass."""
+    max_tokens: int = 256
+    """Longest completion, in tokens, the end token included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One item of an environment, ready for the engine."""
+
+    key: str
+    """Stable within a run: environment split, seed and index."""
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens [start, stop) of a completion were sampled under one policy version."""
+
+    version: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One sampled completion and what is known about how it was sampled."""
+
+    sample_index: int
+    """Place in its group, 0 .. G - 1."""
+    seed: int
+    """Unsigned 64-bit seed of the position-keyed sampler for this request."""
+    token_ids: IntArray
+    """[T] int32, the end token included when the model wrote it."""
+    behaviour_logprobs: FloatArray
+    """[T] float32, nats, of the processed distribution that sampled the tokens."""
+    spans: tuple[VersionSpan, ...]
+    """Cover [0, T) without gaps, in order."""
+    finish_reason: FinishReason
+
+    @property
+    def oldest_version(self) -> int:
+        """Return the oldest policy version among the tokens; staleness counts from it."""
+        return min(span.version for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to produce one whole group until a deadline."""
+
+    lease_id: str
+    """32 hex digits; the fencing token of this attempt."""
+    group_id: str
+    prompt: Prompt
+    epoch: int
+    """How many times the prompt pool was finished before this group was opened."""
+    seeds: tuple[int, ...]
+    """One unsigned 64-bit seed per sample, from `core.seeds`; G of them."""
+    sampling: SamplingParameters
+    version: int | None
+    """Sample with exactly this version (fixed mode), or None: the newest one held."""
+    duration_s: float
+    """Seconds until the lease expires unless a heartbeat extends it."""
+    attempt: int
+    """1 for the first lease of the group."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSubmission:
+    """What a worker hands in for a lease."""
+
+    lease_id: str
+    group_id: str
+    worker_id: str
+    trajectories: tuple[Trajectory, ...]
+    generation_s: float
+    """Seconds from the first to the last token of the group, as the worker measured them."""
+
+
+class SubmitVerdict(StrEnum):
+    """The one well-defined answer to a submission."""
+
+    ACCEPTED = "accepted"
+    ALREADY_ACCEPTED = "already_accepted"
+    """The same group was accepted before; the sender may forget it."""
+    CONFLICT = "conflict"
+    """The same lease had handed in something else."""
+    STALE = "stale"
+    """No later step could train on it within the bound."""
+    LATE = "late"
+    """The lease had expired and the group went elsewhere or is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The environment's score of one trajectory."""
+
+    sample_index: int
+    reward: float
+    """Finite; the environments here use [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupToJudge:
+    """A finished group on its way to the reward service."""
+
+    group_id: str
+    prompt_key: str
+    completions: tuple[IntArray, ...]
+    """G arrays of [T] int32 token ids."""
+    finish_reasons: tuple[FinishReason, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRow:
+    """One trajectory as the learner trains on it: nothing about hosts or clocks."""
+
+    group_id: str
+    prompt_key: str
+    sample_index: int
+    prompt_token_ids: IntArray
+    """[P] int32."""
+    token_ids: IntArray
+    """[T] int32."""
+    behaviour_logprobs: FloatArray
+    """[T] float32, nats."""
+    spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    reward: float
+    advantage: float
+    """Reward relative to the group, from `core.advantages`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiming:
+    """What is known about a row's making that is no part of the batch digest."""
+
+    group_id: str
+    sample_index: int
+    worker_id: str
+    lease_id: str
+    attempt: int
+    generation_s: float
+    """Seconds the worker needed for the whole group."""
+    leased_at_s: float
+    submitted_at_s: float
+    judged_at_s: float
+    """Coordinator's monotonic seconds; only differences mean anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRef:
+    """A handle on one sealed batch: the file itself is in the store under its digest."""
+
+    step: int
+    digest: str
+    """blake3 of the Parquet file that the step uses, 64 hex digits; *the* batch digest."""
+    timings_digest: str
+    """blake3 of the Parquet file beside it: timings, worker and lease ids."""
+    trajectories: int
+    groups: int
+    """Groups in the file, after filtering."""
+    groups_filtered: int
+    """Groups without reward variance that were left out."""
+    groups_dropped_stale: int
+    """Finished groups dropped beyond the bound since the batch before."""
+    tokens: int
+    """Completion tokens in the file."""
+    reward_mean: float
+    """Mean reward of all judged trajectories of the step, filtered groups included."""
+    staleness_histogram: dict[int, int]
+    """Staleness in versions -> trajectories of the file."""
+    completion_tokens_mean: float
+    """Mean completion length over all judged trajectories of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a snapshot: where its bytes lie in the concatenated payload."""
+
+    name: str
+    dtype: str
+    """Name of the torch dtype without the prefix: float32, bfloat16, ..."""
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the start of the payload."""
+    length: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntry:
+    """One chunk of a snapshot's payload."""
+
+    digest: str
+    offset: int
+    length: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotManifest:
+    """Published weights of one policy version: what to fetch and how to check it."""
+
+    run_id: str
+    version: int
+    weights_digest: str
+    """blake3 over the canonical payload; the digest of the policy version."""
+    tensors: tuple[TensorEntry, ...]
+    chunks: tuple[ChunkEntry, ...]
+    payload_bytes: int
+    origin: str
+    """host:port of the broadcast service that serves the chunks; peers may hold them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommit:
+    """What one learner step left behind."""
+
+    step: int
+    version: int
+    """step + 1."""
+    weights_digest: str
+    batch_digest: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Names as in `core.metrics`."""
+    published: bool = False
+    """Whether the version is (to be) published as a snapshot."""
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands in the fleet."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+    DRAINING = "draining"
+    LOST = "lost"

@@ -1,0 +1,51 @@
+"""Environment: source of prompts and judge of answers, and nothing else.
+
+An environment is a pure function of its configuration: the same split, seed and index give
+the same problem on every machine, so a prompt key is enough to judge an answer anywhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One prompt in words and what its judge needs to remember."""
+
+    key: str
+    """`<split>-<seed>-<index>`; `Environment.problem_by_key` finds the problem again."""
+    text: str
+    """The prompt as the model sees it, before the tokenizer."""
+    answer: str
+    """A reference answer, for reports and warm starts; judges may accept others."""
+
+
+class Environment(Protocol):
+    """What a task must provide to be trained on."""
+
+    name: str
+
+    def problem(self, split: str, index: int) -> Problem:
+        """Return problem `index` of `split` ("train" or "heldout").
+
+        Raises:
+            ConfigError: when the split is unknown or the index lies outside it.
+        """
+        ...
+
+    def size(self, split: str) -> int:
+        """Return how many problems `split` has."""
+        ...
+
+    def problem_by_key(self, key: str) -> Problem:
+        """Find a problem again from its key.
+
+        Raises:
+            ContractError: when the key was not made by this environment.
+        """
+        ...
+
+    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        """Score each completion's text in [0, 1]; never raises for what a model wrote."""
+        ...

@@ -1,0 +1,96 @@
+from antiphon.protos import records_pb2 as _records_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerHello(_message.Message):
+    __slots__ = ("worker_name", "protocol_version", "run_id", "concurrent_groups")
+    WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENT_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    worker_name: str
+    protocol_version: int
+    run_id: str
+    concurrent_groups: int
+    def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ...) -> None: ...
+
+class WorkerWelcome(_message.Message):
+    __slots__ = ("worker_id", "run_id", "config_yaml", "heartbeat_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_YAML_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    run_id: str
+    config_yaml: str
+    heartbeat_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., run_id: _Optional[str] = ..., config_yaml: _Optional[str] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class WorkerHeartbeat(_message.Message):
+    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    held_version: int
+    weights_digest: str
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    tokens_generated: int
+    busy_s: float
+    uptime_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("known", "cancelled_leases", "newest_version", "drain", "run_finished")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_LEASES_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    cancelled_leases: _containers.RepeatedScalarFieldContainer[str]
+    newest_version: int
+    drain: bool
+    run_finished: bool
+    def __init__(self, known: _Optional[bool] = ..., cancelled_leases: _Optional[_Iterable[str]] = ..., newest_version: _Optional[int] = ..., drain: _Optional[bool] = ..., run_finished: _Optional[bool] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("worker_id", "held_version", "groups", "wait_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    held_version: int
+    groups: int
+    wait_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., groups: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("leases", "reason", "newest_version", "wanted_version", "run_finished")
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WANTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[_records_pb2.Lease]
+    reason: str
+    newest_version: int
+    wanted_version: int
+    run_finished: bool
+    def __init__(self, leases: _Optional[_Iterable[_Union[_records_pb2.Lease, _Mapping]]] = ..., reason: _Optional[str] = ..., newest_version: _Optional[int] = ..., wanted_version: _Optional[int] = ..., run_finished: _Optional[bool] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("verdict",)
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    verdict: str
+    def __init__(self, verdict: _Optional[str] = ...) -> None: ...

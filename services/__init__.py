@@ -1,0 +1,1 @@
+"""Long-running gRPC services: api, service, server and client, the same in each room."""

@@ -1,0 +1,1 @@
+"""Broadcast: published weights as a manifest and chunks by digest."""

@@ -1,0 +1,1 @@
+"""Coordinator: leases, the staleness gate, the group buffer and the journal."""

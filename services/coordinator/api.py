@@ -1,0 +1,286 @@
+"""Coordinator: the contract, in our own records.
+
+Everyone calls the coordinator and it calls nobody. Waits are long polls: each names how long
+the caller will wait, and the answer says who is being waited for, so a stall explains itself.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from antiphon.core.records import (
+    BatchRef,
+    GroupSubmission,
+    GroupToJudge,
+    Judgement,
+    Lease,
+    SnapshotManifest,
+    StepCommit,
+    SubmitVerdict,
+    WorkerState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHello:
+    """How a worker introduces itself."""
+
+    worker_name: str
+    """Chosen by the worker's owner; letters, digits, dot, dash, underscore."""
+    protocol_version: int
+    run_id: str
+    """The run it means to serve, or "" for whichever the coordinator serves."""
+    concurrent_groups: int
+    """Groups it samples at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWelcome:
+    """What a worker must know to take part."""
+
+    worker_id: str
+    run_id: str
+    config_yaml: str
+    """The resolved run configuration."""
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeartbeat:
+    """Sign of life; extends the worker's leases."""
+
+    worker_id: str
+    held_version: int | None
+    """Version whose weights sample now, after their digest was checked."""
+    weights_digest: str | None
+    lease_ids: tuple[str, ...]
+    """Leases still being worked on."""
+    tokens_generated: int
+    """Completion tokens since the worker started."""
+    busy_s: float
+    """Seconds since the worker started in which the engine had requests to run."""
+    uptime_s: float
+    """Seconds since the worker was ready to sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """What the worker should know or give up."""
+
+    known: bool
+    """False: the coordinator does not know this worker (any more); register again."""
+    cancelled_leases: tuple[str, ...]
+    newest_version: int | None
+    """Newest announced snapshot."""
+    drain: bool
+    """Finish what is leased, take nothing new, then leave."""
+    run_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """A worker asks for groups."""
+
+    worker_id: str
+    held_version: int | None
+    """The gate counts with the version the worker holds, not the learner's."""
+    groups: int
+    """Most groups it can take now."""
+    wait_s: float
+    """Longest time to hold the call open when nothing can be leased; at most 30."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReply:
+    """Leases granted, possibly none."""
+
+    leases: tuple[Lease, ...]
+    reason: str
+    """Why nothing was granted, in words; empty when something was."""
+    newest_version: int | None
+    wanted_version: int | None
+    """Fixed mode: the version the next open group must be sampled with."""
+    run_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReply:
+    """The sealed batch of a step, or what it waits for."""
+
+    batch: BatchRef | None
+    waiting_for: str
+    """In words, when batch is None: which groups, at which worker or judge."""
+    progress: float
+    """Share of the step's groups that are judged, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """Held-out score of one policy version."""
+
+    version: int
+    prompts: int
+    judged: int
+    """Equal to prompts when the evaluation is complete."""
+    reward_mean: float
+    """pass@1 where rewards are 0 or 1; over the judged prompts."""
+    completion_tokens_mean: float
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether every prompt was judged."""
+        return self.judged >= self.prompts
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """One worker as the coordinator sees it."""
+
+    worker_id: str
+    state: WorkerState
+    held_version: int | None
+    open_leases: int
+    tokens_generated: int
+    busy_share: float
+    """Share of its time in which its engine had work, 0..1."""
+    seconds_since_heartbeat: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run at a glance."""
+
+    run_id: str
+    steps_total: int
+    committed_steps: int
+    """Equals the newest policy version."""
+    opened_steps: int
+    sealed_steps: int
+    newest_version: int | None
+    """Newest announced snapshot."""
+    groups_open: int
+    groups_leased: int
+    groups_to_judge: int
+    groups_ready: int
+    """Judged and waiting for a batch."""
+    groups_dropped_stale: int
+    groups_filtered: int
+    groups_requeued: int
+    """Leases that expired or were released, whose groups were offered again."""
+    staleness_histogram: dict[int, int] = field(default_factory=dict)
+    """Staleness -> trajectories, over all sealed batches."""
+    workers: tuple[WorkerRecord, ...] = ()
+    evaluations: tuple[EvaluationRecord, ...] = ()
+    last_commit: StepCommit | None = None
+    paused_reason: str = ""
+    """Why the run is paused, in words; empty while it goes on."""
+    waiting: str = ""
+    """What the data plane waits for at the moment, in words."""
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of the journal, for people and dashboards."""
+
+    seq: int
+    at: float
+    """Unix seconds, for display only; no decision uses it."""
+    kind: str
+    """noun.verb, such as lease.expired."""
+    data_json: str
+
+
+class Coordinator(Protocol):
+    """The data plane: prompts, leases, staleness gate, group buffer, ledger of steps."""
+
+    async def register(self, hello: WorkerHello) -> WorkerWelcome:
+        """Admit a worker.
+
+        Raises:
+            ContractError: another protocol version, or a worker of another run.
+        """
+        ...
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Extend the worker's leases and learn what it should give up."""
+        ...
+
+    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        """Grant up to `request.groups` leases, waiting up to `request.wait_s` for the first."""
+        ...
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Accept a finished group once; the answer to a repetition is the same.
+
+        Raises:
+            ContractError: when the trajectories do not fit the lease (count, seeds, tokens).
+        """
+        ...
+
+    async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+        """Hand out groups to judge; a judge that never answers loses them after a deadline."""
+        ...
+
+    async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+        """Take the rewards of a group; False when they were already there or the group is gone.
+
+        Raises:
+            ContractError: when a reward is missing or not finite.
+        """
+        ...
+
+    async def open_step(self, step: int) -> None:
+        """Allow groups of `step` to be issued; repeating it changes nothing."""
+        ...
+
+    async def open_evaluation(self, version: int) -> None:
+        """Queue the held-out prompts for `version`; repeating it changes nothing."""
+        ...
+
+    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
+        """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
+        ...
+
+    async def commit_step(self, commit: StepCommit) -> None:
+        """Record that `commit.step` was trained; the only way the version advances.
+
+        Repeating the same commit changes nothing.
+
+        Raises:
+            IntegrityError: for a step out of order, another batch, or another digest for a
+                step that was already committed.
+        """
+        ...
+
+    async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
+        """Make a published version known to the workers; repeating it changes nothing."""
+        ...
+
+    async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
+        """Return the manifest of `version`, or of the newest one, or None."""
+        ...
+
+    async def drain(self, worker_id: str) -> None:
+        """Ask a worker to finish its leases and leave."""
+        ...
+
+    async def pause(self, reason: str) -> None:
+        """Stop granting leases until the run is started again, and say why."""
+        ...
+
+    async def finish(self) -> None:
+        """Declare the run complete: workers and judges leave."""
+        ...
+
+    async def commits(self, after_step: int) -> Sequence[StepCommit]:
+        """Return the committed steps greater than `after_step`, in order (-1 for all)."""
+        ...
+
+    async def status(self) -> RunStatus:
+        """Return the run at a glance."""
+        ...
+
+    def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
+        """Yield journal events after `after_seq`; with `follow`, go on as new ones arrive."""
+        ...

@@ -1,0 +1,1 @@
+"""Learner: trains on stored batches and publishes policy versions."""

@@ -1,0 +1,79 @@
+"""Learner: the contract, in our own records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from antiphon.core.records import FloatArray, IntArray, SnapshotManifest, StepCommit
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did and how its seconds were spent."""
+
+    commit: StepCommit
+    idle_s: float
+    """Seconds the learner waited between the end of the step before and this call."""
+    train_s: float
+    """Seconds from this call until the version was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStatus:
+    """The learner at a glance."""
+
+    version: int
+    state: str
+    """idle, training, publishing or restoring."""
+    idle_s: float
+    """Seconds idle between the first step's start and the last step's end."""
+    busy_s: float
+    """Seconds spent in steps over the same stretch."""
+
+
+class Learner(Protocol):
+    """Trains on stored batches, one optimizer step at a time, and publishes versions."""
+
+    async def step(self, step: int) -> StepResult:
+        """Train on the sealed batch of `step` and commit version step + 1.
+
+        The learner pulls the batch's reference from the coordinator, loads the file by digest
+        from the store, trains, and commits at the coordinator before it answers. Repeating a
+        committed step returns its recorded result.
+
+        Raises:
+            IntegrityError: when the batch file does not match its digest, or the loss or a
+                weight is not finite (then nothing is committed or published and the run
+                pauses with the reason).
+            ContractError: when `step` is not the next one.
+            UnavailableError: when the coordinator or the batch cannot be reached in time.
+        """
+        ...
+
+    async def publish(self, version: int) -> SnapshotManifest:
+        """Write the snapshot of `version` (kept aside by the step that made it) and announce it.
+
+        Raises:
+            ContractError: when the weights of that version are not kept any more.
+        """
+        ...
+
+    async def checkpoint(self) -> int:
+        """Write a checkpoint of the present version and return the version."""
+        ...
+
+    async def restore(self) -> int:
+        """Return to the coordinator's committed version: newest checkpoint, then recorded batches.
+
+        Raises:
+            IntegrityError: when re-executed steps give other digests than the committed ones.
+        """
+        ...
+
+    async def score_tokens(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return the learner's logprobs of `completion` after `prompt`, [T] float32, nats."""
+        ...
+
+    async def status(self) -> LearnerStatus:
+        """Return the learner at a glance."""
+        ...

@@ -1,0 +1,1 @@
+"""Reward: judges finished trajectories with the environment."""

@@ -1,0 +1,24 @@
+"""Reward: the contract. The service pulls its work, so all it answers is how it is."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class RewardStatus:
+    """The reward service at a glance."""
+
+    groups_judged: int
+    trajectories_judged: int
+    judge_s: float
+    """Seconds spent judging."""
+    state: str
+    """idle, judging or stopped."""
+
+
+class Reward(Protocol):
+    """Judges finished trajectories with the environment."""
+
+    async def status(self) -> RewardStatus:
+        """Return the service at a glance."""
+        ...

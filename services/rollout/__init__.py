@@ -1,0 +1,1 @@
+"""Rollout worker: leases groups, samples them, hands them in, swaps weights between groups."""

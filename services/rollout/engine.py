@@ -1,0 +1,86 @@
+"""Engine: what a rollout worker needs of an inference engine.
+
+The worker's own thread drives the engine: it adds requests, calls `step` until they finish,
+and loads snapshots in between. Nothing here knows gRPC, leases or asyncio, so a light engine
+can stand in for vLLM in simulations and service tests.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from antiphon.core.records import FinishReason, FloatArray, IntArray, SamplingParameters, VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One completion to sample."""
+
+    request_id: str
+    """Unique among the requests in flight."""
+    prompt_token_ids: tuple[int, ...]
+    seed: int
+    """Unsigned 64-bit seed of the position-keyed sampler."""
+    sampling: SamplingParameters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineOutput:
+    """One finished completion."""
+
+    request_id: str
+    token_ids: IntArray
+    """[T] int32, the end token included when the model wrote it."""
+    logprobs: FloatArray
+    """[T] float32, nats, of the processed distribution (temperature, top-k, top-p applied)."""
+    spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+
+
+class Engine(Protocol):
+    """A batch inference engine that holds one policy version at a time."""
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights that sample now; None before the first snapshot."""
+        ...
+
+    @property
+    def weights_digest(self) -> str | None:
+        """blake3 digest recomputed from the weights that were loaded, or None."""
+        ...
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Serve these weights from the next `step` on; requests in flight continue under them.
+
+        Caches computed under older weights are dropped and recomputed, so that every later
+        token is drawn from the new policy alone; spans record the boundary.
+
+        Args:
+            version: policy version of the tensors, never lower than needed by the caller.
+            tensors: checkpoint name -> tensor, as `services.broadcast.snapshot` rebuilds them.
+            weights_digest: digest of the canonical payload the tensors came from, already
+                verified by the caller; kept and echoed.
+        """
+        ...
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests; they start with the next `step`."""
+        ...
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every running request by one token and return those that finished."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; unknown ids are ignored."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests queued or running."""
+        ...
+
+    def close(self) -> None:
+        """Free the engine; it is not used again."""
+        ...

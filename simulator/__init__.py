@@ -1,0 +1,1 @@
+"""The same loop without engines, under virtual time."""
