@@ -1,0 +1,322 @@
+"""Launch: bring one run to life around the flow, and put everything away afterwards.
+
+What is checked is checked before anything starts. Whatever happens then (an error, Ctrl-C, a
+cancel from Prefect), every service this process started is gone when `open_run` is left.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
+from antiphon.core.view import PlaneView, RunView, SilentView
+from antiphon.environments.codec import TextCodec, resolve_model_path
+from antiphon.environments.registry import make_environment
+from antiphon.flows import run_directory
+from antiphon.flows.outcome import RunOutcome, summarise, write_results
+from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.report import build_report
+from antiphon.lineage.store import ArtifactStore
+from antiphon.services.coordinator.api import RunStatus
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.client import LearnerClient
+from antiphon.services.rollout.engine_environment import child_environment
+from antiphon.tasks import run_context
+from antiphon.tasks.prefect_server import start_prefect_server
+from antiphon.tasks.provision import Supervisor, service_specs, worker_spec
+from antiphon.tasks.run_context import ClientLoop, RunContext
+
+_log = structlog.get_logger(__name__)
+
+STATUS_S = 1.0
+"""Seconds between two looks at the run for the live view."""
+
+RECORD_TIMEOUT_S = 120.0
+"""Longest wait for the records to be written once the last step is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run is shown and where its results go; no part of the configuration."""
+
+    fresh: bool = False
+    """Start the configuration's next run even if an unfinished one exists."""
+    results: Path | None = None
+    """Folder for metrics.json, timings.json and final.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the caller of a flow wants besides its parameters; the Prefect form has none of it."""
+
+    view: RunView = field(default_factory=SilentView)
+    options: RunOptions = field(default_factory=RunOptions)
+
+
+_surroundings: ContextVar[Surroundings | None] = ContextVar("surroundings", default=None)
+
+
+def run_directory_home() -> Path:
+    """Return the home directory of runs (see `run_directory.home_directory`)."""
+    return run_directory.home_directory()
+
+
+def preflight(config: RunConfig) -> None:
+    """Check everything that can be checked without starting anything.
+
+    Raises:
+        ConfigError: for a missing model, a tokenizer that does not match, an unknown
+            environment, or impossible parameters.
+    """
+    resolve_model_path(config.model.path)
+    TextCodec.load(config.model.path)
+    section = config.environment
+    make_environment(section.name, section.parameters, section.seed, section.train_size, section.heldout_size)
+
+
+@dataclass
+class LiveRun:
+    """A run whose services are up."""
+
+    context: RunContext
+    supervisor: Supervisor
+    committed: int
+    """Steps committed before this process took over."""
+    opened_s: float
+    view: RunView
+    options: RunOptions
+    links: dict[str, str] = field(default_factory=dict)
+
+    def finish(self, loop_s: float) -> RunOutcome:
+        """Close a run whose last step is done: records, report, outcome."""
+        run = self.context
+        status = run.call(lambda: run.coordinator.status())
+        learner = run.call(lambda: run.learner.status())
+        commits = run.commits()
+        events = run.clients.run(_collect_events(run), 60.0)
+        run.call(lambda: run.coordinator.finish())
+        records: dict[str, Any] = {}
+        if run.recorder is not None:
+            records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
+        outcome = summarise(
+            run_id=run.run_id,
+            run_dir=run.run_dir,
+            config=run.config,
+            status=status,
+            learner=learner,
+            commits=commits,
+            loop_s=loop_s,
+            total_s=time.perf_counter() - self.opened_s,
+            restarts=self.supervisor.restarts(),
+            records=records,
+        )
+        report = run.run_dir / "report.html"
+        build_report(run.run_dir, ArtifactStore(run.store_root), events, status, report)
+        if run.recorder is not None:
+            run.recorder.attach(report)
+        write_results(outcome, run.run_dir, commits, status, run.spans)
+        if self.options.results is not None:
+            write_results(outcome, self.options.results, commits, status, run.spans)
+        run_directory.write_outcome(run.run_dir, outcome.summary())
+        self.view.finished(outcome.lines(report))
+        return outcome
+
+
+async def _collect_events(run: RunContext) -> list[Any]:
+    return [event async for event in run.coordinator.watch_events(0, follow=False)]
+
+
+@contextmanager
+def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[LiveRun]:
+    """Start (or go on with) a run's services and yield it; stop everything at the end.
+
+    Raises:
+        ConfigError: before anything is started, for what cannot be meant.
+        AntiphonError: when a service does not start; its own sentence is quoted.
+    """
+    opened = time.perf_counter()
+    surroundings = _surroundings.get() or Surroundings()
+    view, options = surroundings.view, surroundings.options
+    preflight(config)
+    place = run_directory.choose_run(config, run_id, home, options.fresh)
+    run_directory.create(place, config)
+    with ExitStack() as stack:
+        stack.enter_context(run_directory.lock(place.directory))
+        view.message(f"{'going on with' if place.resumed else 'starting'} run {place.run_id}")
+        failure: list[str] = []
+        supervisor = Supervisor(place.directory, config.services.restart_limit, failure.append)
+        stack.callback(supervisor.close)
+        clients = ClientLoop()
+        stack.callback(clients.close)
+        context = _start_services(config, place, home, supervisor, clients, view)
+        supervisor_failed = _stop_on(context, failure)
+        stack.callback(supervisor_failed.set)
+        stack.callback(lambda: context.stop("the run was closed"))
+        run_context.register(context)
+        stack.callback(lambda: run_context.unregister(place.run_id))
+        if config.record.mlflow or config.record.dvc:
+            context.recorder = Recorder(place.run_id, config, place.directory, home, context.store_root)
+            stack.callback(lambda: context.recorder and context.recorder.close(RECORD_TIMEOUT_S))
+        committed = context.call(lambda: context.coordinator.status()).committed_steps
+        live = LiveRun(context, supervisor, committed, opened, view, options)
+        stack.callback(_show_progress(live))
+        view.started(place.run_id, _links(place.directory))
+        yield live
+
+
+def _start_services(
+    config: RunConfig,
+    place: run_directory.RunPlace,
+    home: Path,
+    supervisor: Supervisor,
+    clients: ClientLoop,
+    view: RunView,
+) -> RunContext:
+    timeout_s = config.services.start_timeout_s
+    store_root = run_directory.store_directory(home)
+    store_root.mkdir(parents=True, exist_ok=True)
+    host = config.services.host
+    specs = service_specs(place.run_id, place.directory, store_root, host)
+    supervisor.start(specs["coordinator"](""))
+    address = f"{host}:{supervisor.wait_ready('coordinator', timeout_s)}"
+    supervisor.start(specs["learner"](address))
+    supervisor.start(specs["reward"](address))
+    environment = child_environment(config.rollout.threads, {})
+    names = [f"worker-{i}" for i in range(config.rollout.workers)]
+    for name in names:
+        supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
+    view.message("services are starting: coordinator is up, learner, reward and workers follow")
+    learner_address = f"{host}:{supervisor.wait_ready('learner', timeout_s)}"
+    for name in ["reward", *names]:
+        supervisor.wait_ready(name, timeout_s)
+    return RunContext(
+        run_id=place.run_id,
+        config=config,
+        run_dir=place.directory,
+        store_root=store_root,
+        clients=clients,
+        coordinator=clients.construct(lambda: CoordinatorClient(address)),
+        learner=clients.construct(lambda: LearnerClient(learner_address)),
+    )
+
+
+def _stop_on(context: RunContext, failure: list[str]) -> threading.Event:
+    """Stop the run when the supervisor gives up on a service."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if failure:
+                context.stop(failure[0])
+                return
+
+    threading.Thread(target=watch, name="failures", daemon=True).start()
+    return over
+
+
+def _links(run_dir: Path) -> dict[str, str]:
+    api = os.environ.get("PREFECT_API_URL", "")
+    links = {"run": str(run_dir)}
+    if api:
+        links["prefect"] = api.removesuffix("/api").rstrip("/")
+    return links
+
+
+class _Progress:
+    """Turns two looks at the run into rates for the live view."""
+
+    def __init__(self, live: LiveRun) -> None:
+        self._live = live
+        self._tokens = 0
+        self._at = time.perf_counter()
+
+    def planes(self, status: RunStatus) -> Mapping[str, PlaneView]:
+        now = time.perf_counter()
+        tokens = sum(w.tokens_generated for w in status.workers)
+        rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
+        self._tokens, self._at = tokens, now
+        results = self._live.context.step_results
+        last = results.get(status.committed_steps - 1)
+        trained = 0.0
+        if last is not None and last.train_s > 0:
+            trained = last.commit.metrics.get("train/tokens", 0.0) / last.train_s
+        judging = "" if status.groups_to_judge else "finished groups"
+        return {
+            "rollout": PlaneView("rollout", f"{status.groups_leased} groups", rate, status.waiting),
+            "reward": PlaneView("reward", f"{status.groups_to_judge} to judge", 0.0, judging),
+            "learner": PlaneView("learner", f"version {status.committed_steps}", trained, ""),
+            "broadcast": PlaneView("broadcast", f"newest {status.newest_version}", 0.0, ""),
+        }
+
+
+def _show_progress(live: LiveRun) -> Any:
+    """Feed the view about once a second until the returned function is called."""
+    over = threading.Event()
+    progress = _Progress(live)
+    run = live.context
+
+    def show() -> None:
+        while not over.wait(STATUS_S):
+            try:
+                status = run.clients.run(run.coordinator.status(), 5.0)
+            except UnavailableError:
+                continue  # the stages notice and say so; the view just waits
+            except AntiphonError as error:
+                _log.warning("view.failed", error=str(error))
+                return
+            live.view.status(status, progress.planes(status))
+
+    thread = threading.Thread(target=show, name="view", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join(10.0)
+
+    return stop
+
+
+def run_post_train(
+    config: RunConfig,
+    run_id: str | None,
+    home: Path,
+    view: RunView,
+    options: RunOptions | None = None,
+) -> RunOutcome:
+    """Run the flow in this process against a real Prefect server and return what came of it.
+
+    A server is started unless PREFECT_API_URL names one; it is stopped afterwards, its
+    database stays.
+
+    Raises:
+        AntiphonError: with the reason, when the run did not complete.
+    """
+    preflight(config)
+    os.environ["ANTIPHON_HOME"] = str(home)
+    with ExitStack() as stack:
+        if not os.environ.get("PREFECT_API_URL"):
+            view.message("starting the Prefect server")
+            server = start_prefect_server(home, 0, home / "prefect" / "server.log", 180.0)
+            stack.callback(server.stop)
+            os.environ["PREFECT_API_URL"] = server.url
+            stack.callback(os.environ.pop, "PREFECT_API_URL", None)
+        token = _surroundings.set(Surroundings(view, options or RunOptions()))
+        stack.callback(_surroundings.reset, token)
+        from antiphon.flows.post_train import post_train
+
+        result = post_train(config, run_id or "")
+    if not isinstance(result, dict):
+        raise AntiphonError(f"the run did not complete: {result}")
+    return RunOutcome.from_summary(result)
+
+
+__all__ = ["ConfigError", "LiveRun", "RunOptions", "RunOutcome", "open_run", "preflight", "run_post_train"]

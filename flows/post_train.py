@@ -1,0 +1,142 @@
+"""post_train: the overlapping loop of rollout, reward, training and broadcast as a Prefect flow.
+
+Every stage of every step is one task run, so the run page's timeline shows the overlap. The
+flow moves handles: tokens and weights travel between the services.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import structlog
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import PrefectException
+from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
+from prefect.states import Cancelled
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError
+from antiphon.flows.launch import RunOutcome, open_run, run_directory_home
+from antiphon.flows.schedule import Handle, drive
+from antiphon.tasks.broadcast import broadcast
+from antiphon.tasks.learner import step
+from antiphon.tasks.record import record
+from antiphon.tasks.reward import reward
+from antiphon.tasks.rollout import collect, evaluate
+from antiphon.tasks.run_context import RunContext, RunStopped, find
+
+_log = structlog.get_logger(__name__)
+
+CANCEL_POLL_S = 2.0
+"""Pause between two looks at the flow run's state."""
+
+CANCEL_REASON = "cancelled from Prefect"
+
+_TASKS: dict[str, Any] = {
+    "collect": collect,
+    "reward": reward,
+    "step": step,
+    "broadcast": broadcast,
+    "record": record,
+    "evaluate": evaluate,
+}
+
+
+class PrefectHandle:
+    """A stage that runs as a Prefect task."""
+
+    def __init__(self, future: PrefectFuture[Any]) -> None:
+        self.future = future
+        self._ended = threading.Event()
+        future.add_done_callback(lambda _: self._ended.set())
+
+    def wait(self) -> None:
+        """Return when the task ended, or raise what it raised."""
+        self.future.result(raise_on_failure=True)
+
+    def done(self) -> bool:
+        """Tell whether the task ended."""
+        return self._ended.is_set()
+
+
+class PrefectStages:
+    """Submits stages as Prefect tasks of the flow run that is going on."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
+        """Submit one task; stages of another runner are waited for here first."""
+        futures = []
+        for handle in after:
+            if isinstance(handle, PrefectHandle):
+                futures.append(handle.future)
+            else:
+                handle.wait()
+        return PrefectHandle(_TASKS[stage].submit(self._run_id, number, wait_for=futures))
+
+
+def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
+    """Stop the run when somebody cancels its flow run; returns when the run is over."""
+    with get_client(sync_client=True) as client:
+        while not run.wait_stopped(CANCEL_POLL_S):
+            try:
+                state = client.read_flow_run(flow_run_id).state
+            except (PrefectException, OSError) as error:
+                _log.warning("prefect.unreachable", error=str(error)[:200])
+                continue
+            if state is not None and state.type in {StateType.CANCELLING, StateType.CANCELLED}:
+                run.stop(CANCEL_REASON)
+
+
+@flow(
+    name="post_train",
+    flow_run_name="{run_id}",
+    task_runner=ThreadPoolTaskRunner(max_workers=96),
+    persist_result=False,
+    validate_parameters=True,
+)
+def post_train(config: RunConfig, run_id: str = "") -> Any:
+    """Post-train a policy: rollout, reward, training and broadcast, overlapped within the bound.
+
+    Args:
+        config: everything the run depends on; defaults are the demo's.
+        run_id: a run to go on with; empty starts the configuration's next one.
+    """
+    with open_run(config, run_id or None, run_directory_home()) as live:
+        flow_run_id = UUID(str(flow_run.get_id()))
+        watcher = threading.Thread(
+            target=watch_cancellation, args=(live.context, flow_run_id), name="cancel", daemon=True
+        )
+        watcher.start()
+        started = time.perf_counter()
+        try:
+            stages = PrefectStages(live.context.run_id)
+            drive(live.context, lambda _: stages, live.committed)
+            outcome: RunOutcome = live.finish(time.perf_counter() - started)
+        except AntiphonError:
+            if live.context.stop_reason == CANCEL_REASON:
+                return Cancelled(message="The run was cancelled; start it again to go on.")
+            raise
+        finally:
+            live.context.stop("the flow ended")
+            watcher.join(2 * CANCEL_POLL_S)
+    return outcome.summary()
+
+
+def living_run(run_id: str) -> RunContext:
+    """Return a run of this process, for notebooks and tests.
+
+    Raises:
+        UnavailableError: when it does not live here.
+    """
+    return find(run_id)
+
+
+__all__ = ["PrefectStages", "RunStopped", "living_run", "post_train", "watch_cancellation"]

@@ -1,0 +1,160 @@
+"""Schedule: the overlapping loop as a graph of stages, whoever runs them.
+
+For learner step t: collect and reward wait for the broadcast of the oldest version that the
+staleness bound allows, step waits for both and for the step before, broadcast waits for the
+step that made its version, record waits for what it writes down. The bound S moves one edge.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from antiphon.core.config import RunConfig
+from antiphon.core.staleness import fixed_version
+from antiphon.tasks.run_context import RunContext
+
+
+class Handle(Protocol):
+    """One submitted stage."""
+
+    def wait(self) -> None:
+        """Return when the stage ended.
+
+        Raises:
+            AntiphonError: what the stage raised.
+        """
+        ...
+
+    def done(self) -> bool:
+        """Tell whether the stage ended."""
+        ...
+
+
+class Stages(Protocol):
+    """Something that runs stages: Prefect in production, plain threads to measure it against."""
+
+    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
+        """Run `stage` number `number` once every stage in `after` has ended well."""
+        ...
+
+
+def is_published(version: int, config: RunConfig) -> bool:
+    """Tell whether a version gets a snapshot: every publish_interval-th and the last one."""
+    return version % config.loop.publish_interval == 0 or version == config.run.steps
+
+
+def is_evaluated(version: int, config: RunConfig) -> bool:
+    """Tell whether a version is scored on held-out prompts: first, last, and at the interval."""
+    if not is_published(version, config):
+        return False
+    interval = config.evaluation.interval
+    return version in {0, config.run.steps} or (interval > 0 and version % interval == 0)
+
+
+def drive(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> None:
+    """Submit the stages of steps `first` .. steps - 1 and wait until all have ended.
+
+    Args:
+        run: the living run.
+        stages_for: which runner a step's stages go to.
+        first: steps that were committed before (0 for a new run).
+
+    Raises:
+        AntiphonError: the first error of any stage; the others are asked to stop.
+    """
+    try:
+        _submit_all(run, stages_for, first)
+    except BaseException as error:
+        run.stop(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _submit_all(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> None:
+    config, loop = run.config, run.config.loop
+    pending: list[Handle] = []
+    broadcasts: dict[int, Handle] = {}
+
+    def submit(stages: Stages, stage: str, number: int, after: Iterable[Handle | None]) -> Handle:
+        handle = stages.submit(stage, number, [h for h in after if h is not None])
+        pending.append(handle)
+        return handle
+
+    base = first if is_published(first, config) else first - first % loop.publish_interval
+    broadcast = submit(stages_for(first), "broadcast", base, [])
+    broadcasts[base] = broadcast
+    if is_evaluated(base, config):
+        submit(stages_for(first), "evaluate", base, [broadcast])
+    step: Handle | None = None
+    steps: list[Handle] = []
+    for t in range(first, config.run.steps):
+        stages = stages_for(t)
+        oldest = fixed_version(t, loop.max_staleness, loop.publish_interval)
+        ready = broadcasts.get(oldest, broadcasts[base] if oldest < base else None)
+        collect = submit(stages, "collect", t, [ready])
+        reward = submit(stages, "reward", t, [ready])
+        step = submit(stages, "step", t, [collect, reward, step])
+        recorded_after = step
+        version = t + 1
+        if is_published(version, config):
+            broadcast = submit(stages, "broadcast", version, [step, broadcast])
+            broadcasts[version] = broadcast
+            recorded_after = broadcast
+            if is_evaluated(version, config):
+                submit(stages, "evaluate", version, [broadcast])
+        submit(stages, "record", t, [recorded_after])
+        steps.append(step)
+        if len(steps) > loop.max_staleness:
+            steps.pop(0).wait()
+        pending[:] = _raise_early(pending)
+    for handle in pending:
+        handle.wait()
+
+
+def _raise_early(handles: list[Handle]) -> list[Handle]:
+    for handle in handles:
+        if handle.done():
+            handle.wait()
+    return [handle for handle in handles if not handle.done()]
+
+
+class PlainHandle:
+    """A stage that runs in a plain thread."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        """Return when the stage ended, or raise what it raised."""
+        self._future.result()
+
+    def done(self) -> bool:
+        """Tell whether the stage ended."""
+        return self._future.done()
+
+
+class PlainStages:
+    """Runs stages in threads without an orchestrator: the baseline of benchmarks/overhead.py."""
+
+    def __init__(self, work: Callable[[str, int], None], threads: int = 32) -> None:
+        """Prepare to run stages.
+
+        Args:
+            work: called with the stage's name and number.
+            threads: most stages waiting or running at once.
+        """
+        self._work = work
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stage")
+
+    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
+        """Run a stage once every stage in `after` has ended well."""
+
+        def run() -> None:
+            for handle in after:
+                handle.wait()
+            self._work(stage, number)
+
+        return PlainHandle(self._pool.submit(run))
+
+    def close(self) -> None:
+        """Wait for the threads to end."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Prefect tasks: wait on a stage and report it; they move handles, never data."""

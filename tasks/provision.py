@@ -1,0 +1,261 @@
+"""Provision: start, watch, restart and stop the services of a run on this machine.
+
+One thread owns every child process, because the kernel ties a child's life to the thread that
+started it: when this process dies, however it dies, its services die with it.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from antiphon.core.errors import AntiphonError, UnavailableError
+
+_log = structlog.get_logger(__name__)
+
+WATCH_S = 0.1
+"""Pause between two looks at the children."""
+
+STOP_GRACE_S = 10.0
+"""Seconds a service gets between SIGTERM and SIGKILL."""
+
+LOG_TAIL_LINES = 12
+"""Last lines of a service's log that an error message quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """How one service is started."""
+
+    name: str
+    """coordinator, learner, reward, or a worker's name; also the name of its log."""
+    arguments: tuple[str, ...]
+    """Arguments of the antiphon command."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables on top of this process's own."""
+
+
+@dataclass
+class _Child:
+    spec: ServiceSpec
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+    """Kept over restarts, so that addresses stay valid."""
+    starts: int = 0
+    started_s: float = 0.0
+    leaving: bool = False
+    ready: threading.Event = field(default_factory=threading.Event)
+
+
+class Supervisor:
+    """Keeps the services of one run alive until it is closed."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        restart_limit: int,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """Prepare to supervise.
+
+        Args:
+            run_dir: where logs and ready files go.
+            restart_limit: how often one service is started again.
+            on_failure: told in words when a service could not be kept alive.
+        """
+        self._run_dir = run_dir
+        self._restart_limit = restart_limit
+        self._on_failure = on_failure
+        self._children: dict[str, _Child] = {}
+        self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._closing = threading.Event()
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        (run_dir / "services").mkdir(parents=True, exist_ok=True)
+        self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def start(self, spec: ServiceSpec) -> None:
+        """Start a service; `wait_ready` tells when it can work."""
+        child = _Child(spec)
+        self._children[spec.name] = child
+        self._orders.put(lambda: self._spawn(child))
+
+    def wait_ready(self, name: str, timeout_s: float) -> int:
+        """Wait until a service can work and return its port (0 for workers).
+
+        Raises:
+            AntiphonError: when it failed or took longer than `timeout_s`, with its last words.
+        """
+        child = self._children[name]
+        deadline = time.perf_counter() + timeout_s
+        while not child.ready.wait(WATCH_S):
+            if self._closing.is_set():
+                raise UnavailableError(f"the run is stopping; {name} was not started")
+            if time.perf_counter() > deadline:
+                raise UnavailableError(
+                    f"{name} was not ready within {timeout_s:g} s; raise services.start_timeout_s or "
+                    f"see {self.log_path(name)}: {self._last_words(name)}"
+                )
+            if child.leaving:
+                raise AntiphonError(f"{name} did not start: {self._last_words(name)}")
+        return child.port
+
+    def log_path(self, name: str) -> Path:
+        """Return where a service's output goes."""
+        return self._run_dir / "logs" / f"{name}.log"
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the living children: service name -> process id."""
+        return {
+            name: child.process.pid
+            for name, child in self._children.items()
+            if child.process is not None and child.process.poll() is None
+        }
+
+    def restarts(self) -> dict[str, int]:
+        """Return how often each service was started again."""
+        return {name: max(0, child.starts - 1) for name, child in self._children.items()}
+
+    def close(self) -> None:
+        """Stop every service, politely first; returns when none is left."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join(2 * STOP_GRACE_S + 5.0)
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(queue.Empty):  # nothing to start: look at the children again
+                self._orders.get(timeout=WATCH_S)()
+            for child in self._children.values():
+                self._look_at(child)
+        self._stop_all()
+
+    def _spawn(self, child: _Child) -> None:
+        spec = child.spec
+        ready_file = self._ready_file(spec.name)
+        ready_file.unlink(missing_ok=True)
+        child.ready.clear()
+        arguments = [sys.executable, "-P", "-m", "antiphon.cli.app", *spec.arguments]
+        arguments += ["--ready-file", str(ready_file)]
+        if spec.arguments[0] == "serve":
+            arguments += ["--port", str(child.port)]
+        environment = {**os.environ, **spec.environment, "ANTIPHON_PARENT_PID": str(os.getpid())}
+        with self.log_path(spec.name).open("ab") as log:
+            child.process = subprocess.Popen(
+                arguments,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        child.starts += 1
+        child.started_s = time.perf_counter()
+        _log.debug("service.started", name=spec.name, pid=child.process.pid, start=child.starts)
+
+    def _look_at(self, child: _Child) -> None:
+        if child.process is None or child.leaving:
+            return
+        status = child.process.poll()
+        if status is None:
+            if not child.ready.is_set():
+                self._read_ready_file(child)
+            return
+        if status == 0 and child.ready.is_set():
+            child.leaving = True
+            return
+        name = child.spec.name
+        first_start_failed = child.starts == 1 and not child.ready.is_set()
+        if first_start_failed or child.starts > self._restart_limit:
+            child.leaving = True
+            self._on_failure(f"{name} ended with status {status}: {self._last_words(name)}")
+            return
+        _log.warning("service.restarted", name=name, status=status, start=child.starts + 1)
+        self._spawn(child)
+
+    def _read_ready_file(self, child: _Child) -> None:
+        path = self._ready_file(child.spec.name)
+        try:
+            told = json.loads(path.read_text())
+        except FileNotFoundError:
+            return
+        child.port = int(told.get("port") or 0)
+        child.ready.set()
+
+    def _ready_file(self, name: str) -> Path:
+        return self._run_dir / "services" / f"{name}.json"
+
+    def _last_words(self, name: str) -> str:
+        try:
+            lines = self.log_path(name).read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return "it wrote nothing"
+        errors = [line for line in lines if line.startswith("antiphon: ")]
+        if errors:
+            return errors[-1].removeprefix("antiphon: ")
+        return " | ".join(lines[-LOG_TAIL_LINES:]) or "it wrote nothing"
+
+    def _stop_all(self) -> None:
+        living = [c for c in self._children.values() if c.process is not None and c.process.poll() is None]
+        for child in living:
+            child.leaving = True
+            _signal_group(child.process, signal.SIGTERM)
+        deadline = time.perf_counter() + STOP_GRACE_S
+        for child in living:
+            assert child.process is not None
+            try:
+                child.process.wait(max(0.0, deadline - time.perf_counter()))
+            except subprocess.TimeoutExpired:
+                _log.warning("service.killed", name=child.spec.name)
+        for child in self._children.values():
+            if child.process is not None:
+                _signal_group(child.process, signal.SIGKILL)
+                child.process.wait(STOP_GRACE_S)
+
+
+def _signal_group(process: subprocess.Popen[bytes] | None, number: int) -> None:
+    if process is None:
+        return
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def service_specs(
+    run_id: str,
+    run_dir: Path,
+    store_root: Path,
+    host: str,
+) -> dict[str, Callable[[str], ServiceSpec]]:
+    """Return how each single service is started, given the coordinator's address ("" for itself)."""
+    common = ("--config", str(run_dir / "config.yaml"), "--run-id", run_id, "--run-dir", str(run_dir))
+    common = (*common, "--store", str(store_root), "--host", host)
+
+    def spec(role: str) -> Callable[[str], ServiceSpec]:
+        def build(coordinator: str) -> ServiceSpec:
+            extra = ("--coordinator", coordinator) if coordinator else ()
+            return ServiceSpec(role, ("serve", role, *common, *extra))
+
+        return build
+
+    return {role: spec(role) for role in ("coordinator", "learner", "reward")}
+
+
+def worker_spec(
+    run_id: str, run_dir: Path, name: str, coordinator: str, environment: Mapping[str, str]
+) -> ServiceSpec:
+    """Return how a rollout worker is started on this machine."""
+    work_dir = run_dir / "workers" / name
+    arguments = ("worker", "--coordinator", coordinator, "--run", run_id, "--name", name)
+    return ServiceSpec(name, (*arguments, "--work-dir", str(work_dir)), environment)

@@ -1,0 +1,26 @@
+"""Reward stage: shows the judging of one batch, which streams while rollouts still run."""
+
+import time
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from antiphon.core.records import BatchRef
+from antiphon.tasks.rollout import await_batch
+from antiphon.tasks.run_context import RunContext, find
+
+
+def follow_judging(run: RunContext, step: int) -> tuple[BatchRef, float]:
+    """Wait until every group of `step` is judged; returns the batch and the seconds it took."""
+    started = time.perf_counter()
+    batch = await_batch(run, step)
+    return batch, time.perf_counter() - started
+
+
+@task(task_run_name="reward {step}", cache_policy=NO_CACHE, persist_result=False)
+def reward(run_id: str, step: int) -> dict[str, Any]:
+    """Follow the judging of one batch; returns its mean reward."""
+    run = find(run_id)
+    batch, _ = run.timed("reward", step, lambda: follow_judging(run, step))
+    return {"step": step, "reward_mean": batch.reward_mean, "groups_filtered": batch.groups_filtered}
