@@ -18,7 +18,6 @@ def main() -> None:
     if arguments.steps is not None:
         overrides.append(f"run.steps={arguments.steps}")
     with scratch_home() as home:
-        overrides.append(f"record.ledger={home / 'ledger'}")
         job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "demo", 1800)
         metrics, timings = job.metrics(), job.timings()
     print_result(

@@ -79,8 +79,10 @@ class MemoryWatch:
 
 @contextmanager
 def scratch_home() -> Iterator[Path]:
-    """Give a fresh ANTIPHON_HOME that is removed afterwards."""
+    """Give a fresh ANTIPHON_HOME, a DVC project of its own, that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="antiphon-benchmark-"))
+    (folder / ".dvc").mkdir()
+    (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
     try:
         yield folder
     finally:

@@ -36,14 +36,14 @@ def main() -> None:
 def measure(home: Path, steps: int) -> dict[str, Any]:
     """Run `steps` alternating steps and compare."""
     from antiphon.core.config import load_config
-    from antiphon.tasks.prefect_server import start_prefect_server
+    from antiphon.tasks.prefect_server import client_environment, start_prefect_server
 
     config = load_config(
         PROJECT / "benchmarks" / "overlap.yaml",
-        [*SAME_WORK, f"run.steps={steps}", "loop.max_staleness=0", f"record.ledger={home / 'ledger'}"],
+        [*SAME_WORK, f"run.steps={steps}", "loop.max_staleness=0"],
     )
     server = start_prefect_server(home, 0, home / "prefect.log", 180.0)
-    os.environ["PREFECT_API_URL"] = server.url
+    os.environ.update(client_environment(server.url, home))
     try:
         return alternate(config, home, server.pid, steps)
     finally:

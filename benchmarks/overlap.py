@@ -63,7 +63,7 @@ def main() -> None:
     steps = f"run.steps={arguments.steps}"
     with scratch_home() as home:
         config = Path(arguments.config)
-        common = [*SAME_WORK, steps, f"record.ledger={home / 'ledger'}"]
+        common = [*SAME_WORK, steps]
         probe = run_job(home, config, [*common, "loop.max_staleness=0", "run.steps=10"], "probe", 900)
         busy = busy_seconds(probe.timings())
         payload = payload_bytes(home)

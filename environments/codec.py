@@ -1,0 +1,246 @@
+"""Text codec: prompts to token ids and completions to text, the same for everyone in a run.
+
+The coordinator encodes prompts and the reward service decodes completions with one and the same
+tokenizer, the model's own. It is checked against the model when it is loaded, so that a pair
+that does not match is refused before a token is sampled. Without a chat template only the light
+`tokenizers` library is imported; `transformers` comes in for chat templates and hub names.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from antiphon.core.errors import ConfigError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""owner/name, as a model hub spells it."""
+
+
+def resolve_model_path(path: str) -> str:
+    """Find the model that `model.path` means.
+
+    A folder that exists is taken as given, then one relative to the project's root; a name of
+    the form owner/name that is no folder is left for the hub.
+
+    Raises:
+        ConfigError: when it is neither a folder nor a possible hub name.
+    """
+    given = Path(path).expanduser()
+    if path and given.is_dir():
+        return str(given)
+    root = Path(__file__).resolve().parents[1]
+    if (root / "pyproject.toml").is_file() and path and (root / given).is_dir():
+        return str(root / given)
+    if HUB_NAME.fullmatch(path):
+        return path
+    raise ConfigError(
+        f"model.path={path!r} is no folder, here or under {root}, and no hub name of the form owner/name; "
+        "give the directory of a Hugging Face model"
+    )
+
+
+class TextCodec:
+    """The tokenizer of one model, with the chat template applied where the model has one."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        end_token_id: int,
+        vocabulary_size: int,
+        render: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        """Wrap a tokenizer that was checked; `load` is the usual way in.
+
+        Args:
+            tokenizer: the fast tokenizer that decodes, and encodes when `render` is None.
+            end_token_id: token with which the model ends a completion.
+            vocabulary_size: rows of the model's embedding.
+            render: the chat template: a prompt's text to its token ids.
+        """
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._render = render
+        self._end_token_id = end_token_id
+        self._vocabulary_size = vocabulary_size
+
+    @classmethod
+    def load(cls, model_path: str) -> "TextCodec":
+        """Load the tokenizer of a model directory (or hub name) and check it against the model.
+
+        Args:
+            model_path: as `resolve_model_path` returns it.
+
+        Raises:
+            ConfigError: naming model.path, when the directory or its tokenizer is missing or
+                unreadable, or the tokenizer does not match the model.
+        """
+        folder = Path(model_path)
+        if not folder.is_dir():
+            return _load_from_hub(model_path)
+        config = _read_json(folder / "config.json", model_path)
+        tokenizer_config = _read_json(folder / "tokenizer_config.json", model_path, required=False)
+        generation = _read_json(folder / "generation_config.json", model_path, required=False)
+        tokenizer = _read_tokenizer(folder / "tokenizer.json", model_path)
+        render = None
+        if "chat_template" in tokenizer_config or any(folder.glob("chat_template.*")):
+            render = _chat_renderer(_load_pretrained(model_path))
+        return _checked(model_path, tokenizer, config, tokenizer_config, generation, render)
+
+    @property
+    def end_token_id(self) -> int:
+        """Return the id of the token with which the model ends a completion."""
+        return self._end_token_id
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Return the rows of the model's embedding; every token id is smaller."""
+        return self._vocabulary_size
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Turn a prompt into token ids: one user turn where there is a chat template, else plain.
+
+        Raises:
+            ConfigError: when the tokenizer makes no token of it.
+        """
+        ids = tuple(self._render(text) if self._render else self._tokenizer.encode(text).ids)
+        if not ids:
+            raise ConfigError(
+                f"the tokenizer of model.path makes no token of the prompt {text[:60]!r}; "
+                "the environment and the model do not fit each other"
+            )
+        return ids
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Turn a completion's ids into text; special tokens and unknown ids are left out."""
+        known = range(self._vocabulary_size)
+        ids = [i for i in map(int, token_ids) if i in known and i != self._end_token_id]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _read_json(path: Path, model_path: str, required: bool = True) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ConfigError(
+            f"model.path={model_path!r} has no {path.name}; give the directory of a Hugging Face model"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={model_path!r}: cannot read {path.name} ({error}); mend it") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"model.path={model_path!r}: {path.name} must hold a mapping; mend it")
+    return tree
+
+
+def _read_tokenizer(path: Path, model_path: str) -> Tokenizer:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"model.path={model_path!r} has no readable {path.name} ({error}); "
+            "save the model's fast tokenizer there"
+        ) from error
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises the bare class for any malformed file
+        raise ConfigError(
+            f"model.path={model_path!r}: {path.name} is no tokenizer ({error}); "
+            "save the model's fast tokenizer there"
+        ) from error
+
+
+def _load_pretrained(model_path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model_path)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"model.path={model_path!r}: its tokenizer cannot be loaded ({first_line}); "
+            "give the directory of a Hugging Face model, or a hub name where a hub is reachable"
+        ) from error
+
+
+def _load_from_hub(model_path: str) -> TextCodec:
+    if not HUB_NAME.fullmatch(model_path):
+        raise ConfigError(
+            f"model.path={model_path!r} is no folder; give the directory of a Hugging Face model"
+        )
+    from transformers import AutoConfig
+
+    pretrained = _load_pretrained(model_path)
+    if not pretrained.is_fast:
+        raise ConfigError(
+            f"model.path={model_path!r} has no fast tokenizer; give a model with a tokenizer.json"
+        )
+    config = AutoConfig.from_pretrained(model_path).to_dict()
+    render = _chat_renderer(pretrained) if pretrained.chat_template else None
+    tokenizer_config = {"eos_token": pretrained.eos_token}
+    return _checked(model_path, pretrained.backend_tokenizer, config, tokenizer_config, {}, render)
+
+
+def _chat_renderer(pretrained: Any) -> Callable[[str], list[int]]:
+    def render(text: str) -> list[int]:
+        turns = [{"role": "user", "content": text}]
+        words = pretrained.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        # The template writes its own special tokens; adding them again would double the first.
+        return list(pretrained.encode(words, add_special_tokens=False))
+
+    return render
+
+
+def _checked(
+    model_path: str,
+    tokenizer: Tokenizer,
+    config: dict[str, Any],
+    tokenizer_config: dict[str, Any],
+    generation: dict[str, Any],
+    render: Callable[[str], list[int]] | None,
+) -> TextCodec:
+    rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not isinstance(rows, int):
+        raise ConfigError(f"model.path={model_path!r}: config.json names no vocab_size; mend config.json")
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    tokens = 1 + max(vocabulary.values(), default=-1)
+    if tokens > rows:
+        raise ConfigError(
+            f"model.path={model_path!r}: its tokenizer has {tokens} tokens, but config.json says "
+            f"vocab_size={rows}; put the model's own tokenizer beside it"
+        )
+    end = _end_token(vocabulary, tokenizer_config, [generation, config])
+    if end is None:
+        raise ConfigError(
+            f"model.path={model_path!r} names no end token that its tokenizer has; "
+            "set eos_token in tokenizer_config.json"
+        )
+    if not 0 <= end < rows:
+        raise ConfigError(
+            f"model.path={model_path!r}: end token {end} lies outside vocab_size={rows}; "
+            "put the model's own tokenizer beside it"
+        )
+    return TextCodec(tokenizer, end, rows, render)
+
+
+def _end_token(
+    vocabulary: dict[str, int], tokenizer_config: dict[str, Any], fallbacks: Sequence[dict[str, Any]]
+) -> int | None:
+    """Return the tokenizer's own end token, else the first id that the model's files name."""
+    named = tokenizer_config.get("eos_token")
+    if isinstance(named, dict):
+        named = named.get("content")
+    if named is not None:
+        return vocabulary.get(str(named))
+    for tree in fallbacks:
+        ids = tree.get("eos_token_id")
+        if isinstance(ids, list):
+            ids = ids[0] if ids else None
+        if isinstance(ids, int):
+            return ids
+    return None

@@ -1,0 +1,1 @@
+"""Lineage: manifests, the artifact store, tables, tracking and pins."""

@@ -1,0 +1,64 @@
+"""Policy files: a published snapshot as one safetensors file that any library opens.
+
+The bytes of each tensor are those of the snapshot, chunk by chunk checked by whoever hands
+them in; equal snapshots give equal files.
+"""
+
+import json
+from collections.abc import Callable
+
+from antiphon.core.errors import IntegrityError
+from antiphon.core.records import SnapshotManifest
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]) -> bytes:
+    """Return the snapshot as the bytes of a safetensors file.
+
+    Args:
+        manifest: the snapshot.
+        read_chunk: gives a chunk's bytes by digest, checked.
+
+    Raises:
+        IntegrityError: when chunks and tensors do not fit together, or a dtype has no name there.
+    """
+    payload = b"".join(read_chunk(chunk.digest) for chunk in sorted(manifest.chunks, key=lambda c: c.offset))
+    if len(payload) != manifest.payload_bytes:
+        raise IntegrityError(
+            f"the chunks of version {manifest.version} hold {len(payload)} bytes, "
+            f"but its manifest says {manifest.payload_bytes}; publish the version again"
+        )
+    facts = {"run": manifest.run_id, "version": manifest.version, "weights_digest": manifest.weights_digest}
+    # One key: the format's own writer keeps several in no fixed order.
+    header: dict[str, object] = {"__metadata__": {"antiphon": json.dumps(facts, sort_keys=True)}}
+    parts, edge = [], 0
+    for tensor in sorted(manifest.tensors, key=lambda t: t.name):
+        if tensor.dtype not in _DTYPES:
+            raise IntegrityError(
+                f"tensor {tensor.name} of version {manifest.version} has dtype {tensor.dtype}, "
+                "which safetensors does not know; publish in float32 or bfloat16"
+            )
+        header[tensor.name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [edge, edge + tensor.length],
+        }
+        parts.append(payload[tensor.offset : tensor.offset + tensor.length])
+        edge += tensor.length
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # readers want tensors at multiples of eight bytes
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)

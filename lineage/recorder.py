@@ -1,0 +1,389 @@
+"""Recorder: what the loop tells, kept in three places, at the price of a queue entry.
+
+Each call appends to the run log at once (microseconds) and queues the rest: the ledger's
+entries on one thread, MLflow's on another. Opening a run again queues everything its log
+holds; what was written before is skipped, so records lost in a crash are made up for.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
+from antiphon.lineage.manifest import build_manifest, canonical_json, flatten_config, manifest_digest
+from antiphon.lineage.policy_file import encode_policy
+from antiphon.lineage.run_log import Evaluation, RunLog
+from antiphon.lineage.store import ArtifactStore, write_atomically
+from antiphon.lineage.tracking import Tracker, model_name
+from antiphon.lineage.writer import Writer, WriterReport
+
+if TYPE_CHECKING:
+    from antiphon.lineage.pins import Ledger
+
+PUBLISH_ENTRIES = 16
+"""New ledger entries after which the tree is published; a run's tail comes with `close`."""
+PUBLISH_SHARE = 0.05
+"""And at least this share of all entries, so that publishing stays cheap in long runs."""
+
+_log = structlog.get_logger("antiphon.lineage")
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderReport:
+    """What recording cost and whether it is complete."""
+
+    complete: bool
+    """Nothing failed and nothing is pending."""
+    calls: int
+    """Calls by the loop."""
+    enqueue_ms_median: float
+    enqueue_ms_max: float
+    enqueue_ms_total: float
+    """Milliseconds the loop spent in calls."""
+    writer_cpu_s: float
+    """CPU seconds of both writer threads."""
+    writers: tuple[WriterReport, ...]
+
+
+class Recorder:
+    """Records one run; calls may come from any thread and return at once."""
+
+    def __init__(
+        self,
+        run_id: str,
+        config: RunConfig,
+        run_dir: Path,
+        home: Path,
+        store_root: Path,
+        project: Path | None = None,
+        read_chunk: Callable[[str], bytes] | None = None,
+    ) -> None:
+        """Open the records of a run, going on where an earlier process stopped.
+
+        Args:
+            run_id: the run.
+            config: its resolved configuration; `record` says what is kept.
+            run_dir: the run's directory; gets the run log, manifest.json and mlflow.json.
+            home: holds MLflow's database and artifacts.
+            store_root: root of the artifact store.
+            project: folder inside the DVC project of the ledger; by default the nearest one
+                above `home` or the working directory.
+            read_chunk: gives the bytes of a snapshot's chunk by digest; without it versions
+                are pinned by their digests alone, not with their weights.
+
+        Raises:
+            ConfigError: when record.dvc is true outside a DVC project.
+        """
+        self._run_id = run_id
+        self._config = config
+        self._store = ArtifactStore(store_root)
+        self._read_chunk = read_chunk
+        self._project = _find_project(project, home) if config.record.dvc else None
+        self._run_dir = run_dir
+        self._timed = _Timed()
+        self._batches: dict[int, BatchRef] = {}
+        self._log = RunLog(run_dir)
+        self._ledger: Ledger | None = None
+        self._ledger_writer = Writer("ledger") if self._project else None
+        self._tracker = Tracker(run_dir, home, config.run.name, run_id) if config.record.mlflow else None
+        self._open()
+
+    def record_base(self, manifest: SnapshotManifest) -> None:
+        """Record version 0, the model the run starts from."""
+        with self._timed:
+            self._record_policy(0, {"version": 0, "weights_digest": manifest.weights_digest}, step=0)
+            self._pin_weights(manifest)
+
+    def record_batch(self, batch: BatchRef) -> None:
+        """Record a sealed batch: its two files in the ledger, a dataset in MLflow."""
+        with self._timed:
+            self._batches[batch.step] = batch
+            profile = {
+                "trajectories": batch.trajectories,
+                "groups": batch.groups,
+                "tokens": batch.tokens,
+                "reward_mean": batch.reward_mean,
+                "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
+            }
+            self._record_batch(batch.step, batch.digest, batch.timings_digest, profile)
+
+    def record_version(self, commit: StepCommit, manifest: SnapshotManifest | None) -> None:
+        """Record a committed step and the version it made, with its weights when published."""
+        with self._timed:
+            line = self._log.add_step(commit, self._batches.pop(commit.step, None))
+            self._record_step(line)
+            if manifest is not None:
+                self._pin_weights(manifest)
+
+    def record_weights(self, manifest: SnapshotManifest) -> None:
+        """Pin the weights of a version that was published after it was recorded."""
+        with self._timed:
+            self._pin_weights(manifest)
+
+    def record_evaluation(self, evaluation: Evaluation) -> None:
+        """Record the held-out score of a version; an incomplete one is left for later."""
+        with self._timed:
+            if evaluation.judged >= evaluation.prompts:
+                self._record_evaluation(self._log.add_evaluation(evaluation))
+
+    def attach(self, path: Path) -> None:
+        """Attach a file, such as the report, to the MLflow run."""
+        with self._timed:
+            if self._tracker is not None:
+                self._tracker.log_artifact(path)
+
+    def report(self) -> RecorderReport:
+        """Return what recording cost so far."""
+        writers = [w.report() for w in (self._ledger_writer, self._tracker) if w is not None]
+        return self._summary(tuple(writers))
+
+    def flush(self, timeout_s: float) -> RecorderReport:
+        """Wait up to `timeout_s` until everything told so far is written; publish the ledger."""
+        deadline = time.perf_counter() + timeout_s
+        if self._ledger_writer is not None:
+            self._ledger_writer.put("publish", self._publish)
+            self._ledger_writer.flush(timeout_s)
+        if self._tracker is not None:
+            self._tracker.flush(max(0.0, deadline - time.perf_counter()))
+        return self.report()
+
+    def close(self, timeout_s: float) -> RecorderReport:
+        """Write what is left, for at most `timeout_s` seconds, and stop; names what is missing."""
+        deadline = time.perf_counter() + timeout_s
+        writers = []
+        if self._ledger_writer is not None:
+            self._ledger_writer.put("close", self._close_ledger)
+            writers.append(self._ledger_writer.close(timeout_s))
+        if self._tracker is not None:
+            finished = len(self._log.steps) >= self._config.run.steps
+            self._tracker.set_status("FINISHED" if finished else "KILLED")
+            writers.append(self._tracker.close(max(1.0, deadline - time.perf_counter())))
+        report = self._summary(tuple(writers))
+        if not report.complete:
+            reasons = [reason for writer in report.writers for reason in writer.failures[-3:]]
+            _log.warning("record.incomplete", run=self._run_id, reasons=reasons)
+        return report
+
+    def _open(self) -> None:
+        # The manifest asks git and the machine: on the writers' side of the queue.
+        if self._ledger_writer is not None:
+            self._ledger_writer.put("ledger", self._open_ledger)
+        if self._tracker is not None:
+            tags = {"antiphon.run_id": self._run_id, "antiphon.mode": self._config.loop.mode}
+            self._tracker.start_run(flatten_config(self._config), tags)
+        if self._ledger_writer is None:
+            write_atomically(self._run_dir / "manifest.json", self._manifest())
+        for line in self._log.steps.values():
+            if line["batch"] is not None:
+                timings_digest = line["timings"]["timings_digest"]
+                self._record_batch(line["step"], line["batch_digest"], timings_digest, line["batch"])
+            self._record_step(line)
+        for line in self._log.evaluations.values():
+            self._record_evaluation(line)
+
+    def _manifest(self) -> bytes:
+        manifest = build_manifest(self._config, self._run_id, self._project or Path.cwd())
+        return canonical_json({**manifest, "digest": manifest_digest(manifest)})
+
+    def _open_ledger(self) -> None:
+        from antiphon.lineage.pins import Ledger  # DVC's import belongs on the writer's thread too
+
+        if self._project is None:
+            return
+        self._ledger = Ledger(self._project, self._config.record.ledger, self._run_id)
+        kept = self._run_dir / "manifest.json"
+        if not kept.exists():
+            write_atomically(kept, self._manifest())
+        if self._ledger.md5("manifest.json") is None:
+            self._ledger.append("manifest.json", kept.read_bytes())
+
+    def _record_batch(
+        self, step: int, digest: str, timings_digest: str, profile: Mapping[str, object]
+    ) -> None:
+        name = f"batch-t{step:06d}"
+
+        def track(md5: str | None) -> None:
+            source = {
+                "uri": str(self._store.path(digest)),
+                "digest": digest,
+                "timings_digest": timings_digest,
+                "dvc_md5": md5,
+            }
+            if self._tracker is not None:
+                self._tracker.log_batch(name, digest, source, profile)
+
+        def pin(ledger: "Ledger") -> str:
+            md5 = ledger.append(f"batches/t{step:06d}.parquet", self._object(digest))
+            ledger.append(f"batches/t{step:06d}.timings.parquet", self._object(timings_digest))
+            return md5
+
+        self._queue(name, pin, track)
+
+    def _record_step(self, line: Mapping[str, Any]) -> None:
+        step, version = int(line["step"]), int(line["version"])
+        facts = {key: line[key] for key in ("step", "version", "weights_digest", "batch_digest", "metrics")}
+        self._record_policy(version, facts, step)
+        figures = {**line["metrics"], **{k: v for k, v in line["timings"].items() if _is_number(k, v)}}
+        for key, value in (line["batch"] or {}).items():
+            if not isinstance(value, dict):
+                figures[f"batch/{key}"] = value
+        histogram = (line["batch"] or {}).get("staleness_histogram", {})
+        for staleness, count in histogram.items():
+            figures[f"batch/staleness_{staleness}"] = count
+        figures["version"] = version
+
+        def track(_: str | None) -> None:
+            if self._tracker is not None:
+                self._tracker.log_step(step, figures, model_name(version))
+
+        self._queue(f"step {step}", None, track)
+
+    def _record_policy(self, version: int, facts: Mapping[str, Any], step: int) -> None:
+        document = canonical_json({"run_id": self._run_id, "parent": max(0, version - 1), **facts})
+
+        def track(md5: str | None) -> None:
+            params = {
+                "version": str(version),
+                "parent": str(max(0, version - 1)),
+                "weights_digest": str(facts["weights_digest"]),
+                "batch_digest": str(facts.get("batch_digest", "")),
+                "dvc_md5": md5 or "",
+            }
+            if self._tracker is not None:
+                self._tracker.log_version(version, params, step)
+
+        def pin(ledger: "Ledger") -> str:
+            return ledger.append(f"versions/v{version:06d}.json", document)
+
+        self._queue(f"version {version}", pin, track)
+
+    def _pin_weights(self, manifest: SnapshotManifest) -> None:
+        read_chunk = self._read_chunk
+        if read_chunk is None:
+            return
+        rel = f"versions/v{manifest.version:06d}.safetensors"
+
+        def pin(ledger: "Ledger") -> str:
+            known = ledger.md5(rel)
+            if known is not None:
+                return known
+            try:
+                payload = encode_policy(manifest, read_chunk)
+            except UnavailableError as error:
+                # Chunks leave when newer snapshots come; waiting would not bring them back.
+                raise IntegrityError(
+                    f"the weights of version {manifest.version} were gone before they were pinned: {error}"
+                ) from error
+            return ledger.append(rel, self._store.path(self._store.put(payload)))
+
+        self._queue(f"weights {manifest.version}", pin, lambda _: None)
+
+    def _record_evaluation(self, line: Mapping[str, Any]) -> None:
+        version = int(line["version"])
+        facts = {key: value for key, value in line.items() if key != "timings"}
+        figures = {
+            "heldout/pass_at_1": line["reward_mean"],
+            "heldout/completion_tokens_mean": line["completion_tokens_mean"],
+        }
+
+        def pin(ledger: "Ledger") -> str:
+            return ledger.append(f"evaluations/v{version:06d}.json", canonical_json(facts))
+
+        def track(_: str | None) -> None:
+            if self._tracker is not None:
+                self._tracker.log_evaluation(version, figures)
+
+        self._queue(f"evaluation {version}", pin, track)
+
+    def _queue(
+        self, label: str, pin: Callable[["Ledger"], str] | None, track: Callable[[str | None], None]
+    ) -> None:
+        """Pin first, so that MLflow can name the md5; track even when pinning failed for good."""
+        if self._ledger_writer is None:
+            track(None)
+            return
+
+        def job() -> None:
+            md5 = None
+            try:
+                if pin is not None and self._ledger is not None:
+                    md5 = pin(self._ledger)
+                    self._publish_when_due(self._ledger)
+            except UnavailableError:
+                raise  # tried again
+            except AntiphonError:
+                track(None)
+                raise
+            track(md5)
+
+        self._ledger_writer.put(label, job)
+
+    def _publish_when_due(self, ledger: "Ledger") -> None:
+        if ledger.unpublished >= max(PUBLISH_ENTRIES, PUBLISH_SHARE * len(ledger)):
+            ledger.publish()
+
+    def _publish(self) -> None:
+        if self._ledger is not None and self._ledger.unpublished:
+            self._ledger.publish()
+
+    def _close_ledger(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _object(self, digest: str) -> Path:
+        if not self._store.has(digest):
+            raise IntegrityError(f"object {digest} is not in {self._store.root}, so it cannot be pinned")
+        return self._store.path(digest)
+
+    def _summary(self, writers: tuple[WriterReport, ...]) -> RecorderReport:
+        calls = self._timed.milliseconds
+        return RecorderReport(
+            complete=not any(writer.failed or writer.pending for writer in writers),
+            calls=len(calls),
+            enqueue_ms_median=statistics.median(calls) if calls else 0.0,
+            enqueue_ms_max=max(calls, default=0.0),
+            enqueue_ms_total=sum(calls),
+            writer_cpu_s=sum(writer.cpu_s for writer in writers),
+            writers=writers,
+        )
+
+
+class _Timed:
+    """Lets one call in at a time and remembers how long each took, waiting included."""
+
+    def __init__(self) -> None:
+        self.milliseconds: list[float] = []
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def __enter__(self) -> None:
+        self._local.started = time.perf_counter()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.milliseconds.append((time.perf_counter() - self._local.started) * 1e3)
+        self._lock.release()
+
+
+def _is_number(key: str, value: object) -> bool:
+    return key != "at" and isinstance(value, int | float)
+
+
+def _find_project(project: Path | None, home: Path) -> Path:
+    starts = [project] if project is not None else [home, Path.cwd()]
+    for start in starts:
+        for folder in (start.absolute(), *start.absolute().parents):
+            if (folder / ".dvc").is_dir():
+                return folder
+    raise ConfigError(
+        f"record.dvc=true needs a DVC project, but {starts[-1]} is in none; "
+        "run `dvc init` there or set record.dvc=false"
+    )

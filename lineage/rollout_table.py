@@ -1,0 +1,221 @@
+"""Rollout tables: a batch as Parquet, equal rows giving equal bytes.
+
+A batch is two files. The first holds what the learner trains on and nothing about hosts or
+clocks; its digest is *the* batch digest. The second holds timings, worker and lease ids of
+the same rows. Writer settings are fixed here, so the bytes depend on the rows, their order
+and the pyarrow release, which the run's manifest records.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, RowTiming, VersionSpan
+
+_SPAN = pa.struct(
+    [
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("start", pa.int32(), nullable=False),
+        pa.field("stop", pa.int32(), nullable=False),
+    ]
+)
+
+
+def _column(name: str, kind: Any) -> Any:
+    return pa.field(name, kind, nullable=False)
+
+
+def _list_of(kind: Any) -> Any:
+    return pa.list_(pa.field("element", kind, nullable=False))
+
+
+BATCH_SCHEMA = pa.schema(
+    [
+        _column("group_id", pa.string()),
+        _column("prompt_key", pa.string()),
+        _column("sample_index", pa.int32()),
+        _column("prompt_token_ids", _list_of(pa.int32())),
+        _column("token_ids", _list_of(pa.int32())),
+        _column("behaviour_logprobs", _list_of(pa.float32())),
+        _column("spans", _list_of(_SPAN)),
+        _column("finish_reason", pa.string()),
+        _column("reward", pa.float64()),
+        _column("advantage", pa.float64()),
+    ],
+    metadata={"antiphon.table": "batch/1"},
+)
+"""One row per trajectory; the lists are [P], [T], [T] and one entry per version span."""
+
+TIMINGS_SCHEMA = pa.schema(
+    [
+        _column("group_id", pa.string()),
+        _column("sample_index", pa.int32()),
+        _column("worker_id", pa.string()),
+        _column("lease_id", pa.string()),
+        _column("attempt", pa.int32()),
+        _column("generation_s", pa.float64()),
+        _column("leased_at_s", pa.float64()),
+        _column("submitted_at_s", pa.float64()),
+        _column("judged_at_s", pa.float64()),
+    ],
+    metadata={"antiphon.table": "timings/1"},
+)
+"""One row per trajectory, in the order of the batch."""
+
+
+def encode_batch(rows: Sequence[BatchRow]) -> bytes:
+    """Write the rows of a batch, in their order, as one Parquet file; no rows are fine.
+
+    Raises:
+        ContractError: when a row's logprobs or version spans do not cover its tokens.
+    """
+    for row in rows:
+        _check_row(row)
+    return _write(
+        [
+            pa.array([row.group_id for row in rows], pa.string()),
+            pa.array([row.prompt_key for row in rows], pa.string()),
+            pa.array([row.sample_index for row in rows], pa.int32()),
+            _ragged([row.prompt_token_ids for row in rows], np.int32),
+            _ragged([row.token_ids for row in rows], np.int32),
+            _ragged([row.behaviour_logprobs for row in rows], np.float32),
+            _spans([row.spans for row in rows]),
+            pa.array([row.finish_reason.value for row in rows], pa.string()),
+            pa.array([float(row.reward) for row in rows], pa.float64()),
+            pa.array([float(row.advantage) for row in rows], pa.float64()),
+        ],
+        BATCH_SCHEMA,
+    )
+
+
+def decode_batch(payload: bytes) -> list[BatchRow]:
+    """Read the rows of a batch in their order; the inverse of `encode_batch`.
+
+    Raises:
+        IntegrityError: when the bytes are no batch table.
+    """
+    table = _read(payload, BATCH_SCHEMA)
+    plain = {name: table.column(name).to_pylist() for name in _BATCH_PLAIN}
+    prompts = _split(table.column("prompt_token_ids"), np.int32)
+    tokens = _split(table.column("token_ids"), np.int32)
+    logprobs = _split(table.column("behaviour_logprobs"), np.float32)
+    spans = table.column("spans").to_pylist()
+    return [
+        BatchRow(
+            group_id=plain["group_id"][i],
+            prompt_key=plain["prompt_key"][i],
+            sample_index=plain["sample_index"][i],
+            prompt_token_ids=prompts[i],
+            token_ids=tokens[i],
+            behaviour_logprobs=logprobs[i],
+            spans=tuple(VersionSpan(**span) for span in spans[i]),
+            finish_reason=FinishReason(plain["finish_reason"][i]),
+            reward=plain["reward"][i],
+            advantage=plain["advantage"][i],
+        )
+        for i in range(table.num_rows)
+    ]
+
+
+_BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage")
+
+
+def encode_timings(rows: Sequence[RowTiming]) -> bytes:
+    """Write the timings beside a batch as one Parquet file; no rows are fine."""
+    columns = [pa.array([getattr(row, f.name) for row in rows], f.type) for f in TIMINGS_SCHEMA]
+    return _write(columns, TIMINGS_SCHEMA)
+
+
+def decode_timings(payload: bytes) -> list[RowTiming]:
+    """Read the timings beside a batch; the inverse of `encode_timings`.
+
+    Raises:
+        IntegrityError: when the bytes are no timings table.
+    """
+    return [RowTiming(**row) for row in _read(payload, TIMINGS_SCHEMA).to_pylist()]
+
+
+def _check_row(row: BatchRow) -> None:
+    where = f"sample {row.sample_index} of group {row.group_id}"
+    if row.token_ids.shape != row.behaviour_logprobs.shape or row.token_ids.ndim != 1:
+        raise ContractError(
+            f"{where} has {row.token_ids.shape} tokens but {row.behaviour_logprobs.shape} behaviour "
+            "logprobs; the worker must send one per token"
+        )
+    edge = 0
+    for span in row.spans:
+        if span.start != edge or span.stop <= span.start:
+            break
+        edge = span.stop
+    if edge != row.token_ids.size or (row.spans and edge != row.spans[-1].stop):
+        raise ContractError(
+            f"the version spans of {where} do not cover its {row.token_ids.size} tokens without gaps: "
+            f"{[(span.start, span.stop) for span in row.spans]}"
+        )
+
+
+def _ragged(arrays: Sequence[IntArray] | Sequence[FloatArray], dtype: type[np.generic]) -> Any:
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
+    np.cumsum([array.size for array in arrays], out=offsets[1:])
+    values = np.concatenate([*arrays, np.empty(0, dtype)]).astype(dtype, copy=False)
+    kind = _list_of(pa.from_numpy_dtype(np.dtype(dtype)))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind)
+
+
+def _spans(rows: Sequence[Sequence[VersionSpan]]) -> Any:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(spans) for spans in rows], out=offsets[1:])
+    flat = [span for spans in rows for span in spans]
+    values = pa.StructArray.from_arrays(
+        [pa.array([getattr(span, f.name) for span in flat], f.type) for f in _SPAN], fields=list(_SPAN)
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=_list_of(_SPAN))
+
+
+def _split(column: Any, dtype: type[np.generic]) -> list[npt.NDArray[Any]]:
+    array = column.combine_chunks()
+    values = array.flatten().to_numpy(zero_copy_only=False).astype(dtype)  # a copy that may be written to
+    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def _write(columns: Sequence[Any], schema: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_arrays(list(columns), schema=schema)
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        version="2.6",
+        data_page_version="1.0",
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=True,
+        write_statistics=False,
+        store_schema=False,
+    ) as writer:
+        writer.write_table(table, row_group_size=max(1, table.num_rows))
+        writer.add_key_value_metadata(schema.metadata)
+    return bytes(sink.getvalue())
+
+
+def _read(payload: bytes, schema: Any) -> Any:
+    name = schema.metadata[b"antiphon.table"].decode()
+    try:
+        table = pq.ParquetFile(pa.BufferReader(payload)).read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise IntegrityError(
+            f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
+            "fetch the file again"
+        ) from error
+    found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
+    if found != name or table.schema.names != schema.names:
+        raise IntegrityError(
+            f"a {found or 'foreign'} table with columns {table.schema.names} was given where a {name} table "
+            "is needed; pass the digest of the right file"
+        )
+    return table

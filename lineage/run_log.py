@@ -1,0 +1,165 @@
+"""Run log: one line per step and per evaluation, in the run's own directory.
+
+`metrics.jsonl` holds what each step was made of and what it measured; apart from its
+`timings` object a line depends on the configuration alone (in fixed mode). It is written
+before any record leaves the process, so that whatever MLflow or the ledger missed can be
+brought in from it later.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from antiphon.core.errors import UnavailableError
+from antiphon.core.metrics import find_metric
+from antiphon.core.records import BatchRef, StepCommit
+
+STEPS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+
+
+class Evaluation(Protocol):
+    """Held-out score of one policy version, as the coordinator reports it."""
+
+    @property
+    def version(self) -> int:
+        """Policy version that was evaluated."""
+
+    @property
+    def prompts(self) -> int:
+        """Held-out prompts asked."""
+
+    @property
+    def judged(self) -> int:
+        """Prompts judged so far."""
+
+    @property
+    def reward_mean(self) -> float:
+        """Mean reward over the judged prompts."""
+
+    @property
+    def completion_tokens_mean(self) -> float:
+        """Mean completion length, tokens."""
+
+
+class RunLog:
+    """The two files of one run; appended by one process at a time."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._steps_path = run_dir / STEPS_FILE
+        self._evaluations_path = run_dir / EVALUATIONS_FILE
+        _drop_torn_line(self._steps_path)
+        _drop_torn_line(self._evaluations_path)
+        self.steps = {int(line["step"]): line for line in read_steps(run_dir)}
+        self.evaluations = {int(line["version"]): line for line in read_evaluations(run_dir)}
+
+    def add_step(self, commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
+        """Append a step once and return its line.
+
+        Raises:
+            UnavailableError: when the file cannot be written.
+        """
+        if commit.step not in self.steps:
+            self.steps[commit.step] = line = step_line(commit, batch)
+            _append(self._steps_path, line)
+        return self.steps[commit.step]
+
+    def add_evaluation(self, evaluation: Evaluation) -> dict[str, Any]:
+        """Append an evaluation once and return its line.
+
+        Raises:
+            UnavailableError: when the file cannot be written.
+        """
+        if evaluation.version not in self.evaluations:
+            line = {
+                "version": evaluation.version,
+                "prompts": evaluation.prompts,
+                "reward_mean": evaluation.reward_mean,
+                "completion_tokens_mean": evaluation.completion_tokens_mean,
+                "timings": {"at": _now()},
+            }
+            self.evaluations[evaluation.version] = line
+            _append(self._evaluations_path, line)
+        return self.evaluations[evaluation.version]
+
+
+def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
+    """Describe a step in plain values, clocks apart from the rest."""
+    timings = {name: value for name, value in commit.metrics.items() if is_timing(name)}
+    line: dict[str, Any] = {
+        "step": commit.step,
+        "version": commit.version,
+        "weights_digest": commit.weights_digest,
+        "batch_digest": commit.batch_digest,
+        "published": commit.published,
+        "metrics": {name: value for name, value in commit.metrics.items() if name not in timings},
+        "batch": None,
+        "timings": {**timings, "at": _now()},
+    }
+    if batch is not None:
+        line["batch"] = {
+            "trajectories": batch.trajectories,
+            "groups": batch.groups,
+            "groups_filtered": batch.groups_filtered,
+            "groups_dropped_stale": batch.groups_dropped_stale,
+            "tokens": batch.tokens,
+            "reward_mean": batch.reward_mean,
+            "completion_tokens_mean": batch.completion_tokens_mean,
+            "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
+        }
+        line["timings"]["timings_digest"] = batch.timings_digest
+    return line
+
+
+def is_timing(name: str) -> bool:
+    """Tell whether a metric measures the clock or the machine rather than the learning.
+
+    >>> is_timing("train_s"), is_timing("loss"), is_timing("tokens_per_s")
+    (True, False, True)
+    """
+    known = find_metric(name.rpartition("/")[2])
+    unit = known.unit if known else ""
+    return unit in {"s", "MiB", "bytes"} or unit.endswith("/s") or name.endswith(("_s", "_mib", "_gib"))
+
+
+def read_steps(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of `metrics.jsonl`, by step; a torn last line is left out."""
+    return sorted(_read(run_dir / STEPS_FILE), key=lambda line: int(line["step"]))
+
+
+def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of `evaluations.jsonl`, by version; a torn last line is left out."""
+    return sorted(_read(run_dir / EVALUATIONS_FILE), key=lambda line: int(line["version"]))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, sort_keys=True) + "\n")
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot write {path}: {error.strerror or error}; free space or check the folder"
+        ) from error
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.is_file():
+        return
+    body = path.read_bytes()
+    whole = body.rfind(b"\n") + 1
+    if whole != len(body):
+        os.truncate(path, whole)
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()

@@ -1,0 +1,29 @@
+"""Reward over gRPC, the asking side: the same contract over a channel."""
+
+from antiphon.protos import records_pb2, reward_pb2_grpc
+from antiphon.services.reward.api import Reward, RewardStatus
+from antiphon.services.serving import call, open_channel
+from antiphon.services.wire import reward_status_from_proto
+
+
+class RewardClient(Reward):
+    """A reward service at host:port."""
+
+    def __init__(self, address: str, timeout_s: float = 10.0) -> None:
+        """Open a channel; nothing is sent yet.
+
+        Args:
+            address: host:port.
+            timeout_s: deadline of each call, seconds.
+        """
+        self._channel = open_channel(address)
+        self._stub = reward_pb2_grpc.RewardStub(self._channel)  # type: ignore[no-untyped-call]
+        self._timeout_s = timeout_s
+
+    async def status(self) -> RewardStatus:
+        """Return the service at a glance."""
+        return reward_status_from_proto(await call(self._stub.Status, records_pb2.Empty(), self._timeout_s))
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()

@@ -1,0 +1,92 @@
+"""Reward over gRPC, the answering side, and the process that judges for one run."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from antiphon.core.config import RunConfig
+from antiphon.environments.codec import TextCodec, resolve_model_path
+from antiphon.environments.registry import make_environment
+from antiphon.protos import records_pb2, reward_pb2, reward_pb2_grpc
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.reward.api import Reward
+from antiphon.services.reward.service import RewardService
+from antiphon.services.serving import answers_errors, start_server, stop_server
+from antiphon.services.wire import reward_status_to_proto
+
+
+class RewardServicer(reward_pb2_grpc.RewardServicer):
+    """Proto in, service call, proto out."""
+
+    def __init__(self, reward: Reward) -> None:
+        self._reward = reward
+
+    @answers_errors
+    async def Status(
+        self, request: records_pb2.Empty, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> reward_pb2.RewardStatus:
+        """Answer how the judge is."""
+        return reward_status_to_proto(await self._reward.status())
+
+
+async def start_reward(reward: Reward, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """Serve a judge's status and return the server with the port it is bound to.
+
+    Raises:
+        ConfigError: when the address cannot be listened on.
+    """
+
+    def register(server: grpc.aio.Server) -> None:
+        servicer = RewardServicer(reward)
+        reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+    return await start_server(host, port, register, ["antiphon.Reward"])
+
+
+async def serve_reward(
+    config: RunConfig,
+    run_id: str,
+    coordinator_address: str,
+    host: str,
+    port: int,
+    ready: Callable[[int], None],
+) -> None:
+    """Judge the groups of one run until it is finished or a signal says to leave.
+
+    Args:
+        config: the run's resolved configuration.
+        run_id: the run that is judged for.
+        coordinator_address: host:port of its coordinator.
+        host: address to listen on.
+        port: port to listen on; 0 picks a free one.
+        ready: called with the port once the judge can work.
+
+    Raises:
+        ConfigError: when the environment, the tokenizer or the port cannot be used.
+        ContractError: when the coordinator serves another run.
+        UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
+    """
+    section = config.environment
+    environment = make_environment(
+        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+    )
+    codec = TextCodec.load(resolve_model_path(config.model.path))
+    coordinator = CoordinatorClient(coordinator_address)
+    judge_id = f"{socket.gethostname()}-{os.getpid()}"
+    service = RewardService(
+        coordinator, environment, codec, run_id, judge_id, config.services.stall_timeout_s
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop)
+    server, bound = await start_reward(service, host, port)
+    try:
+        await service.run(lambda: ready(bound))
+    finally:
+        await stop_server(server)
+        await coordinator.close()

@@ -1,0 +1,173 @@
+"""Reward service: judges every finished group with the environment, as soon as there is one.
+
+It trusts nothing of a worker but the tokens: it decodes them itself and asks the environment.
+A completion that was cut off is judged by its text like any other. Judging runs in a thread of
+its own, so the service answers while it judges; a group whose rewards were refused because they
+were already there is simply done.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from antiphon.core.errors import ContractError
+from antiphon.core.records import GroupToJudge, Judgement
+from antiphon.environments.codec import TextCodec
+from antiphon.environments.environment import Environment
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.patience import keep_trying
+from antiphon.services.reward.api import Reward, RewardStatus
+
+PULL_GROUPS = 16
+"""Most groups taken at once; few, so that several judges share the work."""
+PULL_WAIT_S = 2.0
+"""How long one request for groups is held open, and how soon the end of the run is noticed."""
+EMPTY_PAUSE_S = 0.02
+"""Pause after a request that was answered at once with nothing."""
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+
+async def no_pace() -> None:
+    """Inject no delay."""
+
+
+class RewardService(Reward):
+    """One judge: pulls groups, judges them, hands the rewards back."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        environment: Environment,
+        codec: TextCodec,
+        run_id: str,
+        judge_id: str,
+        patience_s: float,
+        *,
+        pace: Callable[[], Awaitable[None]] = no_pace,
+        pull_wait_s: float = PULL_WAIT_S,
+    ) -> None:
+        """Prepare a judge; nothing is pulled before `run`.
+
+        Args:
+            coordinator: the run's coordinator, or a client of it.
+            environment: finds problems by key and judges answers.
+            codec: the tokenizer that made the prompts.
+            run_id: the run to judge for.
+            judge_id: tells judges apart, for the coordinator's deadline.
+            patience_s: how long the coordinator may be away.
+            pace: awaited before each group is judged; tests inject delays with it.
+            pull_wait_s: how long one request for groups may be held open.
+        """
+        self._coordinator = coordinator
+        self._environment = environment
+        self._codec = codec
+        self._run_id = run_id
+        self._judge_id = judge_id
+        self._patience_s = patience_s
+        self._pace = pace
+        self._pull_wait_s = pull_wait_s
+        self._stopping = asyncio.Event()
+        self._groups_judged = 0
+        self._trajectories_judged = 0
+        self._judge_s = 0.0
+        self._state = "idle"
+
+    async def status(self) -> RewardStatus:
+        """Return the service at a glance."""
+        return RewardStatus(
+            groups_judged=self._groups_judged,
+            trajectories_judged=self._trajectories_judged,
+            judge_s=self._judge_s,
+            state=self._state,
+        )
+
+    def stop(self) -> None:
+        """Leave after the group that is being judged; the others are offered to the next judge."""
+        self._stopping.set()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Judge until the run is finished or `stop` was called.
+
+        Args:
+            ready: called once the coordinator has answered.
+
+        Raises:
+            ContractError: when the coordinator serves another run, or a group names a problem the
+                environment does not have.
+            UnavailableError: when the coordinator was away for longer than the patience.
+        """
+        try:
+            await self._check_run()
+            ready()
+            while not self._stopping.is_set():
+                groups = await self._pull()
+                for group in groups:
+                    if self._stopping.is_set():
+                        return
+                    await self._judge(group)
+                if not groups and await self._run_finished():
+                    return
+        finally:
+            self._state = "stopped"
+            _log.info("judge.left", judge=self._judge_id, groups=self._groups_judged)
+
+    async def _pull(self) -> Sequence[GroupToJudge]:
+        """Return groups to judge, or nothing once `stop` was called."""
+        self._state = "idle"
+        groups = await self._unless_stopped(
+            "coordinator.pull_for_reward",
+            lambda: self._coordinator.pull_for_reward(self._judge_id, PULL_GROUPS, self._pull_wait_s),
+        )
+        return groups or ()
+
+    async def _judge(self, group: GroupToJudge) -> None:
+        self._state = "judging"
+        await self._pace()
+        started = time.perf_counter()
+        judgements = await asyncio.to_thread(self._judgements, group)
+        self._judge_s += time.perf_counter() - started
+        accepted = await self._reach(
+            "coordinator.submit_rewards",
+            lambda: self._coordinator.submit_rewards(group.group_id, judgements),
+        )
+        self._groups_judged += 1
+        self._trajectories_judged += len(judgements)
+        _log.debug("group.judged", group=group.group_id, accepted=accepted)
+
+    def _judgements(self, group: GroupToJudge) -> list[Judgement]:
+        problem = self._environment.problem_by_key(group.prompt_key)
+        texts = [self._codec.decode(token_ids) for token_ids in group.completions]
+        rewards = self._environment.judge(problem, texts)
+        return [Judgement(index, float(reward)) for index, reward in enumerate(rewards)]
+
+    async def _check_run(self) -> None:
+        status = await self._unless_stopped("coordinator.status", self._coordinator.status)
+        if status is not None and status.run_id != self._run_id:
+            raise ContractError(
+                f"the coordinator serves run {status.run_id}, not {self._run_id}; "
+                "give the address of the right one"
+            )
+
+    async def _run_finished(self) -> bool:
+        await asyncio.sleep(EMPTY_PAUSE_S)
+        status = await self._unless_stopped("coordinator.status", self._coordinator.status)
+        return status is not None and status.finished
+
+    async def _unless_stopped(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T | None:
+        """Return the answer of a call, or None as soon as `stop` is called."""
+        calling = asyncio.ensure_future(self._reach(what, attempt))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({calling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return calling.result() if calling.done() else None
+        finally:
+            calling.cancel()
+            stopping.cancel()
+
+    async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        return await keep_trying(what, attempt, self._patience_s)

@@ -1,0 +1,54 @@
+"""Checkpoint shape: which tensors and end tokens a Hugging Face model directory declares.
+
+Read from the headers alone, so a snapshot can be checked before it touches the engine.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from antiphon.core.errors import ConfigError
+
+
+def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of the directory's tensors, in file order, without a tied lm_head.
+
+    Raises:
+        ConfigError: when the directory holds no model in safetensors form.
+    """
+    config = _read_json(model_dir / "config.json")
+    if config is None:
+        raise ConfigError(f"model.path={model_dir} has no config.json; give a Hugging Face model directory")
+    files = sorted(model_dir.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model.path={model_dir} has no .safetensors file; save the model in that format")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                shapes[name] = tuple(tensors.get_slice(name).get_shape())
+    if config.get("tie_word_embeddings", False):
+        shapes.pop("lm_head.weight", None)
+    return shapes
+
+
+def end_tokens(model_dir: Path) -> tuple[int, ...]:
+    """Return the end tokens of the generation config, else of the model config.
+
+    Raises:
+        ConfigError: when neither names one.
+    """
+    for name in ("generation_config.json", "config.json"):
+        value = (_read_json(model_dir / name) or {}).get("eos_token_id")
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (int(value),)
+    raise ConfigError(f"model.path={model_dir} names no eos_token_id; add it to generation_config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else None

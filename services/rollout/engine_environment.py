@@ -1,0 +1,95 @@
+"""Engine settings and the process environment the engine needs; imports nothing heavy.
+
+The OpenMP library and its settings are fixed when a process starts, so the supervisor of a worker
+starts it with `child_environment`; everything else `prepare_environment` sets in the worker
+itself, before vLLM is imported.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from antiphon.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the rollout engine depends on; part of the numerics, so all of it is recorded."""
+
+    model_dir: Path
+    """Hugging Face model directory: architecture, and start-up weights that are never served."""
+    max_model_len: int = 512
+    """Longest prompt plus completion, tokens."""
+    max_num_seqs: int = 128
+    """Requests that run at the same time; further ones queue."""
+    kv_cache_bytes: int = 512 << 20
+    """Memory of the key-value cache, bytes."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of weights and activations."""
+    block_size: int = 32
+    """Tokens of one block of the key-value cache."""
+    threads: int = 1
+    """CPU threads of the engine."""
+    sampler: Literal["keyed", "native"] = "keyed"
+    """keyed: tokens depend on weights, prompt and seed alone; native: vLLM's own sampler."""
+    eager: bool = True
+    """Run the model as it is instead of compiling it; compiling costs half a minute at start."""
+    prefix_caching: bool = False
+    """Share the cache blocks of equal prompt beginnings; pays once prompts exceed a block."""
+    stop_token_ids: tuple[int, ...] | None = None
+    """Tokens that end a completion; None takes the end tokens of the model directory."""
+
+
+def child_environment(threads: int, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment with which a process that will hold an engine must be started.
+
+    Args:
+        threads: CPU threads of the engine.
+        base: environment to start from; this process's own by default.
+    """
+    environment = dict(os.environ if base is None else base)
+    environment.update(_process_settings(threads))
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    preloaded = environment.get("LD_PRELOAD", "")
+    if library.exists() and "libiomp5" not in preloaded:
+        environment["LD_PRELOAD"] = f"{library}:{preloaded}" if preloaded else str(library)
+    return environment
+
+
+def prepare_environment(settings: EngineSettings) -> None:
+    """Set what vLLM reads from the environment; call before anything imports vLLM.
+
+    Raises:
+        ConfigError: when vLLM was already imported under other settings.
+    """
+    wanted = {
+        **_process_settings(settings.threads),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine core in this process: one import, direct calls
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines share the cores
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler hooks into the V1 runner
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if "vllm" in sys.modules:
+        late = sorted(name for name, value in wanted.items() if os.environ.get(name) != value)
+        if late:
+            raise ConfigError(
+                f"vLLM was imported before {', '.join(late)} could be set; "
+                "call prepare_environment before importing vLLM"
+            )
+    os.environ.update(wanted)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_PLUGINS", "")  # no third-party plugin may change how tokens are drawn
+
+
+def _process_settings(threads: int) -> dict[str, str]:
+    if threads < 1:
+        raise ConfigError(f"threads={threads} is not possible; an engine needs at least one CPU thread")
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "KMP_BLOCKTIME": "0",  # idle threads sleep instead of spinning on shared cores
+    }

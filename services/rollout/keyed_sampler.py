@@ -1,0 +1,220 @@
+"""Keyed sampling: a token depends on its logits, its request's seed and its position, on nothing else.
+
+One uniform number per request and position comes from an integer hash instead of a stream, and
+inverts the cumulative distribution. So tokens do not depend on the batch, on the order of arrival
+or on what was drafted, and a chain of drafts is verified by comparing tokens for equality.
+
+Legend: R rows (one per request, or drafts + 1 per request), B requests, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+UInt64Array = npt.NDArray[np.uint64]
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+
+FLAT_VOCABULARY = 8192
+"""Up to this many tokens the distribution is summed in one float64 pass; above, in two levels."""
+BLOCK = 512
+"""Tokens of one block of the two-level sum."""
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_STEP = 0xD1342543DE82EF95
+_MASK = (1 << 64) - 1
+_UNIT = 2.0**-53
+
+
+def mix64(value: int) -> int:
+    """Scramble an unsigned 64-bit number (the finaliser of splitmix64)."""
+    z = (value + _GAMMA) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
+    return z ^ (z >> 31)
+
+
+def request_key(seed: int) -> int:
+    """Return the key of a request: its unsigned 64-bit seed, scrambled once and for all."""
+    return mix64(seed)
+
+
+def uniforms(keys: UInt64Array, positions: Int64Array) -> Float64Array:
+    """Return the numbers in [0, 1) that draw the tokens at `positions`.
+
+    Args:
+        keys: [R] uint64, from `request_key`.
+        positions: [R] int64, index of the token to draw in its whole sequence, prompt included.
+
+    Returns:
+        [R] float64, multiples of 2^-53.
+    """
+    z = keys ^ (positions.astype(np.uint64) * np.uint64(_STEP))
+    z += np.uint64(_GAMMA)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
+    z ^= z >> np.uint64(31)
+    unit: Float64Array = (z >> np.uint64(11)).astype(np.float64) * _UNIT
+    return unit
+
+
+def uniforms_on_device(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Do what `uniforms` does where the tensors live, bit for bit.
+
+    Args:
+        keys: [R] int64, the bits of the unsigned keys.
+        positions: [R] int64.
+
+    Returns:
+        [R] float64 on the same device.
+    """
+    z = keys ^ (positions * _signed(_STEP))
+    z = z + _signed(_GAMMA)
+    z = (z ^ _shift_right(z, 30)) * _signed(_MIX1)
+    z = (z ^ _shift_right(z, 27)) * _signed(_MIX2)
+    z = z ^ _shift_right(z, 31)
+    return _shift_right(z, 11).to(torch.float64) * _UNIT
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
+    # Tensors have no unsigned shift: the arithmetic one drags the sign along, so mask it off.
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How each row is sampled; None where no row of the batch needs the feature."""
+
+    temperature: torch.Tensor | None = None
+    """[R] float64, positive; 1 for greedy rows."""
+    top_k: torch.Tensor | None = None
+    """[R] int64; V for rows that keep all."""
+    top_p: torch.Tensor | None = None
+    """[R] float64 in (0, 1]; 1 for rows that keep all."""
+    greedy: torch.Tensor | None = None
+    """[R] bool; these rows take the most probable token."""
+
+
+PLAIN = RowSampling()
+"""Temperature 1, nothing cut off."""
+
+
+def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row: the smallest t with CDF(t) > u * CDF(V - 1).
+
+    Where rounding leaves no such t, the last token of nonzero probability is taken. Ties at the
+    edge of a top-k or top-p set keep the smaller token ids.
+
+    Args:
+        logits: [R, V], any float dtype; left unchanged.
+        u: [R] float64 in [0, 1).
+        rows: how each row is sampled.
+
+    Returns:
+        Tokens [R] int64 and their log-probabilities [R] float32, nats, under the processed
+        distribution (temperature, top-k, top-p); greedy rows report the unprocessed one.
+        A row with NaN among its logits reports NaN.
+    """
+    flat = logits.shape[-1] <= FLAT_VOCABULARY
+    scaled = logits.to(torch.float64 if flat else torch.float32)
+    if rows.temperature is not None:
+        scaled = scaled / rows.temperature.to(scaled.dtype).unsqueeze(-1)
+    scaled = scaled - scaled.amax(-1, keepdim=True)
+    weights = scaled.exp()
+    if rows.top_k is not None:
+        _keep_top_k(weights, rows.top_k)
+    if rows.top_p is not None:
+        _keep_top_p(weights, rows.top_p)
+    tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
+    if rows.greedy is not None:
+        tokens = torch.where(rows.greedy, logits.argmax(-1), tokens)
+    chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return tokens, (chosen - total.log()).to(torch.float32)
+
+
+def _invert_flat(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    cdf = weights.cumsum(-1)
+    total = cdf[:, -1]
+    tokens = torch.searchsorted(cdf, (u * total).unsqueeze(-1), right=True).squeeze(-1)
+    return torch.minimum(tokens, _last_step(cdf)), total
+
+
+def _last_step(cdf: torch.Tensor) -> torch.Tensor:
+    """Return the last index at which each row of `cdf` rises."""
+    return torch.searchsorted(cdf, cdf[:, -1:].contiguous()).squeeze(-1).clamp_(max=cdf.shape[-1] - 1)
+
+
+def _invert_blocks(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # A float64 running sum over a large vocabulary costs more than the softmax. Sum blocks in
+    # float64, find the block, and run through that one alone.
+    rows, vocabulary = weights.shape
+    blocks = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    cdf = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    total = cdf[:, -1]
+    target = (u * total).unsqueeze(-1)
+    block = torch.minimum(torch.searchsorted(cdf, target, right=True).squeeze(-1), _last_step(cdf))
+    before = torch.where(block > 0, cdf.gather(-1, (block - 1).clamp_(min=0).unsqueeze(-1)).squeeze(-1), 0.0)
+    inner = blocks[torch.arange(rows, device=weights.device), block].to(torch.float64).cumsum(-1)
+    offset = torch.searchsorted(inner, target - before.unsqueeze(-1), right=True).squeeze(-1)
+    return block * BLOCK + torch.minimum(offset, _last_step(inner)), total
+
+
+def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> None:
+    """Zero all but the `top_k` largest weights of each row, in place."""
+    vocabulary = weights.shape[-1]
+    k = top_k.clamp(1, vocabulary)
+    deepest = int(torch.where(k < vocabulary, k, 1).max())
+    largest = weights.topk(deepest, dim=-1).values
+    edge = largest.gather(-1, (k.clamp(max=deepest) - 1).unsqueeze(-1))
+    tied = weights == edge
+    room = k.unsqueeze(-1) - (weights > edge).sum(-1, keepdim=True)
+    keep = (weights > edge) | (tied & (tied.cumsum(-1) <= room)) | (k == vocabulary).unsqueeze(-1)
+    weights.masked_fill_(~keep, 0.0)
+
+
+def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> None:
+    """Zero all but the smallest set of largest weights that holds `top_p` of the mass, in place."""
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    running = ordered.cumsum(-1, dtype=torch.float64)
+    cut = (running - ordered) >= top_p.unsqueeze(-1) * running[:, -1:]
+    cut &= (top_p < 1.0).unsqueeze(-1)
+    weights.scatter_(-1, order, ordered.masked_fill_(cut, 0.0))
+
+
+def verify_chain(
+    tokens: Int64Array, drafts: Int64Array, drafts_per_request: Int64Array
+) -> tuple[Int64Array, npt.NDArray[np.int32]]:
+    """Accept drafted tokens while they equal the drawn ones.
+
+    Each request owns drafts + 1 consecutive rows: row j was computed after its first j drafts,
+    so `tokens` there is the token that belongs at that place if these drafts were right. What is
+    emitted is therefore what would have been drawn without drafts.
+
+    Args:
+        tokens: [R] drawn token of each row, R = sum(drafts_per_request) + B.
+        drafts: [sum(drafts_per_request)] drafted tokens, request after request.
+        drafts_per_request: [B].
+
+    Returns:
+        Accepted drafts [B] int64, and the emitted tokens [B, max drafts + 1] int32: the accepted
+        ones and the one after them, -1 beyond (the engine's own padding).
+    """
+    longest = int(drafts_per_request.max(initial=0))
+    columns = np.arange(longest + 1)
+    rows = drafts_per_request[:, None] + 1 > columns
+    drawn = np.full(rows.shape, -1, dtype=np.int32)
+    drawn[rows] = tokens
+    drafted = np.full(rows.shape, -1, dtype=np.int64)
+    drafted[drafts_per_request[:, None] > columns] = drafts
+    # A request's column after its last draft compares with -1, so the run of equals ends there.
+    accepted = np.argmin(drawn == drafted, axis=1).astype(np.int64)
+    drawn[columns > accepted[:, None]] = -1
+    return accepted, drawn

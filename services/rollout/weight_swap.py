@@ -1,0 +1,63 @@
+"""Weight swap: what vLLM's reload leaves undone on CPU, and the check that a swap took hold.
+
+vLLM packs linear weights for its CPU kernels. A reload packs them anew, except for an output
+head tied to the embedding: no tensor of its own arrives for it, so it would go on answering with
+the packed copy of the weights before (vLLM 0.32).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from antiphon.core.errors import IntegrityError
+
+
+def repack_heads(model: torch.nn.Module) -> None:
+    """Pack every output head anew from the weights it holds now."""
+    for head in _packed_heads(model):
+        head.quant_method.process_weights_after_loading(head)
+
+
+def check_readable(model: torch.nn.Module, tensors: Mapping[str, Any]) -> None:
+    """Compare what can be read back of `model` with the tensors that were loaded.
+
+    Parameters that kept their checkpoint name and shape are compared value by value; packed
+    output heads are probed with one vector.
+
+    Raises:
+        IntegrityError: naming the first parameter that differs.
+    """
+    for name, parameter in model.named_parameters():
+        tensor = tensors.get(name)
+        if tensor is None or parameter.shape != tensor.shape or parameter.device.type != "cpu":
+            continue
+        if not torch.equal(_bits(parameter.data), _bits(tensor.to(parameter.dtype))):
+            raise IntegrityError(
+                f"parameter {name} differs from its tensor; the engine did not take the snapshot"
+            )
+    for head in _packed_heads(model):
+        weight = head.weight.data
+        probe = torch.linspace(-1.0, 1.0, weight.shape[1], dtype=weight.dtype).unsqueeze(0)
+        served = head.quant_method.apply(head, probe).float()
+        wanted = probe.float() @ weight.float().T
+        tolerance = 1e-4 if weight.dtype == torch.float32 else 3e-2
+        scale = float(wanted.nan_to_num().abs().max())
+        if not torch.allclose(served, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+            raise IntegrityError(
+                "the output head still answers with earlier weights; the engine did not take the snapshot"
+            )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)  # so that NaN equals itself
+
+
+def _packed_heads(model: torch.nn.Module) -> list[Any]:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear") and module.weight.numel() > 0
+    ]

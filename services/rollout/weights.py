@@ -1,0 +1,249 @@
+"""Weights of a worker: fetched while it samples, checked, and swapped when the policy allows.
+
+A version is held only after the engine echoed the digest of its manifest; until then the worker
+says it holds what it held before. Snapshots that were fetched are kept for a while, because
+fixed mode may want an older one again for a group that was lost elsewhere.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.records import SnapshotManifest
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.patience import MOST_PAUSE_S, keep_trying
+from antiphon.services.rollout.change import Change
+from antiphon.services.rollout.engine_thread import EngineThread
+from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
+
+Pace = Callable[[], Awaitable[None]]
+"""Awaited before every lease request, submission and swap; tests inject delays with it."""
+
+_log = structlog.get_logger(__name__)
+
+
+class WeightSource(Protocol):
+    """Where snapshots come from and where their chunks are kept."""
+
+    async def fetch(self, manifest: SnapshotManifest) -> None:
+        """Bring every chunk here, verified; goes on where an earlier attempt stopped.
+
+        Raises:
+            UnavailableError: when the holder of the chunks does not answer.
+            IntegrityError: when it sent other bytes than the manifest names.
+        """
+        ...
+
+    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the tensors of a fetched snapshot, the whole payload checked against its digest."""
+        ...
+
+    def prune(self, kept: Sequence[SnapshotManifest]) -> None:
+        """Forget the chunks that no manifest in `kept` needs."""
+        ...
+
+
+class WeightKeeper:
+    """The versions a worker knows of, has here, and samples with."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        source: WeightSource,
+        engine: EngineThread,
+        config: RunConfig,
+        run_id: str,
+        groups_in_flight: Callable[[], tuple[int, int]],
+        change: Change,
+        swapped: Change,
+        pace: Pace,
+    ) -> None:
+        """Start with nothing held.
+
+        Args:
+            coordinator: asked for manifests.
+            source: asked for chunks.
+            engine: loads them.
+            config: configuration of the run.
+            run_id: a manifest of another run is refused.
+            groups_in_flight: (groups whose lease names the held version, other groups).
+            change: rung when a version was heard of, fetched or loaded.
+            swapped: rung when a version was loaded.
+            pace: awaited before each swap.
+        """
+        self._coordinator = coordinator
+        self._source = source
+        self._engine = engine
+        self._mode = config.loop.mode
+        self._kept = config.broadcast.snapshots_kept
+        self._patience_s = config.services.stall_timeout_s
+        self._pause_s = config.coordinator.heartbeat_s
+        self._run_id = run_id
+        self._groups_in_flight = groups_in_flight
+        self._change = change
+        self._swapped = swapped
+        self._pace = pace
+        self._complete: dict[int, SnapshotManifest] = {}
+        self._arriving: SnapshotManifest | None = None
+        self._damaged_since: float | None = None
+        self._newest: int | None = None
+        self._wanted: int | None = None
+        self._held: SnapshotManifest | None = None
+        self._gate = asyncio.Lock()
+        """Fixed mode: held while weights are swapped and while a lease is asked for, because a lease
+        that names a version must find it still loaded. Elastic leases name none."""
+
+    @property
+    def held_version(self) -> int | None:
+        """Version that samples now; its digest was checked."""
+        return None if self._held is None else self._held.version
+
+    @property
+    def weights_digest(self) -> str | None:
+        """Digest of the weights that sample now."""
+        return None if self._held is None else self._held.weights_digest
+
+    def hear(self, newest: int | None) -> None:
+        """Note the newest announced version."""
+        if newest is not None and (self._newest is None or newest > self._newest):
+            self._newest = newest
+            self._change.ring()
+
+    def want(self, version: int | None) -> None:
+        """Note the version that the coordinator wants for the next group."""
+        if version != self._wanted:
+            self._wanted = version
+            self._change.ring()
+
+    def pauses_leases(self) -> bool:
+        """Tell whether a swap is coming that another lease would put off."""
+        return leases_wait(self._view(), self._mode)
+
+    @asynccontextmanager
+    async def steady(self) -> AsyncIterator[None]:
+        """Keep the weights as they are while a lease is asked for, where leases name a version."""
+        if self._mode == "elastic":
+            yield
+        else:
+            async with self._gate:
+                yield
+
+    async def fetch_forever(self) -> None:
+        """Fetch what is wanted and what is newest, while sampling goes on.
+
+        Raises:
+            UnavailableError: when a snapshot cannot be had for services.stall_timeout_s.
+            IntegrityError: when its chunks stay wrong for as long.
+        """
+        while True:
+            version = version_to_fetch(self._view())
+            if version is None:
+                await self._change.wait(self._pause_s)
+            else:
+                await self._fetch(version)
+
+    async def swap_forever(self) -> None:
+        """Load what is due, one swap at a time."""
+        while True:
+            version = self._due()
+            if version is None:
+                await self._change.wait(self._pause_s)
+            else:
+                await self._swap(version)
+
+    def _due(self) -> int | None:
+        return version_to_load(self._view(), self._mode)
+
+    async def _fetch(self, version: int) -> None:
+        loop = asyncio.get_running_loop()
+        since, pause_s = loop.time(), 0.1
+        while version == version_to_fetch(self._view()):
+            self._arriving = None
+            try:
+                manifest = self._arriving = await self._manifest(version)
+                await self._source.fetch(manifest)
+            except (UnavailableError, IntegrityError) as error:
+                # A holder that restarts, moves or sends a damaged chunk is asked again; its
+                # manifest too, because the origin may have another address by now.
+                _log.warning("snapshot.unfetched", version=version, error=str(error))
+                if loop.time() - since > self._patience_s:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            else:
+                self._complete[version] = manifest
+                self._arriving = None
+                _log.info("snapshot.fetched", version=version, bytes=manifest.payload_bytes)
+                self._prune()
+                self._change.ring()
+
+    async def _manifest(self, version: int) -> SnapshotManifest:
+        manifest = await keep_trying(
+            "coordinator.latest_manifest",
+            lambda: self._coordinator.latest_manifest(version),
+            self._patience_s,
+        )
+        if manifest is None:
+            raise UnavailableError(f"the coordinator has no manifest of version {version} yet")
+        if manifest.run_id != self._run_id or manifest.version != version:
+            raise ContractError(
+                f"asked for version {version} of run {self._run_id}, got a manifest of version "
+                f"{manifest.version} of run {manifest.run_id}; start the worker against its own run"
+            )
+        return manifest
+
+    async def _swap(self, version: int) -> None:
+        await self._pace()
+        manifest = self._complete[version]
+        try:
+            tensors = await asyncio.to_thread(self._source.rebuild, manifest)
+        except (UnavailableError, IntegrityError) as error:
+            await self._fetch_again(version, error)
+            return
+        async with self.steady():
+            # A lease that names the held version, or another wish, may have come in meanwhile.
+            if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
+                return
+            await self._engine.load(version, tensors, manifest.weights_digest, self._patience_s)
+            self._held = manifest
+        self._damaged_since = None
+        _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
+        self._prune()
+        self._swapped.ring()
+        self._change.ring()
+
+    async def _fetch_again(self, version: int, error: AntiphonError) -> None:
+        """Forget a snapshot whose chunks were damaged here, for as long as patience lasts."""
+        now = asyncio.get_running_loop().time()
+        _log.warning("snapshot.damaged", version=version, error=str(error))
+        if self._damaged_since is None:
+            self._damaged_since = now
+        if now - self._damaged_since > self._patience_s:
+            raise error
+        del self._complete[version]
+        self._change.ring()
+        await asyncio.sleep(MOST_PAUSE_S)
+
+    def _prune(self) -> None:
+        kept = set(sorted(self._complete)[-self._kept :]) | {self._wanted, self.held_version}
+        for version in [v for v in self._complete if v not in kept]:
+            del self._complete[version]
+        arriving = [] if self._arriving is None else [self._arriving]
+        self._source.prune([*self._complete.values(), *arriving])
+
+    def _view(self) -> WeightView:
+        pinned, free = self._groups_in_flight()
+        return WeightView(
+            held=self.held_version,
+            complete=self._complete.keys(),
+            newest=self._newest,
+            wanted=self._wanted,
+            pinned_groups=pinned,
+            free_groups=free,
+        )

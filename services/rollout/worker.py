@@ -1,0 +1,322 @@
+"""Rollout worker: leases groups, samples them, hands each in exactly as it was sampled.
+
+It dials out and serves nothing. Sampling never waits for the network: leases, submissions,
+heartbeats and snapshots each have a loop of their own beside the engine's thread. The
+coordinator may vanish and return at any time; a finished group is kept until it was answered.
+A lease that names a version is sampled with that version or not at all.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import structlog
+import yaml
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.records import PROTOCOL_VERSION, GroupSubmission, Lease
+from antiphon.services.coordinator.api import (
+    Coordinator,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerWelcome,
+)
+from antiphon.services.patience import keep_trying
+from antiphon.services.rollout.change import Change
+from antiphon.services.rollout.engine import Engine, EngineOutput
+from antiphon.services.rollout.engine_thread import EngineThread
+from antiphon.services.rollout.group import GroupInFlight, split_request_id
+from antiphon.services.rollout.weights import Pace, WeightKeeper, WeightSource
+
+REGISTER_PATIENCE_S = 300.0
+"""How long a worker knocks before it knows the run's own services.stall_timeout_s."""
+LEASE_WAIT_S = 5.0
+"""How long one lease request is held open; the coordinator answers earlier when there is news."""
+FIRST_PAUSE_S = 0.02
+"""Pause after a lease request that brought nothing; it doubles while that goes on."""
+MOST_PAUSE_S = 0.5
+GRACE_S = 5.0
+"""Seconds that `stop` leaves for groups in flight."""
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+
+async def no_pace() -> None:
+    """Inject no delay."""
+
+
+class RolloutWorker:
+    """One worker of one run, from registration to leaving."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        worker_name: str,
+        run_id: str,
+        make_engine: Callable[[RunConfig], Engine],
+        make_source: Callable[[RunConfig], WeightSource],
+        *,
+        concurrent_groups: int | None = None,
+        pace: Pace = no_pace,
+        lease_wait_s: float = LEASE_WAIT_S,
+    ) -> None:
+        """Prepare a worker; nothing is sent before `run`.
+
+        Args:
+            coordinator: the run's coordinator, or a client of it.
+            worker_name: unique in the run; letters, digits, dot, dash, underscore.
+            run_id: the run to serve, or "" for whichever the coordinator serves.
+            make_engine: builds the engine from the run's configuration, in the engine's thread.
+            make_source: builds the source of snapshots from the run's configuration.
+            concurrent_groups: groups sampled at the same time; the run's own number by default.
+            pace: awaited before each lease request, submission and swap.
+            lease_wait_s: how long one lease request may be held open.
+        """
+        self._coordinator = coordinator
+        self._name = worker_name
+        self._run_id = run_id
+        self._make_engine = make_engine
+        self._make_source = make_source
+        self._places = concurrent_groups
+        self._pace = pace
+        self._lease_wait_s = lease_wait_s
+        self._patience_s = REGISTER_PATIENCE_S
+        self._change = Change()
+        self._swapped = Change()
+        self._welcome: WorkerWelcome | None = None
+        self._engine: EngineThread | None = None
+        self._weights: WeightKeeper | None = None
+        self._groups: dict[str, GroupInFlight] = {}
+        self._unsubmitted: OrderedDict[str, GroupSubmission] = OrderedDict()
+        self._tokens_generated = 0
+        self._ready_at: float | None = None
+        self._draining = False
+        self._done = asyncio.Event()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until the run is finished, the worker was drained, or `stop` was called.
+
+        Args:
+            ready: called once the worker is registered and its engine is up.
+
+        Raises:
+            ContractError: when the coordinator refuses the worker or one of its groups.
+            UnavailableError: when a peer was away for longer than services.stall_timeout_s.
+            IntegrityError: when weights do not match their digest.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(self._work(ready))
+                tasks.create_task(self._cancel_when_done(work))
+        except BaseExceptionGroup as group:
+            raise _first_leaf(group) from group
+        finally:
+            _log.info("worker.left", worker=self._name, tokens_generated=self._tokens_generated)
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Take nothing new, finish what is leased within `grace_s` seconds, then leave.
+
+        What is not finished by then is abandoned: its lease runs out and the group is offered
+        to another worker.
+        """
+        _log.info("worker.stopping", worker=self._name, groups=len(self._groups))
+        self._draining = True
+        asyncio.get_running_loop().call_later(grace_s, self._done.set)
+        self._leave_when_idle()
+
+    async def _cancel_when_done(self, work: asyncio.Task[None]) -> None:
+        await self._done.wait()
+        work.cancel()
+
+    async def _work(self, ready: Callable[[], None]) -> None:
+        welcome = await self._register()
+        config = build_config(yaml.safe_load(welcome.config_yaml) or {})
+        self._patience_s = config.services.stall_timeout_s
+        engine = EngineThread(lambda: self._make_engine(config), self._collect)
+        weights = WeightKeeper(
+            self._coordinator,
+            self._make_source(config),
+            engine,
+            config,
+            welcome.run_id,
+            self._groups_by_pin,
+            self._change,
+            self._swapped,
+            self._pace,
+        )
+        self._engine, self._weights = engine, weights
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine.run())
+            tasks.create_task(self._heartbeats(welcome.heartbeat_s))
+            tasks.create_task(weights.fetch_forever())
+            tasks.create_task(self._sample(config, engine, weights, ready))
+
+    async def _sample(
+        self, config: RunConfig, engine: EngineThread, weights: WeightKeeper, ready: Callable[[], None]
+    ) -> None:
+        await engine.started(config.services.start_timeout_s)
+        self._ready_at = asyncio.get_running_loop().time()
+        ready()
+        _log.info("worker.ready", worker=self._name, run=self._run_id)
+        group_size = config.loop.group_size
+        samples = (self._places or config.rollout.concurrent_groups) * group_size
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(weights.swap_forever())
+            tasks.create_task(self._leases(engine, weights, samples, group_size))
+            tasks.create_task(self._submissions())
+
+    async def _register(self) -> WorkerWelcome:
+        hello = WorkerHello(self._name, PROTOCOL_VERSION, self._run_id, self._places or 0)
+        welcome = await self._reach("coordinator.register", lambda: self._coordinator.register(hello))
+        self._welcome = welcome
+        self._run_id = welcome.run_id
+        _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
+        return welcome
+
+    async def _heartbeats(self, pause_s: float) -> None:
+        while True:
+            reply = await self._reach(
+                "coordinator.heartbeat", lambda: self._coordinator.heartbeat(self._beat())
+            )
+            if reply.known:
+                self._heed(reply)
+                # Other weights are told at once: the coordinator's gate counts with them.
+                await self._swapped.wait(pause_s)
+            else:
+                # Its leases are named by their ids, so work in flight goes on under the new name.
+                await self._register()
+                self._change.ring()
+
+    def _beat(self) -> WorkerHeartbeat:
+        engine, weights = self._engine, self._weights
+        uptime_s = 0.0
+        if self._ready_at is not None:
+            uptime_s = asyncio.get_running_loop().time() - self._ready_at
+        return WorkerHeartbeat(
+            worker_id=self._worker_id(),
+            held_version=None if weights is None else weights.held_version,
+            weights_digest=None if weights is None else weights.weights_digest,
+            lease_ids=(*self._groups, *self._unsubmitted),
+            tokens_generated=self._tokens_generated,
+            busy_s=0.0 if engine is None else engine.busy_s,
+            uptime_s=uptime_s,
+        )
+
+    def _heed(self, reply: HeartbeatReply) -> None:
+        for lease_id in reply.cancelled_leases:
+            group = self._groups.pop(lease_id, None)
+            if group is not None and self._engine is not None:
+                self._engine.abort(group.request_ids())
+                _log.info("lease.cancelled", lease=lease_id, group=group.lease.group_id)
+        if self._weights is not None:
+            self._weights.hear(reply.newest_version)
+        if reply.drain and not self._draining:
+            _log.info("worker.draining", worker=self._name, groups=len(self._groups))
+            self._draining = True
+        if reply.run_finished:
+            self._finish_run()
+        self._leave_when_idle()
+        if reply.cancelled_leases:
+            self._change.ring()
+
+    async def _leases(
+        self, engine: EngineThread, weights: WeightKeeper, samples: int, group_size: int
+    ) -> None:
+        """Keep up to `samples` requests in flight; an evaluation's group has one, others `group_size`."""
+        pause_s = FIRST_PAUSE_S
+        while not self._draining:
+            in_flight = sum(len(group.lease.seeds) for group in self._groups.values())
+            room = (samples - in_flight) // group_size
+            if room < 1 or weights.pauses_leases():
+                await self._change.wait(self._lease_wait_s)
+                continue
+            await self._pace()
+            held_version = weights.held_version
+            async with weights.steady():
+                reply = await self._reach("coordinator.lease_group", partial(self._ask, weights, room))
+                self._accept(reply, engine, weights)
+            if reply.leases or weights.held_version != held_version:
+                pause_s = FIRST_PAUSE_S
+            else:
+                await self._change.wait(pause_s)
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+    async def _ask(self, weights: WeightKeeper, room: int) -> LeaseReply:
+        # Made anew for each attempt: the worker may have got another id in between.
+        request = LeaseRequest(self._worker_id(), weights.held_version, room, self._lease_wait_s)
+        return await self._coordinator.lease_group(request)
+
+    def _accept(self, reply: LeaseReply, engine: EngineThread, weights: WeightKeeper) -> None:
+        now = asyncio.get_running_loop().time()
+        for lease in () if self._draining else reply.leases:
+            if not _samples_with(lease, weights.held_version):
+                _log.warning(
+                    "lease.unusable", lease=lease.lease_id, wants=lease.version, held=weights.held_version
+                )
+                continue
+            group = GroupInFlight(lease, started_at=now)
+            self._groups[lease.lease_id] = group
+            engine.add(group.requests())
+            _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)
+        weights.hear(reply.newest_version)
+        weights.want(reply.wanted_version)
+        if reply.run_finished:
+            self._finish_run()
+
+    def _collect(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            self._tokens_generated += len(output.token_ids)
+            lease_id, sample_index = split_request_id(output.request_id)
+            group = self._groups.get(lease_id)
+            if group is not None and group.take(sample_index, output):
+                del self._groups[lease_id]
+                now = asyncio.get_running_loop().time()
+                self._unsubmitted[lease_id] = group.submission(self._worker_id(), now)
+                self._change.ring()
+
+    async def _submissions(self) -> None:
+        while True:
+            if not self._unsubmitted:
+                await self._change.wait(self._lease_wait_s)
+                continue
+            lease_id, submission = next(iter(self._unsubmitted.items()))
+            await self._pace()
+            verdict = await self._reach(
+                "coordinator.submit_group", partial(self._coordinator.submit_group, submission)
+            )
+            del self._unsubmitted[lease_id]
+            _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
+            self._leave_when_idle()
+
+    def _groups_by_pin(self) -> tuple[int, int]:
+        pinned = sum(group.lease.version is not None for group in self._groups.values())
+        return pinned, len(self._groups) - pinned
+
+    def _worker_id(self) -> str:
+        return "" if self._welcome is None else self._welcome.worker_id
+
+    def _finish_run(self) -> None:
+        _log.info("run.finished", worker=self._name)
+        self._done.set()
+
+    def _leave_when_idle(self) -> None:
+        if self._draining and not self._groups and not self._unsubmitted:
+            self._done.set()
+
+    async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        return await keep_trying(what, attempt, self._patience_s)
+
+
+def _samples_with(lease: Lease, held_version: int | None) -> bool:
+    return held_version is not None and lease.version in (None, held_version)
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
