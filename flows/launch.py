@@ -7,10 +7,10 @@ cancel from Prefect), every service this process started is gone when `open_run`
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from antiphon.flows.outcome import RunOutcome, summarise, write_results
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report import build_report
 from antiphon.lineage.store import ArtifactStore
+from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import RunStatus
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine_environment import child_environment
 from antiphon.tasks import run_context
-from antiphon.tasks.prefect_server import start_prefect_server
+from antiphon.tasks.prefect_server import begin_prefect_server, client_environment
 from antiphon.tasks.provision import Supervisor, service_specs, worker_spec
 from antiphon.tasks.run_context import ClientLoop, RunContext
 
@@ -39,6 +40,9 @@ _log = structlog.get_logger(__name__)
 
 STATUS_S = 1.0
 """Seconds between two looks at the run for the live view."""
+
+SERVER_START_S = 180.0
+"""Longest wait for the Prefect server, which starts beside the services."""
 
 RECORD_TIMEOUT_S = 120.0
 """Longest wait for the records to be written once the last step is done."""
@@ -60,6 +64,8 @@ class Surroundings:
 
     view: RunView = field(default_factory=SilentView)
     options: RunOptions = field(default_factory=RunOptions)
+    live: "LiveRun | None" = None
+    """A run whose services the caller brought up already."""
 
 
 _surroundings: ContextVar[Surroundings | None] = ContextVar("surroundings", default=None)
@@ -145,6 +151,9 @@ def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[Live
     """
     opened = time.perf_counter()
     surroundings = _surroundings.get() or Surroundings()
+    if surroundings.live is not None:
+        yield surroundings.live
+        return
     view, options = surroundings.view, surroundings.options
     preflight(config)
     place = run_directory.choose_run(config, run_id, home, options.fresh)
@@ -164,7 +173,10 @@ def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[Live
         run_context.register(context)
         stack.callback(lambda: run_context.unregister(place.run_id))
         if config.record.mlflow or config.record.dvc:
-            context.recorder = Recorder(place.run_id, config, place.directory, home, context.store_root)
+            chunks = ChunkStore(place.directory / "chunks")
+            context.recorder = Recorder(
+                place.run_id, config, place.directory, home, context.store_root, read_chunk=chunks.get
+            )
             stack.callback(lambda: context.recorder and context.recorder.close(RECORD_TIMEOUT_S))
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         live = LiveRun(context, supervisor, committed, opened, view, options)
@@ -300,23 +312,53 @@ def run_post_train(
     Raises:
         AntiphonError: with the reason, when the run did not complete.
     """
-    preflight(config)
     os.environ["ANTIPHON_HOME"] = str(home)
+    surroundings = Surroundings(view, options or RunOptions())
     with ExitStack() as stack:
-        if not os.environ.get("PREFECT_API_URL"):
-            view.message("starting the Prefect server")
-            server = start_prefect_server(home, 0, home / "prefect" / "server.log", 180.0)
-            stack.callback(server.stop)
-            os.environ["PREFECT_API_URL"] = server.url
-            stack.callback(os.environ.pop, "PREFECT_API_URL", None)
-        token = _surroundings.set(Surroundings(view, options or RunOptions()))
+        token = _surroundings.set(surroundings)
         stack.callback(_surroundings.reset, token)
-        from antiphon.flows.post_train import post_train
+        server = None
+        preflight(config)
+        if not os.environ.get("PREFECT_API_URL"):
+            view.message("starting the Prefect server and the services")
+            server = begin_prefect_server(home, 0, home / "prefect" / "server.log")
+            stack.callback(server.stop)
+            for name, value in client_environment(server.url, home).items():
+                stack.callback(_set_variable(name, value))
+        live = stack.enter_context(open_run(config, run_id, home))
+        if server is not None:
+            server.wait_healthy(SERVER_START_S)
+        stack.enter_context(_given(replace(surroundings, live=live)))
+        from antiphon.flows.post_train import flush_events, post_train
 
-        result = post_train(config, run_id or "")
+        stack.callback(flush_events)
+        result = post_train(config, live.context.run_id)
     if not isinstance(result, dict):
         raise AntiphonError(f"the run did not complete: {result}")
     return RunOutcome.from_summary(result)
+
+
+@contextmanager
+def _given(surroundings: Surroundings) -> Iterator[None]:
+    token = _surroundings.set(surroundings)
+    try:
+        yield
+    finally:
+        _surroundings.reset(token)
+
+
+def _set_variable(name: str, value: str) -> Callable[[], None]:
+    """Set an environment variable and return what puts the old one back."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+    return restore
 
 
 __all__ = ["ConfigError", "LiveRun", "RunOptions", "RunOutcome", "open_run", "preflight", "run_post_train"]

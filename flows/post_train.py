@@ -14,6 +14,7 @@ import structlog
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
+from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
@@ -35,6 +36,9 @@ _log = structlog.get_logger(__name__)
 
 CANCEL_POLL_S = 2.0
 """Pause between two looks at the flow run's state."""
+
+EVENTS_S = 30.0
+"""Longest wait for the last task states to reach the server."""
 
 CANCEL_REASON = "cancelled from Prefect"
 
@@ -128,6 +132,11 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
             live.context.stop("the flow ended")
             watcher.join(2 * CANCEL_POLL_S)
     return outcome.summary()
+
+
+def flush_events() -> None:
+    """Send what Prefect still has to tell its server, so that the kept database is complete."""
+    EventsWorker.drain_all(timeout=EVENTS_S, at_exit=False)
 
 
 def living_run(run_id: str) -> RunContext:

@@ -47,4 +47,6 @@ def broadcast(run_id: str, version: int) -> dict[str, Any]:
     """Publish one policy version; returns its digest."""
     run = find(run_id)
     manifest = run.timed("broadcast", version, lambda: broadcast_version(run, version))
+    if version == 0 and run.recorder is not None:
+        run.recorder.record_base(manifest)
     return {"version": version, "weights": manifest.weights_digest, "bytes": manifest.payload_bytes}

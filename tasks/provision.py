@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 WATCH_S = 0.1
 """Pause between two looks at the children."""
 
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 20.0
 """Seconds a service gets between SIGTERM and SIGKILL."""
 
 LOG_TAIL_LINES = 12

@@ -1,0 +1,74 @@
+"""The antiphon command: one verb a file, errors in one sentence, exit codes that mean something.
+
+0 done, 1 failed, 2 usage or configuration, 3 infeasible, 130 interrupted. Verbs import what is
+heavy only when they run, so help and mistakes answer at once.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from cyclopts import App, CycloptsError
+
+from antiphon.core.errors import AntiphonError
+
+app = App(
+    name="antiphon",
+    help="Overlapped, replayable reinforcement-learning post-training of language models.",
+    help_format="plaintext",
+    version_flags=["--version"],
+    version=lambda: metadata.version("antiphon"),
+)
+for _verb, _place, _help in (
+    ("demo", "demo:demo", "Train the shipped small model and show what came of it."),
+    ("run", "run:run", "Post-train a policy as a configuration says."),
+    ("config", "config:config", "Print the tree that a configuration resolves to."),
+    ("status", "status:status", "Show a run as it is now."),
+    ("report", "report:report", "Write one self-contained HTML page about a run."),
+    ("evaluate", "evaluate:evaluate", "Print or write the held-out scores of a run's versions."),
+    ("up", "up:up", "Serve the Prefect and MLflow pages of what was recorded."),
+    ("down", "up:down", "Stop what `up` serves."),
+    ("worker", "worker:worker", "Join a run from this machine and sample for it."),
+    ("serve", "serve:app", "Run one service in the foreground."),
+    ("warmstart", "warmstart:warmstart", "Make the demo's base model, or check it."),
+):
+    app.command(f"antiphon.cli.{_place}", name=_verb, help=_help)
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; what goes wrong is one line on stderr."""
+    try:
+        code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        verb = " ".join(("antiphon", *(error.command_chain or ())))
+        return _complain(f"{' '.join(str(error).split())} See `{verb} --help`.", 2)
+    except AntiphonError as error:
+        return _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _complain("interrupted; the same command goes on where it stopped", 130)
+    except BrokenPipeError:
+        # Whoever read our output has left; without this the interpreter complains at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        return _complain(f"no space is left on the disk{where}; free some and give the same command again", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"antiphon: {sentence}", file=sys.stderr, flush=True)
+    return code
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(execute(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

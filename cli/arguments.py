@@ -1,0 +1,38 @@
+"""Arguments: what several verbs share, found and checked in one place."""
+
+import os
+from pathlib import Path
+
+from antiphon.core.errors import ConfigError
+
+
+def home_directory() -> Path:
+    """Return the folder of runs, store and databases: ANTIPHON_HOME, or .antiphon in the working directory.
+
+    Services started by hand need no Prefect, so this does not ask the flows for it.
+    """
+    return Path(os.environ.get("ANTIPHON_HOME", ".antiphon")).absolute()
+
+
+def shipped(example: str) -> Path:
+    """Return the path of a file under examples/ of the checkout this package runs from.
+
+    Raises:
+        ConfigError: when it was installed without a checkout.
+    """
+    path = Path(__file__).resolve().parents[1] / "examples" / example
+    if not path.exists():
+        raise ConfigError(f"the shipped {example} is not at {path}; run ./antiphon from a checkout")
+    return path
+
+
+def check_address(address: str, option: str) -> str:
+    """Return HOST:PORT unchanged.
+
+    Raises:
+        ConfigError: when it is of another form.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{option} {address} is not of the form HOST:PORT; write 127.0.0.1:7700")
+    return address

@@ -1,0 +1,26 @@
+"""config: print the tree that a configuration and its overrides resolve to."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def config(
+    path: Path, /, *overrides: str, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+) -> None:
+    """Print the resolved configuration with every default filled in; nothing is started.
+
+    Args:
+        path: the YAML file.
+        overrides: key=value pairs, such as loop.max_staleness=4.
+        as_json: print JSON instead of YAML.
+    """
+    from antiphon.core.config import dump_config, load_config
+
+    resolved = load_config(path, list(overrides))
+    if as_json:
+        print(json.dumps(resolved.model_dump(mode="json"), indent=2))
+    else:
+        print(dump_config(resolved), end="")

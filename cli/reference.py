@@ -1,0 +1,69 @@
+"""Reference: docs/configuration.md, written from the configuration's own words."""
+
+import inspect
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from antiphon.core.config import RunConfig
+
+INTRODUCTION = """\
+# Configuration
+
+Generated from `core/config.py` by `scripts/docs`; a test compares the two.
+
+One YAML file gives the sections below; whatever it leaves out has the default shown. On the command
+line, `section.field=value` replaces a field (the value is read as YAML). `antiphon config FILE
+[section.field=value ...]` prints the whole tree, and everything is checked before anything starts: an
+unknown key, an impossible value or a combination that cannot be meant is one sentence and exit code 2.
+"""
+
+
+def configuration_page() -> str:
+    """Return the page as Markdown, one table for each section."""
+    parts = [INTRODUCTION]
+    for name, info in RunConfig.model_fields.items():
+        section = info.annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel)
+        parts.append(f"## {name}\n\n{inspect.cleandoc(section.__doc__ or '')}\n")
+        rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+        rows += [_row(name, field, detail) for field, detail in section.model_fields.items()]
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _row(section: str, field: str, info: FieldInfo) -> str:
+    default = yaml.safe_dump(info.get_default(call_default_factory=True), default_flow_style=True)
+    default = default.replace("...", "").strip()
+    meaning = " ".join((info.description or "").split())
+    cells = (f"`{section}.{field}`", _kind(info), f"`{default}`", meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _kind(info: FieldInfo) -> str:
+    bounds = []
+    for rule in info.metadata:
+        for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            limit = getattr(rule, attribute, None)
+            if limit is not None:
+                bounds.append(f"{sign} {limit:,}" if isinstance(limit, int) else f"{sign} {limit:g}")
+        pattern = getattr(rule, "pattern", None)
+        if pattern is not None:
+            bounds.append(f"`{pattern}`")
+    kind = _type_words(info.annotation)
+    return f"{kind}, {', '.join(bounds)}" if bounds else kind
+
+
+def _type_words(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in get_args(annotation))
+    if origin in (Union, UnionType):
+        return " or ".join(_type_words(part) for part in get_args(annotation))
+    names = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "none"}
+    if origin is dict:
+        return "mapping"
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))

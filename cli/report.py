@@ -1,0 +1,34 @@
+"""report: one self-contained HTML page about a run, going on or not."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def report(run: str | None = None, /, *, out: Annotated[Path | None, Parameter(name="--out")] = None) -> int:
+    """Write the page: learning curve, staleness, overlap timeline, throughput, where the seconds went.
+
+    Args:
+        run: the run's id; by default the newest.
+        out: file to write; by default report.html in the run's folder.
+    """
+    from antiphon.cli.arguments import home_directory
+    from antiphon.cli.attach import all_events, attached
+    from antiphon.flows.run_directory import find_run, store_directory
+    from antiphon.lineage.report import build_report
+    from antiphon.lineage.store import ArtifactStore
+
+    home = home_directory()
+    directory = find_run(home, run)
+
+    async def write() -> Path:
+        async with attached(directory, store_directory(home)) as (coordinator, _):
+            events = await all_events(coordinator)
+            status = await coordinator.status()
+        store = ArtifactStore(store_directory(home))
+        return build_report(directory, store, events, status, out or directory / "report.html")
+
+    print(asyncio.run(write()))
+    return 0

@@ -1,0 +1,52 @@
+"""run: the main job, from a configuration to a trained policy."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from antiphon.cli.arguments import home_directory
+from antiphon.core.config import RunConfig, load_config
+
+
+def run(
+    path: Path,
+    /,
+    *overrides: str,
+    resume: Annotated[str | None, Parameter(name="--resume")] = None,
+    fresh: Annotated[bool, Parameter(name="--fresh", negative="")] = False,
+    results: Annotated[Path | None, Parameter(name="--results")] = None,
+) -> int:
+    """Post-train a policy; the same command goes on with the run it left unfinished.
+
+    Args:
+        path: the YAML file.
+        overrides: key=value pairs, such as loop.max_staleness=4.
+        resume: id of the run to go on with.
+        fresh: begin a new run even if an unfinished one of this configuration exists.
+        results: folder that gets metrics.json, timings.json and final.json.
+    """
+    return run_config(load_config(path, list(overrides)), resume=resume, fresh=fresh, results=results)
+
+
+def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: Path | None) -> int:
+    """Run one configuration with a view for people; return the exit code."""
+    from antiphon.cli.up import running_prefect
+    from antiphon.cli.view import make_view
+    from antiphon.services.process import configure_logs
+
+    configure_logs("warning")
+    home = home_directory()
+    view = make_view()
+    view.message(f"{config.run.name}: {config.run.steps} steps, seed {config.run.seed}; loading")
+    from antiphon.flows.launch import RunOptions, run_post_train
+
+    served = running_prefect(home)
+    if served is not None:  # one server on the database is better than two
+        os.environ.setdefault("PREFECT_API_URL", served)
+    try:
+        run_post_train(config, resume, home, view, RunOptions(fresh=fresh, results=results))
+    finally:
+        view.close()
+    return 0

@@ -1,0 +1,127 @@
+"""serve: one service alone, in the foreground, until it is asked to stop.
+
+The main job starts the same commands for itself; by hand they make a run whose parts live on
+different machines or under another supervisor.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cyclopts import App, Parameter
+
+from antiphon.cli.arguments import check_address
+from antiphon.core.errors import ConfigError
+
+app = App(name="serve", help="Run one service in the foreground: coordinator, learner or reward.")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ServiceFlags:
+    """Where a service finds its run and where it listens."""
+
+    config: Path
+    """The run's configuration file."""
+    run_id: str = ""
+    """The run's id; by default the name in the configuration."""
+    run_dir: Path | None = None
+    """The run's folder; by default runs/RUN_ID in the home directory."""
+    store: Path | None = None
+    """Root of the artifact store; by default store in the home directory."""
+    coordinator: str = ""
+    """HOST:PORT of the run's coordinator; the learner and the reward service need it."""
+    host: str = ""
+    """Address to listen on; by default services.host of the configuration."""
+    port: int | None = None
+    """Port to listen on, 0 for a free one; by default what the configuration says, else 0."""
+    ready_file: Path | None = None
+    """File that gets {"pid", "port"} once the service can work."""
+
+
+@app.command
+def coordinator(*, flags: ServiceFlags) -> int:
+    """Hand out work, keep the journal, assemble batches."""
+    from antiphon.cli.arguments import home_directory
+    from antiphon.core.config import load_config
+    from antiphon.services.coordinator.server import serve_coordinator
+    from antiphon.services.process import run_service, write_ready_file
+
+    config = load_config(flags.config)
+    run_id = flags.run_id or config.run.name
+    run_dir = flags.run_dir or home_directory() / "runs" / run_id
+    store = flags.store or home_directory() / "store"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    store.mkdir(parents=True, exist_ok=True)
+    port = config.services.coordinator_port if flags.port is None else flags.port
+    return run_service(
+        lambda: serve_coordinator(
+            config,
+            run_id,
+            run_dir,
+            store,
+            flags.host or config.services.host,
+            port,
+            lambda bound: write_ready_file(flags.ready_file, bound),
+        )
+    )
+
+
+@app.command
+def learner(*, flags: ServiceFlags) -> int:
+    """Train on sealed batches and publish policy versions."""
+    from antiphon.cli.arguments import home_directory
+    from antiphon.core.config import load_config
+
+    config = load_config(flags.config)
+    address = _coordinator(flags, "learner")
+    run_id = flags.run_id or config.run.name
+    run_dir = flags.run_dir or home_directory() / "runs" / run_id
+    store = flags.store or home_directory() / "store"
+    run_dir.mkdir(parents=True, exist_ok=True)
+
+    from antiphon.services.learner.server import serve_learner
+    from antiphon.services.process import run_service, write_ready_file
+
+    return run_service(
+        lambda: serve_learner(
+            config,
+            run_id,
+            run_dir,
+            store,
+            address,
+            flags.host or config.services.host,
+            flags.port or 0,
+            lambda bound: write_ready_file(flags.ready_file, bound),
+        )
+    )
+
+
+@app.command
+def reward(*, flags: ServiceFlags) -> int:
+    """Judge finished groups with the run's environment."""
+    from antiphon.core.config import load_config
+
+    config = load_config(flags.config)
+    address = _coordinator(flags, "reward")
+
+    from antiphon.services.process import run_service, write_ready_file
+    from antiphon.services.reward.server import serve_reward
+
+    return run_service(
+        lambda: serve_reward(
+            config,
+            flags.run_id or config.run.name,
+            address,
+            flags.host or config.services.host,
+            flags.port or 0,
+            lambda bound: write_ready_file(flags.ready_file, bound),
+        )
+    )
+
+
+def _coordinator(flags: ServiceFlags, service: str) -> str:
+    if not flags.coordinator:
+        raise ConfigError(
+            f"serve {service} needs --coordinator HOST:PORT, the address of the run's coordinator"
+        )
+    return check_address(flags.coordinator, "--coordinator")

@@ -1,0 +1,149 @@
+"""status: one run as it is now, or in a live picture, or as JSON for programs."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from antiphon.core.errors import AntiphonError
+
+if TYPE_CHECKING:
+    from antiphon.core.view import PlaneView
+    from antiphon.services.coordinator.api import RunStatus
+
+WATCH_S = 1.0
+"""Seconds between two looks with --watch."""
+
+
+def status(
+    run: str | None = None,
+    /,
+    *,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    watch: Annotated[bool, Parameter(name="--watch", negative="")] = False,
+) -> int:
+    """Show a run: steps, reward, held-out pass@1, staleness, and what each plane waits for.
+
+    Args:
+        run: the run's id; by default the newest.
+        as_json: print everything the coordinator says, for programs.
+        watch: keep looking until the run is finished.
+    """
+    from antiphon.cli.arguments import home_directory
+    from antiphon.cli.attach import coordinator_address, look
+    from antiphon.core.config import load_config
+    from antiphon.flows.run_directory import find_run, list_runs
+
+    home = home_directory()
+    directory = find_run(home, run)
+    address = coordinator_address(directory, load_config(directory / "config.yaml"))
+    found = None if address is None else asyncio.run(look(address, directory.name))
+    if found is None or address is None:
+        return _show_resting(directory, as_json)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found), indent=2))
+        return 0
+    if watch:
+        return _watch(address, directory.name)
+
+    from rich.console import Console
+
+    from antiphon.cli.view import RunHistory, picture
+
+    history = RunHistory()
+    history.take(found)
+    Console().print(picture(found, planes_of(found, {}), history, None))
+    print(f"coordinator: {address}")
+    others = [d.name for d in list_runs(home) if d != directory]
+    if run is None and others:
+        print(f"other runs: {', '.join(others[-5:])}")
+    return 0
+
+
+def planes_of(status: "RunStatus", rates: Mapping[str, float]) -> dict[str, "PlaneView"]:
+    """Say what the planes do, from the coordinator's status alone.
+
+    Args:
+        status: one look at the run.
+        rates: plane -> tokens per second, where known.
+    """
+    from antiphon.core.view import PlaneView
+
+    active = [w for w in status.workers if w.state == "active"]
+    open_groups = f"{status.groups_leased} groups at {len(active)} workers"
+    training = status.sealed_steps > status.committed_steps
+    return {
+        "rollout": PlaneView("rollout", open_groups, rates.get("rollout", 0.0), status.waiting),
+        "reward": PlaneView(
+            "reward",
+            f"{status.groups_to_judge} to judge, {status.groups_ready} ready",
+            0.0,
+            "" if status.groups_to_judge else "finished groups",
+        ),
+        "learner": PlaneView(
+            "learner",
+            f"version {status.committed_steps}",
+            0.0,
+            "" if training else f"the batch of step {status.committed_steps}",
+        ),
+        "broadcast": PlaneView("broadcast", f"newest version {status.newest_version}", 0.0, ""),
+    }
+
+
+def _watch(address: str, run_id: str) -> int:
+    from antiphon.cli.attach import look
+    from antiphon.cli.view import make_view
+
+    view = make_view()
+    tokens, at = 0, time.perf_counter()
+    begun = False
+    try:
+        while True:
+            found = asyncio.run(look(address, run_id))
+            if found is None:
+                view.message("the run's coordinator is gone; `antiphon status` says what is left")
+                return 1
+            if not begun:
+                view.started(found.run_id, {})
+            now, made = time.perf_counter(), sum(w.tokens_generated for w in found.workers)
+            rate = max(0.0, (made - tokens) / (now - at)) if begun else 0.0
+            tokens, at, begun = made, now, True
+            view.status(found, planes_of(found, {"rollout": rate}))
+            if found.finished:
+                view.finished([f"run {found.run_id} is finished"])
+                return 0
+            time.sleep(WATCH_S)
+    finally:
+        view.close()
+
+
+def _show_resting(directory: Path, as_json: bool) -> int:
+    """Say what is known of a run that is not going on; exit code 1 when it is unfinished."""
+    outcome = read_outcome(directory)
+    if outcome is None:
+        raise AntiphonError(
+            f"run {directory.name} is not going on and not finished; go on with it by "
+            f"`antiphon run {directory / 'config.yaml'} --resume {directory.name}`"
+        )
+    if as_json:
+        print(json.dumps(outcome, indent=2))
+        return 0
+    from antiphon.flows.outcome import RunOutcome
+
+    for line in RunOutcome.from_summary(outcome).lines(directory / "report.html"):
+        print(line)
+    return 0
+
+
+def read_outcome(directory: Path) -> dict[str, Any] | None:
+    """Return what a finished run wrote about itself, or None."""
+    try:
+        plain: dict[str, Any] = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return plain

@@ -1,0 +1,207 @@
+"""up and down: serve the Prefect and MLflow pages of what was recorded, and stop exactly those."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from antiphon.cli.arguments import home_directory
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.tasks.prefect_server import HOST, answers, begin_prefect_server, check_port, free_port
+
+START_TIMEOUT_S = 180.0
+"""Longest wait for a page; the first start of each makes its database."""
+
+POLL_S = 0.2
+"""Pause between two looks at a server that starts or stops."""
+
+SAY_S = 5.0
+"""Longest silence while a page starts."""
+
+STOP_GRACE_S = 10.0
+"""Seconds a server gets between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A server that `up` left running."""
+
+    name: str
+    url: str
+    pid: int
+    created: float
+    """The kernel's start time of the process; a later process with the same id differs in it."""
+
+    def alive(self) -> bool:
+        """Tell whether this very process still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+def up(*, prefect_port: int = 4200, mlflow_port: int = 5000) -> int:
+    """Serve the Prefect and MLflow pages of what was recorded, in the background.
+
+    Args:
+        prefect_port: port of the Prefect pages; 0 picks a free one.
+        mlflow_port: port of the MLflow pages; 0 picks a free one.
+    """
+    home = home_directory()
+    home.mkdir(parents=True, exist_ok=True)
+    pages = {name: page for name, page in read_pages(home).items() if page.alive()}
+    # Both ports are tried before either server starts, so a taken one leaves nothing behind.
+    if "prefect" not in pages and prefect_port:
+        check_port(prefect_port, "--prefect-port")
+    if "mlflow" not in pages and mlflow_port:
+        check_port(mlflow_port, "--mlflow-port")
+    for name, begin, port in (
+        ("prefect", _begin_prefect, prefect_port),
+        ("mlflow", _begin_mlflow, mlflow_port),
+    ):
+        if name not in pages:
+            pages[name] = begin(home, port)
+            # Written down before the wait, so that `down` finds it whatever happens meanwhile.
+            write_pages(home, pages)
+    for name in ("prefect", "mlflow"):
+        _wait(pages[name], home)
+        print(f"{name}: {pages[name].url}", flush=True)
+    print("stop them with: antiphon down")
+    return 0
+
+
+def down() -> int:
+    """Stop the servers that `up` started; recorded data stays."""
+    home = home_directory()
+    pages = read_pages(home)
+    living = [page for page in pages.values() if page.alive()]
+    for page in living:
+        os.killpg(page.pid, signal.SIGTERM)
+    deadline = time.perf_counter() + STOP_GRACE_S
+    for page in living:
+        while page.alive() and time.perf_counter() < deadline:
+            time.sleep(POLL_S)
+        _kill_group(page.pid)
+        print(f"{page.name}: stopped")
+    (home / "up.json").unlink(missing_ok=True)
+    if not living:
+        print("nothing was up")
+    return 0
+
+
+def running_prefect(home: Path) -> str | None:
+    """Return the API address of the Prefect server that `up` serves, or None."""
+    page = read_pages(home).get("prefect")
+    if page is None or not page.alive() or not answers(f"{page.url}/api/health"):
+        return None
+    return f"{page.url}/api"
+
+
+def read_pages(home: Path) -> dict[str, Page]:
+    """Return what `up` wrote down, living or not.
+
+    Raises:
+        ConfigError: when the file is not its own.
+    """
+    path = home / "up.json"
+    if not path.exists():
+        return {}
+    try:
+        plain: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {name: Page(**values) for name, values in plain.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); remove it and run `antiphon up` again"
+        ) from error
+
+
+def write_pages(home: Path, pages: Mapping[str, Page]) -> None:
+    """Write down which servers are up, whole or not at all."""
+    plain = {
+        name: {"name": p.name, "url": p.url, "pid": p.pid, "created": p.created} for name, p in pages.items()
+    }
+    temporary = home / "up.json.tmp"
+    temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(home / "up.json")
+
+
+def _begin_prefect(home: Path, port: int) -> Page:
+    server = begin_prefect_server(home, port, _log(home, "prefect"), outlive=True)
+    return _page("prefect", server.page, server.process)
+
+
+def _begin_mlflow(home: Path, port: int) -> Page:
+    folder = home / "mlflow"
+    (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
+    arguments = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    arguments += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    arguments += ["--default-artifact-root", str(folder / "artifacts")]
+    environment = {**os.environ, "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    with _log(home, "mlflow").open("ab") as output:
+        process = subprocess.Popen(
+            arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return _page("mlflow", f"http://{HOST}:{port}", process)
+
+
+def _page(name: str, url: str, process: "subprocess.Popen[bytes]") -> Page:
+    return Page(name, url, process.pid, psutil.Process(process.pid).create_time())
+
+
+def _log(home: Path, name: str) -> Path:
+    return home / name / "server.log"
+
+
+def _wait(page: Page, home: Path) -> None:
+    """Wait until a page answers, saying so now and then.
+
+    Raises:
+        UnavailableError: when its server ended or did not answer in time; it is stopped then.
+    """
+    health = f"{page.url}/api/health" if page.name == "prefect" else f"{page.url}/health"
+    started = said = time.perf_counter()
+    while not answers(health):
+        now = time.perf_counter()
+        if not page.alive() or now - started > START_TIMEOUT_S:
+            ended = not page.alive()
+            _kill_group(page.pid)
+            how = "ended at once" if ended else f"was silent for {START_TIMEOUT_S:g} s"
+            raise UnavailableError(f"the {page.name} server {how}; see {_log(home, page.name)}")
+        if now - said > SAY_S:
+            said = now
+            print(f"{page.name}: starting, {now - started:.0f} s so far", file=sys.stderr, flush=True)
+        time.sleep(POLL_S)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # all of it is gone

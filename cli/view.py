@@ -1,0 +1,239 @@
+"""View: a run as people see it, live on a terminal and line by line anywhere else.
+
+Drawing never holds a run up: it reads what it is given and keeps a short history of its own.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from antiphon.core.view import PlaneView, RunGlance, reward_of
+
+SPARKS = "▁▂▃▄▅▆▇█"
+HISTORY = 48
+"""Steps that the sparkline shows."""
+
+PLAIN_INTERVAL_S = 10.0
+"""Without a terminal, longest silence while nothing changes is this many seconds or one step."""
+
+
+def sparkline(values: Sequence[float], width: int = HISTORY) -> str:
+    """Draw the last `width` values as blocks between their smallest and largest.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    >>> sparkline([0.3, 0.3])
+    '▁▁'
+    """
+    shown = list(values)[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    span = high - low
+    if span <= 0:
+        return SPARKS[0] * len(shown)
+    return "".join(SPARKS[round((v - low) / span * (len(SPARKS) - 1))] for v in shown)
+
+
+def percent(share: float | None) -> str:
+    """Write a share as a percentage, or a dash when it is unknown."""
+    return "–" if share is None else f"{share:.1%}"
+
+
+def minutes(seconds: float) -> str:
+    """Write a duration as minutes and seconds.
+
+    >>> minutes(75.4)
+    '1:15'
+    """
+    whole = int(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+@dataclass
+class RunHistory:
+    """What a view remembers of the looks it took."""
+
+    rewards: dict[int, float] = field(default_factory=dict)
+    """Step -> mean training reward."""
+    scores: dict[int, float] = field(default_factory=dict)
+    """Version -> held-out pass@1."""
+    first_step: int | None = None
+    """Steps done at the first look; a run that is gone on with does not start at 0."""
+
+    def take(self, status: RunGlance) -> list[int]:
+        """Remember one look and return the versions whose evaluation is news."""
+        if self.first_step is None:
+            self.first_step = status.committed_steps
+        commit, reward = status.last_commit, reward_of(status.last_commit)
+        if commit is not None and reward is not None:
+            self.rewards[commit.step] = reward
+        news = [e.version for e in status.evaluations if e.complete and e.version not in self.scores]
+        self.scores |= {e.version: e.reward_mean for e in status.evaluations if e.complete}
+        return news
+
+    def remaining_s(self, status: RunGlance, elapsed_s: float) -> float | None:
+        """Estimate the seconds left from the steps done since the first look."""
+        done = status.committed_steps - (self.first_step or 0)
+        if done <= 0:
+            return None
+        return elapsed_s / done * (status.steps_total - status.committed_steps)
+
+
+def staleness_words(histogram: Mapping[int, int]) -> str:
+    """Say how stale the trajectories were: mean, maximum and the share of each staleness.
+
+    >>> staleness_words({0: 1, 2: 3})
+    'mean 1.50, max 2   0: 25%  2: 75%'
+    """
+    total = sum(histogram.values())
+    if not total:
+        return "–"
+    mean = sum(s * n for s, n in histogram.items()) / total
+    shares = "  ".join(f"{s}: {n / total:.0%}" for s, n in sorted(histogram.items()))
+    return f"mean {mean:.2f}, max {max(histogram)}   {shares}"
+
+
+def picture(
+    status: RunGlance, planes: Mapping[str, PlaneView], history: RunHistory, elapsed_s: float | None
+) -> RenderableType:
+    """Draw one look at a run; without `elapsed_s` nothing is said about time."""
+    figures = Table.grid(padding=(0, 2))
+    figures.add_column(style="bold", no_wrap=True)
+    figures.add_column()
+    clock = ""
+    if elapsed_s is not None:
+        remaining = history.remaining_s(status, elapsed_s)
+        clock = minutes(elapsed_s) + ("" if remaining is None else f", about {minutes(remaining)} left")
+    bar = ProgressBar(total=max(1, status.steps_total), completed=status.committed_steps, width=32)
+    step = Table.grid(padding=(0, 1))
+    step.add_row(bar, f"{status.committed_steps} of {status.steps_total}   {clock}")
+    figures.add_row("step", step)
+    rewards = [history.rewards[s] for s in sorted(history.rewards)]
+    figures.add_row("reward", f"{percent(rewards[-1] if rewards else None):>6}  {sparkline(rewards)}")
+    figures.add_row("held-out pass@1", _score_words(history.scores))
+    figures.add_row("staleness", staleness_words(status.staleness_histogram))
+    table = Table(box=None, padding=(0, 2), show_edge=False)
+    for name in ("plane", "state", "tokens/s", "waits for"):
+        table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=name != "waits for")
+    for plane in planes.values():
+        rate = f"{plane.rate:,.0f}" if plane.rate else "–"
+        table.add_row(plane.name, plane.state, rate, plane.waits_for or "–")
+    parts: list[RenderableType] = [figures, Text(""), table]
+    if status.paused_reason:
+        parts += [Text(""), Text(f"paused: {status.paused_reason}", style="bold red")]
+    return Panel(Group(*parts), title=status.run_id, title_align="left", border_style="dim")
+
+
+def _score_words(scores: Mapping[int, float]) -> str:
+    if not scores:
+        return "–"
+    ordered = sorted(scores)
+    values = [scores[v] for v in ordered]
+    last = f"{percent(values[-1]):>6}  {sparkline(values)}"
+    return last if len(ordered) == 1 else f"{last}  from {percent(values[0])} at version {ordered[0]}"
+
+
+class LiveView:
+    """Redraws one panel in place; sentences scroll above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._history = RunHistory()
+        self._live: Live | None = None
+        self._started_s = time.perf_counter()
+
+    def started(self, run_id: str, links: Mapping[str, str]) -> None:
+        """Name the pages and folders of the run and begin to draw."""
+        for name, target in links.items():
+            self._console.print(f"{name}: {target}", highlight=False, soft_wrap=True)
+        self._started_s = time.perf_counter()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def status(self, status: RunGlance, planes: Mapping[str, PlaneView]) -> None:
+        """Redraw."""
+        for version in self._history.take(status):
+            self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")
+        if self._live is not None:
+            elapsed_s = time.perf_counter() - self._started_s
+            self._live.update(picture(status, planes, self._history, elapsed_s))
+
+    def message(self, text: str) -> None:
+        """Print a sentence above the panel."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def finished(self, lines: Sequence[str]) -> None:
+        """Take the panel away and print what came of the run."""
+        self.close()
+        for line in lines:
+            self.message(line)
+
+    def close(self) -> None:
+        """Give the terminal back; safe to repeat."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+class PlainView:
+    """One line per step, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._history = RunHistory()
+        self._started_s = time.perf_counter()
+        self._said_s = self._started_s
+        self._step = -1
+        self._paused = ""
+
+    def started(self, run_id: str, links: Mapping[str, str]) -> None:
+        """Name the run, its pages and folders."""
+        self._started_s = time.perf_counter()
+        self.message(f"run {run_id}")
+        for name, target in links.items():
+            self.message(f"  {name}: {target}")
+
+    def status(self, status: RunGlance, planes: Mapping[str, PlaneView]) -> None:
+        """Print a line when a step was made, or when long nothing was said."""
+        for version in self._history.take(status):
+            self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")
+        if status.paused_reason and status.paused_reason != self._paused:
+            self._paused = status.paused_reason
+            self.message(f"paused: {status.paused_reason}")
+        now = time.perf_counter()
+        if status.committed_steps == self._step and now - self._said_s < PLAIN_INTERVAL_S:
+            return
+        self._step = status.committed_steps
+        waits = [f"{p.name} waits for {p.waits_for}" for p in planes.values() if p.waits_for]
+        rates = [f"{p.name} {p.rate:,.0f} tokens/s" for p in planes.values() if p.rate]
+        reward = percent(reward_of(status.last_commit))
+        stale = max(status.staleness_histogram, default=0)
+        head = f"{minutes(now - self._started_s)} step {status.committed_steps}/{status.steps_total}"
+        self.message("; ".join([f"{head} reward {reward} staleness <= {stale}", *rates, *waits]))
+
+    def message(self, text: str) -> None:
+        """Print one line."""
+        self._said_s = time.perf_counter()
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def finished(self, lines: Sequence[str]) -> None:
+        """Print what came of the run."""
+        for line in lines:
+            self.message(line)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def make_view(console: Console | None = None) -> LiveView | PlainView:
+    """Return the view that suits where the output goes."""
+    console = console or Console()
+    return LiveView(console) if console.is_terminal else PlainView(console)

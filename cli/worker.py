@@ -1,0 +1,63 @@
+"""worker: join a run from this machine with one command; it only dials out."""
+
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+from antiphon.cli.arguments import check_address, home_directory
+from antiphon.core.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def worker(
+    *,
+    coordinator: str,
+    name: str = "",
+    run: str = "",
+    work_dir: Path | None = None,
+    threads: int | None = None,
+    ready_file: Path | None = None,
+) -> int:
+    """Sample for a run until it is finished; the configuration comes from its coordinator.
+
+    Args:
+        coordinator: HOST:PORT of the run's coordinator.
+        name: name of the worker, unique in the run; by default made from the host and process.
+        run: the run it means to serve; by default whichever the coordinator serves.
+        work_dir: folder for weights on their way; by default workers/NAME in the home directory.
+        threads: CPU threads of the engine; by default OMP_NUM_THREADS, else 1.
+        ready_file: file that gets {"pid", "port"} once the worker can sample.
+    """
+    check_address(coordinator, "--coordinator")
+    name = name or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:48] or 'host'}-{os.getpid()}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--name {name} is not possible; use letters, digits, dot, dash, underscore")
+    work_dir = work_dir or home_directory() / "workers" / name
+    _start_with_engine_environment(
+        threads,
+        ["worker", "--coordinator", coordinator, "--name", name, "--work-dir", str(work_dir)]
+        + (["--run", run] if run else [])
+        + (["--ready-file", str(ready_file)] if ready_file else []),
+    )
+    from antiphon.services.process import run_service, write_ready_file
+    from antiphon.services.rollout.service import serve_worker
+
+    work_dir.mkdir(parents=True, exist_ok=True)
+    return run_service(
+        lambda: serve_worker(coordinator, name, run, work_dir, lambda: write_ready_file(ready_file, 0))
+    )
+
+
+def _start_with_engine_environment(threads: int | None, arguments: list[str]) -> None:
+    """Replace this process by one that was started as the engine needs it, unless it was."""
+    from antiphon.services.rollout.engine_environment import child_environment
+
+    inherited = os.environ.get("OMP_NUM_THREADS", "")
+    wanted = threads if threads is not None else int(inherited) if inherited.isdigit() else 1
+    environment = child_environment(wanted)
+    if environment != dict(os.environ):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "antiphon.cli.app", *arguments], environment)

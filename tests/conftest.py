@@ -1,0 +1,66 @@
+"""Every run of the tests can be repeated: seeds are shown, waits end, and what was left out is named."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+IN_CI = os.environ.get("ANTIPHON_CI") == "1"
+SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.randbelow(2**31))))
+ORDER = ("unit", "properties", "simulation", "docs", "services", "e2e")
+"""Quick folders first: a mistake shows before minutes were spent on engines."""
+
+_COMMON = dict(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", derandomize=True, database=None, **_COMMON)
+settings.register_profile("dev", **_COMMON)
+settings.load_profile("ci" if IN_CI else "dev")
+
+PROGRAMS = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "git": ("git",), "gcc": ("cc",)}
+"""Debian's package -> names under which its program may be installed."""
+
+
+def pytest_report_header() -> str:
+    """Say how to repeat this run."""
+    chance = "derandomized" if IN_CI else "random, a failure prints its own seed"
+    return f"antiphon: ANTIPHON_TEST_SEED={SEED}; hypothesis {chance}; ANTIPHON_CI={int(IN_CI)}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order tests by folder, quick ones first; within a folder as collected."""
+    tests = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(tests).parts[0]
+        return ORDER.index(folder) if folder in ORDER else len(ORDER)
+
+    items.sort(key=rank)
+
+
+@pytest.fixture(scope="session")
+def test_seed() -> int:
+    """Return the seed of this run, for tests that draw their own numbers."""
+    return SEED
+
+
+@pytest.fixture
+def needs_system() -> Callable[[str], str]:
+    """Return a function that finds a system package's program, or ends the test by naming the package.
+
+    A missing package skips the test on a person's machine and fails it in CI, where
+    `scripts/system-packages` should have had it installed.
+    """
+
+    def find(package: str) -> str:
+        for program in PROGRAMS[package]:
+            if path := shutil.which(program):
+                return path
+        reason = f"needs the system package {package} (scripts/system-packages --test)"
+        if IN_CI:
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+    return find
