@@ -145,7 +145,7 @@ class LearnerSection(_Section):
     """CPU threads of the learner; part of the numerics, so it is recorded."""
     batching: Literal["bucket", "pack"] = "bucket"
     """Micro-batches: length-sorted and padded (fast on CPU), or packed without padding."""
-    micro_batch_tokens: int = Field(default=8192, ge=64)
+    micro_batch_tokens: int = Field(default=2048, ge=64)
     """Padded tokens of one micro-batch."""
     checkpoint_interval: int = Field(default=5, ge=1)
     """Steps between checkpoints; a restarted learner repeats the recorded steps after the last."""

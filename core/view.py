@@ -129,4 +129,4 @@ def reward_of(commit: StepCommit | None) -> float | None:
     """Return the mean training reward of a step, or None when it reported none."""
     if commit is None:
         return None
-    return commit.metrics.get("batch/reward_mean", commit.metrics.get("reward_mean"))
+    return commit.metrics.get("reward_mean")

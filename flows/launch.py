@@ -18,6 +18,7 @@ import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
+from antiphon.core.staleness import check_publish_interval
 from antiphon.core.view import PlaneView, RunView, SilentView
 from antiphon.environments.codec import TextCodec, resolve_model_path
 from antiphon.environments.registry import make_environment
@@ -83,6 +84,7 @@ def preflight(config: RunConfig) -> None:
         ConfigError: for a missing model, a tokenizer that does not match, an unknown
             environment, or impossible parameters.
     """
+    check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
     resolve_model_path(config.model.path)
     TextCodec.load(config.model.path)
     section = config.environment
@@ -260,7 +262,7 @@ class _Progress:
         last = results.get(status.committed_steps - 1)
         trained = 0.0
         if last is not None and last.train_s > 0:
-            trained = last.commit.metrics.get("train/tokens", 0.0) / last.train_s
+            trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
         judging = "" if status.groups_to_judge else "finished groups"
         return {
             "rollout": PlaneView("rollout", f"{status.groups_leased} groups", rate, status.waiting),

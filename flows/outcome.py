@@ -123,8 +123,8 @@ def write_results(
         "steps": [
             {
                 "step": commit.step,
-                "loss": commit.metrics.get("train/loss"),
-                "reward": commit.metrics.get("batch/reward_mean"),
+                "loss": commit.metrics.get("loss"),
+                "reward": commit.metrics.get("reward_mean"),
                 "batch": commit.batch_digest,
                 "weights": commit.weights_digest,
             }

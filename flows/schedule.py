@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from antiphon.core.config import RunConfig
-from antiphon.core.staleness import fixed_version
+from antiphon.core.staleness import fixed_version, is_published
 from antiphon.tasks.run_context import RunContext
 
 
@@ -38,14 +38,13 @@ class Stages(Protocol):
         ...
 
 
-def is_published(version: int, config: RunConfig) -> bool:
-    """Tell whether a version gets a snapshot: every publish_interval-th and the last one."""
-    return version % config.loop.publish_interval == 0 or version == config.run.steps
+def _published(version: int, config: RunConfig) -> bool:
+    return is_published(version, config.loop.publish_interval, config.run.steps)
 
 
 def is_evaluated(version: int, config: RunConfig) -> bool:
     """Tell whether a version is scored on held-out prompts: first, last, and at the interval."""
-    if not is_published(version, config):
+    if not _published(version, config):
         return False
     interval = config.evaluation.interval
     return version in {0, config.run.steps} or (interval > 0 and version % interval == 0)
@@ -79,7 +78,7 @@ def _submit_all(run: RunContext, stages_for: Callable[[int], Stages], first: int
         pending.append(handle)
         return handle
 
-    base = first if is_published(first, config) else first - first % loop.publish_interval
+    base = first if _published(first, config) else first - first % loop.publish_interval
     broadcast = submit(stages_for(first), "broadcast", base, [])
     broadcasts[base] = broadcast
     if is_evaluated(base, config):
@@ -95,7 +94,7 @@ def _submit_all(run: RunContext, stages_for: Callable[[int], Stages], first: int
         step = submit(stages, "step", t, [collect, reward, step])
         recorded_after = step
         version = t + 1
-        if is_published(version, config):
+        if _published(version, config):
             broadcast = submit(stages, "broadcast", version, [step, broadcast])
             broadcasts[version] = broadcast
             recorded_after = broadcast

@@ -13,9 +13,9 @@ class StepResult:
 
     commit: StepCommit
     idle_s: float
-    """Seconds the learner waited between the end of the step before and this call."""
+    """Seconds between the end of the step before and having this step's batch; 0 for the first."""
     train_s: float
-    """Seconds from this call until the version was committed."""
+    """Seconds from having the batch until the version was committed; 0 for a repeated step."""
 
 
 @dataclass(frozen=True, slots=True)

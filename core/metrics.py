@@ -1,0 +1,97 @@
+"""Metrics: every figure a learner step reports, with its unit and its meaning.
+
+A commit carries these names and no others. Figures that exist once per staleness are named
+by `staleness_metric`, so that a reader can split any of them by how old the data was.
+"""
+
+from dataclasses import dataclass
+
+from antiphon.core.records import BatchRef
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+LEARNER_METRICS: tuple[Metric, ...] = (
+    Metric("loss", "1", "objective's loss over the batch, mean over the step's updates"),
+    Metric("gradient_norm", "1", "norm of the gradient before clipping, mean over the step's updates"),
+    Metric("learning_rate", "1", "AdamW learning rate of the step's last update"),
+    Metric("ratio_mean", "1", "mean importance ratio exp(learner - behaviour logprob) over tokens"),
+    Metric("ratio_max", "1", "largest importance ratio of a token"),
+    Metric("clip_share", "1", "share of tokens whose ratio was clipped, so that they gave no gradient"),
+    Metric("truncated_share", "1", "share of tokens whose importance weight was truncated or masked"),
+    Metric("kl_k1", "nats", "k1 estimate of KL(behaviour || learner) per token"),
+    Metric("kl_k3", "nats", "k3 estimate of KL(behaviour || learner) per token; never negative"),
+    Metric("effective_sample_share", "1", "effective sample size of the importance ratios over the tokens"),
+    Metric("entropy_estimate", "nats", "mean of minus the learner's logprob over the sampled tokens"),
+    Metric("completion_tokens", "tokens", "completion tokens the step trained on"),
+    Metric("trajectories", "trajectories", "trajectories the step trained on"),
+    Metric("padding_share", "1", "share of the positions computed that held no token"),
+    Metric("micro_batches", "micro-batches", "forward and backward passes of the step"),
+    Metric("train_s", "s", "seconds of the step on the training thread, loading the batch included"),
+)
+"""What every learner step reports; an empty batch reports zeros."""
+
+BATCH_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "reward_mean", "reward", "mean reward of all judged trajectories, filtered groups included"
+    ),
+    Metric("completion_tokens_mean", "tokens", "mean completion length of the same trajectories"),
+    Metric("groups_filtered", "groups", "groups without reward variance that were left out"),
+    Metric(
+        "groups_dropped_stale", "groups", "finished groups dropped beyond the bound since the last batch"
+    ),
+    Metric("staleness_mean", "versions", "mean staleness of the batch's trajectories; 0 for an empty batch"),
+    Metric("staleness_max", "versions", "largest staleness of the batch's trajectories"),
+)
+"""What a commit says of the batch it was trained on."""
+
+STALENESS_METRICS: tuple[Metric, ...] = (
+    Metric("kl_k1", "nats", "as kl_k1, over the tokens of this staleness"),
+    Metric("kl_k3", "nats", "as kl_k3, over the tokens of this staleness"),
+    Metric("tokens", "tokens", "completion tokens of this staleness"),
+)
+"""What a learner step also reports for each staleness that occurs in its batch."""
+
+_SPLIT = ".staleness_"
+
+
+def staleness_metric(name: str, staleness: int) -> str:
+    """Return the name of a figure for tokens of one staleness.
+
+    >>> staleness_metric("kl_k3", 2)
+    'kl_k3.staleness_2'
+    """
+    return f"{name}{_SPLIT}{staleness}"
+
+
+def batch_figures(batch: BatchRef) -> dict[str, float]:
+    """Return the figures of BATCH_METRICS for one sealed batch."""
+    histogram = batch.staleness_histogram
+    trajectories = sum(histogram.values())
+    weighted = sum(staleness * count for staleness, count in histogram.items())
+    return {
+        "reward_mean": batch.reward_mean,
+        "completion_tokens_mean": batch.completion_tokens_mean,
+        "groups_filtered": float(batch.groups_filtered),
+        "groups_dropped_stale": float(batch.groups_dropped_stale),
+        "staleness_mean": weighted / trajectories if trajectories else 0.0,
+        "staleness_max": float(max(histogram, default=0)),
+    }
+
+
+def find_metric(name: str) -> Metric | None:
+    """Return the catalogue's entry for a reported name, or None when it has none.
+
+    >>> find_metric("kl_k3.staleness_2").unit
+    'nats'
+    """
+    stem, split, _ = name.partition(_SPLIT)
+    catalogue = STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS)
+    return next((metric for metric in catalogue if metric.name == stem), None)

@@ -1,0 +1,41 @@
+"""Broadcast over gRPC, the asking side: the same contract over a channel."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from antiphon.core.records import SnapshotManifest
+from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc, coordinator_pb2
+from antiphon.services.broadcast.api import Broadcast
+from antiphon.services.serving import call, open_channel, stream
+from antiphon.services.wire import snapshot_manifest_from_proto
+
+
+class BroadcastClient(Broadcast):
+    """A holder of chunks at host:port."""
+
+    def __init__(self, address: str, timeout_s: float = 10.0, transfer_timeout_s: float = 600.0) -> None:
+        """Open a channel; nothing is sent yet.
+
+        Args:
+            address: host:port, such as a manifest's origin.
+            timeout_s: deadline of a manifest, seconds.
+            transfer_timeout_s: deadline of one stream of chunks, seconds.
+        """
+        self._channel = open_channel(address)
+        self._stub = broadcast_pb2_grpc.BroadcastStub(self._channel)  # type: ignore[no-untyped-call]
+        self._timeout_s = timeout_s
+        self._transfer_timeout_s = transfer_timeout_s
+
+    async def get_manifest(self, version: int | None) -> SnapshotManifest:
+        """Return the manifest of `version`, or of the newest snapshot held there."""
+        request = coordinator_pb2.OptionalVersionRequest(version=version)
+        return snapshot_manifest_from_proto(await call(self._stub.GetManifest, request, self._timeout_s))
+
+    async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield (digest, bytes) as the holder sent them; nothing is checked here."""
+        request = broadcast_pb2.ChunksRequest(digests=digests)
+        async for chunk in stream(self._stub.GetChunks, request, self._transfer_timeout_s):
+            yield chunk.digest, chunk.payload
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()

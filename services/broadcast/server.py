@@ -1,0 +1,39 @@
+"""Broadcast over gRPC, the serving side: proto in, service call, proto out."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
+from antiphon.services.broadcast.api import Broadcast
+from antiphon.services.serving import answers_errors
+from antiphon.services.wire import snapshot_manifest_to_proto
+
+SERVICE_NAME = "antiphon.Broadcast"
+"""Full name of the service, for the health check."""
+
+
+class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
+    """Answers for any holder of chunks."""
+
+    def __init__(self, service: Broadcast) -> None:
+        self._service = service
+
+    @answers_errors
+    async def GetManifest(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Answer with a manifest."""
+        version = request.version if request.HasField("version") else None
+        return snapshot_manifest_to_proto(await self._service.get_manifest(version))
+
+    @answers_errors
+    async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        """Stream chunks in the order asked for."""
+        async for digest, payload in self._service.get_chunks(list(request.digests)):
+            yield broadcast_pb2.Chunk(digest=digest, payload=payload)
+
+
+def register_broadcast(server: grpc.aio.Server, service: Broadcast) -> None:
+    """Add the service to a server that was not started yet."""
+    servicer = BroadcastServicer(service)
+    broadcast_pb2_grpc.add_BroadcastServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

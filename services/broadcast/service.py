@@ -1,0 +1,152 @@
+"""Broadcast service: hand out what is held, take in only what was checked.
+
+Sending is paced by one token bucket that all receivers share, so that an uplink cap holds
+whatever their number. Receiving fetches missing chunks only; what has arrived stays, so a
+transfer that breaks goes on where it stopped.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.records import ChunkEntry, SnapshotManifest
+from antiphon.services.broadcast.api import Broadcast
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.manifest import PAYLOAD_LIMIT_BYTES, check_manifest
+
+ATTEMPTS = 2
+"""A chunk that does not match its digest is asked for once more, then the transfer fails."""
+
+
+class Uplink:
+    """A cap on bytes per second, in the running loop's time, shared by all receivers.
+
+    A caller waits until what was sent before has drained at the given rate; nothing is saved
+    up while the uplink rests.
+    """
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    async def take(self, length: int) -> None:
+        """Wait until `length` more bytes have passed the uplink."""
+        if self._bytes_per_s is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at_s = max(self._free_at_s, now) + length / self._bytes_per_s
+        await asyncio.sleep(self._free_at_s - now)
+
+
+class BroadcastService(Broadcast):
+    """Serves one chunk store: the learner's origin today, a worker's copy tomorrow."""
+
+    def __init__(self, store: ChunkStore, uplink_bytes_per_s: float | None = None) -> None:
+        self._store = store
+        self._uplink = Uplink(uplink_bytes_per_s)
+
+    async def get_manifest(self, version: int | None) -> SnapshotManifest:
+        """Return the manifest of `version`, or of the newest snapshot held."""
+        return self._store.manifest(version)
+
+    async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield (digest, bytes) in the order asked for, no faster than the uplink cap."""
+        for digest in digests:
+            payload = self._store.get(digest)
+            await self._uplink.take(len(payload))
+            yield digest, payload
+
+
+async def fetch_snapshot(
+    manifest: SnapshotManifest,
+    source: Broadcast,
+    store: ChunkStore,
+    timeout_s: float,
+    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
+) -> None:
+    """Bring every chunk of a snapshot into `store`, then list its manifest there.
+
+    Chunks already held are not fetched. On any error what has arrived stays, so the next call
+    goes on from there.
+
+    Args:
+        manifest: what to fetch.
+        source: whoever holds the chunks.
+        store: where they go.
+        timeout_s: deadline of the whole transfer, seconds.
+        payload_limit_bytes: largest payload the receiver is ready to hold.
+
+    Raises:
+        IntegrityError: when the manifest is not sound, or a chunk came altered, truncated,
+            oversized or out of turn twice; it names the chunk.
+        UnavailableError: when the source went away or the deadline passed.
+    """
+    check_manifest(manifest, payload_limit_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _fetch_missing(manifest, source, store)
+    except TimeoutError:
+        missing = sum(chunk.length for chunk in _missing(manifest, store))
+        raise UnavailableError(
+            f"{missing} of {manifest.payload_bytes} bytes of version {manifest.version} did not arrive from "
+            f"{manifest.origin} within {timeout_s:g} s; try again, what has arrived is kept"
+        ) from None
+    store.put_manifest(manifest)
+
+
+async def _fetch_missing(manifest: SnapshotManifest, source: Broadcast, store: ChunkStore) -> None:
+    refused: IntegrityError | None = None
+    for _ in range(ATTEMPTS):
+        wanted = _missing(manifest, store)
+        if not wanted:
+            return
+        refused = await _receive(manifest, wanted, source, store)
+    if refused is not None:
+        raise refused
+
+
+async def _receive(
+    manifest: SnapshotManifest, wanted: list[ChunkEntry], source: Broadcast, store: ChunkStore
+) -> IntegrityError | None:
+    """Take one stream; return why its first refused chunk was refused, if one was."""
+    refused: IntegrityError | None = None
+    place = {chunk.digest: index for index, chunk in reversed(list(enumerate(manifest.chunks)))}
+    expected = iter(wanted)
+    async for digest, payload in source.get_chunks([chunk.digest for chunk in wanted]):
+        chunk = next(expected, None)
+        if chunk is None or digest != chunk.digest:
+            # A sender that is out of step cannot be trusted for the rest of the stream either.
+            return refused or IntegrityError(
+                f"{manifest.origin} sent chunk {digest[:64]!r} of version {manifest.version} out of turn; "
+                f"expected {chunk.digest if chunk else 'the end'}"
+            )
+        problem = _problem(chunk, payload, store)
+        if problem is not None and refused is None:
+            refused = IntegrityError(
+                f"chunk {place[digest]} ({digest}) of version {manifest.version} from {manifest.origin} "
+                f"{problem}; it was not kept"
+            )
+    left = next(expected, None)
+    if left is not None and refused is None:
+        refused = IntegrityError(
+            f"{manifest.origin} ended the stream before chunk {place[left.digest]} ({left.digest}) of "
+            f"version {manifest.version}"
+        )
+    return refused
+
+
+def _problem(chunk: ChunkEntry, payload: bytes, store: ChunkStore) -> str | None:
+    if len(payload) < chunk.length:
+        return f"is truncated to {len(payload)} of {chunk.length} bytes"
+    if len(payload) > chunk.length:
+        return f"is oversized: {len(payload)} bytes instead of {chunk.length}"
+    try:
+        store.put(chunk.digest, payload)
+    except IntegrityError:
+        return "was altered: its bytes do not match its digest"
+    return None
+
+
+def _missing(manifest: SnapshotManifest, store: ChunkStore) -> list[ChunkEntry]:
+    unique = {chunk.digest: chunk for chunk in manifest.chunks}
+    return [chunk for chunk in unique.values() if not store.has(chunk.digest)]

@@ -1,0 +1,112 @@
+"""Checkpoints: whole or not there, and read only when every byte is the one that was written.
+
+A checkpoint is a folder `v<version>` with the engine's files and `contents.json`, which lists
+their digests. It is written under another name and renamed at the end. DeepSpeed's files are
+pickles, so nothing of them is opened before the list was checked.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from antiphon.core.digests import digest_file
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.lineage.store import write_atomically
+
+_CONTENTS = "contents.json"
+_INCOMING = ".incoming-"
+_log = structlog.get_logger(__name__)
+
+
+class CheckpointShelf:
+    """The checkpoints of one run; a few of the newest are kept."""
+
+    def __init__(self, root: Path, kept: int) -> None:
+        self._root = root
+        self._kept = kept
+
+    def write(self, version: int, save: Callable[[Path], None]) -> None:
+        """Add a checkpoint, then drop all but the newest.
+
+        Args:
+            version: the version it holds; a checkpoint of that version is replaced.
+            save: writes the engine's files into the folder it is given.
+
+        Raises:
+            UnavailableError: when the disk is full or cannot be written; the folder is removed.
+        """
+        incoming = self._root / f"{_INCOMING}{version}"
+        try:
+            shutil.rmtree(incoming, ignore_errors=True)
+            incoming.mkdir(parents=True)
+            save(incoming)
+            listed = {name: digest_file(incoming / name) for name in _files(incoming)}
+            write_atomically(incoming / _CONTENTS, json.dumps(listed, sort_keys=True).encode())
+            shutil.rmtree(self.folder(version), ignore_errors=True)
+            incoming.rename(self.folder(version))
+        except (OSError, RuntimeError) as error:
+            # torch reports a full disk as a RuntimeError of its archive writer.
+            shutil.rmtree(incoming, ignore_errors=True)
+            raise UnavailableError(
+                f"the checkpoint of version {version} could not be written to {self._root}: "
+                f"{' '.join(str(error).split())[:200]}; free some space there"
+            ) from error
+        for old in self.versions()[: -self._kept]:
+            shutil.rmtree(self.folder(old), ignore_errors=True)
+
+    def versions(self) -> list[int]:
+        """Return the versions on the shelf, oldest first, sound or not."""
+        if not self._root.is_dir():
+            return []
+        names = [path.name[1:] for path in self._root.glob("v*") if path.is_dir()]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def newest_sound(self, at_most: int) -> int | None:
+        """Return the newest version up to `at_most` whose files are all as written, or None."""
+        for version in reversed(self.versions()):
+            if version > at_most:
+                continue
+            problem = self._problem(version)
+            if problem is None:
+                return version
+            _log.warning("checkpoint.refused", version=version, reason=problem)
+        return None
+
+    def check(self, version: int) -> Path:
+        """Return the folder of a checkpoint that may be opened.
+
+        Raises:
+            IntegrityError: naming the file that was altered, added or lost.
+        """
+        problem = self._problem(version)
+        if problem is not None:
+            raise IntegrityError(
+                f"the checkpoint of version {version} in {self._root} {problem}; remove its folder, "
+                "an older one or the base model is used then"
+            )
+        return self.folder(version)
+
+    def folder(self, version: int) -> Path:
+        """Return where the checkpoint of `version` lies or would lie."""
+        return self._root / f"v{version:08d}"
+
+    def _problem(self, version: int) -> str | None:
+        folder = self.folder(version)
+        try:
+            listed = json.loads((folder / _CONTENTS).read_bytes())
+        except (OSError, ValueError):
+            return f"has no readable {_CONTENTS}"
+        found = set(_files(folder)) - {_CONTENTS}
+        if not isinstance(listed, dict) or not listed or found != set(listed):
+            return "does not hold the files it lists"
+        for name in sorted(found):
+            if digest_file(folder / name) != listed[name]:
+                return f"has an altered file {name}"
+        return None
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,256 @@
+"""DeepSpeed engine: the one place that trains weights, on one rank inside this process.
+
+Same weights, same batches, same threads: same bits. Micro-batches may be as many as a batch
+needs, since the engine is told to leave the end of an update to its caller. The optimizer is
+torch's AdamW, and DeepSpeed's shared-memory extension is switched off: neither needs a C++
+compiler, and one rank has nobody to share memory with.
+"""
+
+import atexit
+import functools
+import gc
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import IntegrityError
+from antiphon.services.learner.objective import Objective, TokenFigures, UpdateTotals
+from antiphon.services.learner.packing import MicroBatch
+from antiphon.services.learner.policy import Policy, load_causal_model, published_names
+
+_TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
+_PREFIX = "causal_model."
+_TAG = "state"
+_MEND = "look at the batch's logprobs and rewards, or lower learner.learning_rate"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateFigures:
+    """What one optimizer update reports."""
+
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    tokens: tuple[TokenFigures, ...]
+    """One per micro-batch, on the CPU."""
+
+
+@functools.cache
+def _open_deepspeed() -> Any:
+    """Import DeepSpeed and join a process group of one; once in a process."""
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+    # One rank talks to nobody: it needs neither a port nor a host name that resolves.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__[_SHARED_MEMORY_EXTENSION] = False
+    if not torch.distributed.is_initialized():
+        folder = Path(tempfile.mkdtemp(prefix="antiphon-rank-"))
+        # Process groups made later meet here too, so it stays until the process ends.
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        deepspeed.init_distributed(
+            dist_backend="nccl" if cuda else "gloo",
+            auto_mpi_discovery=False,
+            verbose=False,
+            init_method=f"file://{folder / 'meeting-point'}",
+            rank=0,
+            world_size=1,
+        )
+    return deepspeed
+
+
+class DeepSpeedEngine:
+    """Weights, optimizer and learning-rate schedule of one policy."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Load the base weights and make the engine.
+
+        Raises:
+            ConfigError: when `model.path` cannot be loaded or trained.
+        """
+        pin_numerics(config.learner.threads)
+        deepspeed = _open_deepspeed()
+        section = config.learner
+        objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
+        # bfloat16 training keeps float32 masters, made from the weights handed over here.
+        causal_model = load_causal_model(
+            config.model.path, _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
+        )
+        self._names = published_names(causal_model)
+        self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
+        self._stage = section.zero_stage
+        self._clip = section.gradient_clip
+        policy = Policy(causal_model, objective)
+        optimizer = torch.optim.AdamW(
+            policy.parameters(),
+            lr=section.learning_rate,
+            betas=(section.beta1, section.beta2),
+            weight_decay=section.weight_decay,
+        )
+        warmup = section.warmup_steps * config.algorithm.updates_per_step
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda update: min(1.0, (update + 1) / warmup) if warmup else 1.0
+        )
+        self._engine, *_ = deepspeed.initialize(
+            model=policy, optimizer=optimizer, lr_scheduler=schedule, config=_deepspeed_config(config)
+        )
+
+    def update(
+        self,
+        batches: Sequence[MicroBatch],
+        proximal_logprobs: Sequence[torch.Tensor] | None = None,
+    ) -> UpdateFigures:
+        """Make one optimizer update from all micro-batches together.
+
+        Args:
+            batches: at least one.
+            proximal_logprobs: per micro-batch, the logprobs [R, T] at the start of the step;
+                None when this is the step's first update.
+
+        Raises:
+            IntegrityError: when the loss or the gradient is no number; make a new engine then.
+        """
+        totals = UpdateTotals(
+            trajectories=sum(len(batch.advantages) for batch in batches),
+            tokens=sum(batch.completion_tokens for batch in batches),
+        )
+        loss = 0.0
+        figures = []
+        for place, batch in enumerate(batches):
+            proximal = None if proximal_logprobs is None else proximal_logprobs[place].to(self._engine.device)
+            share, found = self._engine(self._on_device(batch), totals, proximal)
+            loss += float(share.detach())
+            if loss != loss or abs(loss) == float("inf"):
+                raise IntegrityError(
+                    f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}; {_MEND}"
+                )
+            self._engine.backward(share)
+            figures.append(TokenFigures(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
+        learning_rate = float(self._engine.get_lr()[0])
+        return UpdateFigures(loss, self._apply(), learning_rate, tuple(figures))
+
+    def _apply(self) -> float:
+        norm = _norm_of(self._engine.module.parameters()) if self._stage == 0 else None
+        if norm is None or _is_finite(norm):
+            self._engine.step()
+        if norm is None:
+            found = self._engine.get_global_grad_norm()
+            norm = float("nan") if found is None else float(found)
+        if not _is_finite(norm):
+            raise IntegrityError(f"the norm of the gradient is {norm}; {_MEND}")
+        return norm
+
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU."""
+        with torch.no_grad():
+            found: torch.Tensor = self._engine(self._on_device(batch))
+        return found.cpu()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the weights as they are published: on the CPU, each tensor once.
+
+        Raises:
+            IntegrityError: naming the first tensor that holds something else than numbers.
+        """
+        if self._stage == 3:
+            state = self._engine._zero3_consolidated_16bit_state_dict()
+        else:
+            state = self._engine.module_state_dict()
+        copied = {}
+        for name in self._names:
+            tensor = state[_PREFIX + name].detach()
+            if tensor.is_floating_point():
+                tensor = tensor.to(self._publish_dtype)
+                if not bool(torch.isfinite(tensor).all()):
+                    raise IntegrityError(f"the weight {name} holds values that are no numbers; {_MEND}")
+            copied[name] = tensor.to("cpu", copy=True).contiguous()
+        return copied
+
+    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
+        """Write weights, optimizer, schedule and `client_state` into `folder`."""
+        self._engine.save_checkpoint(str(folder), tag=_TAG, client_state=client_state, save_latest=False)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Load what `save` wrote, and return its client state; its bytes must have been checked.
+
+        Raises:
+            IntegrityError: when the folder holds no checkpoint of this shape.
+        """
+        path, state = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        if path is None:
+            raise IntegrityError(f"there is no DeepSpeed checkpoint in {folder}; remove the folder")
+        return dict(state)
+
+    def close(self) -> None:
+        """Give the memory back; the engine is of no use afterwards."""
+        self._engine.destroy()
+        del self._engine
+        gc.collect()
+
+    def _on_device(self, batch: MicroBatch) -> MicroBatch:
+        device = self._engine.device
+        if device.type == "cpu":
+            return batch
+        moved = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        for name, value in moved.items():
+            if isinstance(value, torch.Tensor):
+                moved[name] = value.to(device)
+        return MicroBatch(**moved)
+
+
+def pin_numerics(threads: int) -> None:
+    """Fix what the bits depend on, for the calling thread: thread count and deterministic kernels."""
+    torch.set_num_threads(threads)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # On a CPU every kernel in use is deterministic; on a GPU a few have no such variant.
+    torch.use_deterministic_algorithms(True, warn_only=cuda)
+    # Filling every fresh tensor would only hide reads of unset memory, and costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def _deepspeed_config(config: RunConfig) -> dict[str, Any]:
+    section = config.learner
+    tree: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # An update ends when step() is called, whatever the number of micro-batches.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": section.gradient_clip,
+        "zero_optimization": {
+            "stage": section.zero_stage,
+            "overlap_comm": False,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    if section.dtype == "bfloat16":
+        tree["bf16"] = {"enabled": True}
+    return tree
+
+
+def _norm_of(parameters: Any) -> float:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients))
+
+
+def _is_finite(value: float) -> bool:
+    return value == value and abs(value) != float("inf")

@@ -1,0 +1,154 @@
+"""Objective: one policy-gradient loss, whichever way the batch was cut into micro-batches.
+
+The loss itself is liger-kernel's fused GRPO loss, which never holds all logits at once. Here
+stand the importance weights for stale or mismatched data, and the factors that make the sum
+over micro-batches equal the loss of the whole update.
+
+The decoupled objective clips exp(learner - proximal) and weighs each token by
+exp(proximal - behaviour), where the proximal policy is the learner at the start of the step.
+With one update a step the two are the same weights, so no second forward pass is needed.
+
+Legend: R trajectories of a micro-batch, T completion tokens, H hidden, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
+from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOLoss
+
+from antiphon.core.config import AlgorithmSection
+from antiphon.services.learner.packing import MicroBatch
+
+_LOSS_TYPE = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grpo", "cispo": "cispo"}
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTotals:
+    """What one optimizer update averages over, all its micro-batches together."""
+
+    trajectories: int
+    tokens: int
+    """Completion tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenFigures:
+    """What the loss saw of each completion token, kept for the step's metrics."""
+
+    learner_logprobs: torch.Tensor
+    """[R, T] float32, nats, detached."""
+    altered: torch.Tensor
+    """[R, T] bool: the importance weight was truncated or masked."""
+    clip_share: float
+    """Share of the micro-batch's tokens whose ratio was clipped."""
+
+
+class Objective:
+    """The loss of a micro-batch as its share of the whole update's loss."""
+
+    def __init__(self, algorithm: AlgorithmSection, max_completion_tokens: int, temperature: float) -> None:
+        """Choose the loss.
+
+        Args:
+            algorithm: the section of the configuration.
+            max_completion_tokens: dr_grpo divides by it.
+            temperature: the one the behaviour policy sampled with; 0 (greedy) counts as 1.
+        """
+        self._algorithm = algorithm
+        self._temperature = temperature or 1.0
+        name = algorithm.objective
+        # liger takes cispo's upper bound as the cap itself, and the others' as its distance from 1.
+        high = algorithm.clip_high + 1.0 if name == "cispo" else algorithm.clip_high
+        self._options: dict[str, Any] = {
+            "beta": 0.0,
+            "compiled": False,
+            "use_ref_model": False,
+            "epsilon_low": algorithm.clip_low,
+            "epsilon_high": high,
+            "loss_type": _LOSS_TYPE[name],
+            "importance_sampling_level": "sequence" if name == "gspo" else "token",
+            "max_completion_length": max_completion_tokens,
+            "temperature": self._temperature,
+        }
+
+    def logprobs(self, hidden: torch.Tensor, head: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """Return the learner's logprobs [R, T], nats, without a gradient.
+
+        Args:
+            hidden: [R, T, H] states that predict the completion tokens.
+            head: [V, H] output embedding.
+            batch: the micro-batch.
+        """
+        with torch.no_grad():
+            found: torch.Tensor = LigerFusedLinearPPOBase.chunk_forward(
+                hidden.detach(), head.detach(), batch.token_ids, temperature=self._temperature
+            )
+        return found
+
+    def loss(
+        self,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        batch: MicroBatch,
+        totals: UpdateTotals,
+        proximal_logprobs: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, TokenFigures]:
+        """Return the micro-batch's share of the update's loss, and the figures behind it.
+
+        Args:
+            hidden: [R, T, H] with gradient.
+            head: [V, H] with gradient.
+            batch: the micro-batch.
+            totals: of the whole update; the shares of its micro-batches add up to its loss.
+            proximal_logprobs: [R, T] logprobs at the start of the step, or None when no update
+                of the step came before this one.
+        """
+        learner = self.logprobs(hidden, head, batch)
+        proximal = learner if proximal_logprobs is None else proximal_logprobs
+        if self._algorithm.decoupled:
+            old = proximal_logprobs
+            weight, altered = self.importance_weights(proximal, batch)
+        else:
+            old = batch.behaviour_logprobs
+            weight, altered = None, torch.zeros_like(batch.mask, dtype=torch.bool)
+        criterion = LigerFusedLinearGRPOLoss(chunk_size=len(batch.advantages), **self._options)
+        loss, metrics = criterion(
+            hidden,
+            head,
+            batch.token_ids,
+            batch.mask,
+            batch.advantages,
+            old_per_token_logps=old,
+            vllm_is_ratio=weight,
+            num_items_in_batch=totals.tokens,
+        )
+        if self._options["loss_type"] in ("grpo", "dr_grpo"):
+            # These two average over the trajectories they see; make it the update's average.
+            loss = loss * (len(batch.advantages) / totals.trajectories)
+        return loss, TokenFigures(learner, altered, float(metrics[-1]))
+
+    def importance_weights(
+        self, proximal: torch.Tensor, batch: MicroBatch
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return the weights [R, T] of exp(proximal - behaviour) and which of them were altered.
+
+        At sequence level a trajectory's weight is the product over its tokens.
+        """
+        algorithm = self._algorithm
+        untouched = torch.zeros_like(batch.mask, dtype=torch.bool)
+        if algorithm.correction == "none":
+            return None, untouched
+        distance = (proximal - batch.behaviour_logprobs) * batch.mask
+        if algorithm.correction_level == "sequence":
+            distance = distance.sum(1, keepdim=True).expand_as(batch.mask)
+        weight = distance.exp()
+        if algorithm.correction == "truncate":
+            altered = weight > algorithm.correction_cap
+            weight = weight.clamp(max=algorithm.correction_cap)
+        else:
+            altered = (weight > algorithm.correction_cap) | (weight < algorithm.correction_floor)
+            weight = weight.masked_fill(altered, 0.0)
+        # Liger multiplies losses of padding by the mask afterwards: they must be finite.
+        return torch.where(batch.mask > 0, weight, 1.0), altered & (batch.mask > 0)

@@ -1,0 +1,71 @@
+"""Publish: weights kept aside by a step become a snapshot while the next step trains.
+
+A desk keeps the published weights of versions that wait for publication, as copies, so the
+engine may go on. Writing hashes and stores chunks; it touches neither the engine nor its thread.
+"""
+
+import dataclasses
+
+import torch
+
+from antiphon.core.errors import ContractError
+from antiphon.core.records import SnapshotManifest
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.snapshot import build_snapshot
+
+
+class PublishingDesk:
+    """Versions waiting for publication, and the chunk store they go to."""
+
+    def __init__(
+        self, run_id: str, chunks: ChunkStore, chunk_bytes: int, snapshots_kept: int, waiting_limit: int
+    ) -> None:
+        """Open the desk.
+
+        Args:
+            run_id: goes into the manifests.
+            chunks: the origin's store.
+            chunk_bytes: bytes of one chunk.
+            snapshots_kept: newest snapshots left in the store.
+            waiting_limit: most versions kept in memory; the oldest give way.
+        """
+        self._run_id = run_id
+        self._chunks = chunks
+        self._chunk_bytes = chunk_bytes
+        self._snapshots_kept = snapshots_kept
+        self._waiting_limit = waiting_limit
+        self._waiting: dict[int, dict[str, torch.Tensor]] = {}
+
+    def keep(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+        """Keep the weights of a version aside; they must be a copy."""
+        self._waiting[version] = weights
+        while len(self._waiting) > self._waiting_limit:
+            del self._waiting[min(self._waiting)]
+
+    def write(self, version: int, origin: str) -> SnapshotManifest:
+        """Write the snapshot of a version into the store, unless it is there, and return its manifest.
+
+        Raises:
+            ContractError: when its weights are not kept any more.
+            UnavailableError: when the disk is full or cannot be written; no manifest is left then.
+        """
+        if version in self._waiting:
+            manifest = build_snapshot(
+                self._run_id, version, self._waiting[version], self._chunk_bytes, origin, self._chunks.put
+            )
+        elif version in self._chunks.versions():
+            manifest = dataclasses.replace(self._chunks.manifest(version), origin=origin)
+        else:
+            held = ", ".join(map(str, sorted({*self._waiting, *self._chunks.versions()}))) or "none"
+            raise ContractError(
+                f"the weights of version {version} are not kept for publication; there are: {held}"
+            )
+        self._chunks.put_manifest(manifest)
+        self._waiting.pop(version, None)
+        newest = self._chunks.versions()[-self._snapshots_kept :]
+        self._chunks.prune([self._chunks.manifest(held) for held in newest])
+        return manifest
+
+    def stored(self) -> list[int]:
+        """Return the versions whose snapshots are in the store, oldest first."""
+        return self._chunks.versions()

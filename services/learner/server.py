@@ -1,0 +1,140 @@
+"""Learner over gRPC, the answering side, and the process that trains and serves the origin."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from antiphon.core.config import RunConfig
+from antiphon.lineage.store import ArtifactStore
+from antiphon.protos import learner_pb2, learner_pb2_grpc
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.server import SERVICE_NAME as BROADCAST_NAME
+from antiphon.services.broadcast.server import register_broadcast
+from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.api import Learner
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.serving import answers_errors, start_server, stop_server
+from antiphon.services.wire import (
+    learner_status_to_proto,
+    logprobs_to_bytes,
+    snapshot_manifest_to_proto,
+    step_result_to_proto,
+)
+
+SERVICE_NAME = "antiphon.Learner"
+"""Full name of the service, for the health check."""
+
+
+class LearnerServicer(learner_pb2_grpc.LearnerServicer):
+    """Proto in, service call, proto out."""
+
+    def __init__(self, service: Learner) -> None:
+        self._service = service
+
+    @answers_errors
+    async def Step(self, request: Any, context: Any) -> Any:
+        """Train one step."""
+        return step_result_to_proto(await self._service.step(request.step))
+
+    @answers_errors
+    async def Publish(self, request: Any, context: Any) -> Any:
+        """Publish one version."""
+        return snapshot_manifest_to_proto(await self._service.publish(request.version))
+
+    @answers_errors
+    async def Checkpoint(self, request: Any, context: Any) -> Any:
+        """Write a checkpoint."""
+        return learner_pb2.VersionReply(version=await self._service.checkpoint())
+
+    @answers_errors
+    async def Restore(self, request: Any, context: Any) -> Any:
+        """Return to the committed version."""
+        return learner_pb2.VersionReply(version=await self._service.restore())
+
+    @answers_errors
+    async def ScoreTokens(self, request: Any, context: Any) -> Any:
+        """Score a completion."""
+        completion = np.asarray(request.completion, dtype=np.int32)
+        found = await self._service.score_tokens(tuple(request.prompt), completion)
+        return learner_pb2.ScoreReply(logprobs=logprobs_to_bytes(found))
+
+    @answers_errors
+    async def Status(self, request: Any, context: Any) -> Any:
+        """Answer how the learner is."""
+        return learner_status_to_proto(await self._service.status())
+
+
+def register_learner(server: grpc.aio.Server, service: Learner) -> None:
+    """Add the service to a server that was not started yet."""
+    servicer = LearnerServicer(service)
+    learner_pb2_grpc.add_LearnerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+async def serve_learner(
+    config: RunConfig,
+    run_id: str,
+    run_dir: Path,
+    store_root: Path,
+    coordinator_address: str,
+    host: str,
+    port: int,
+    ready: Callable[[int], None],
+) -> None:
+    """Train for one run, and serve its snapshots, until a signal says to leave.
+
+    The learner first returns to the coordinator's committed version and announces the newest
+    snapshots from its own address; only then it is ready.
+
+    Args:
+        config: the run's resolved configuration.
+        run_id: the run that is trained for.
+        run_dir: holds checkpoints/ and chunks/.
+        store_root: folder of the artifact store with the batches.
+        coordinator_address: host:port of the run's coordinator.
+        host: address to listen on.
+        port: port to listen on; 0 picks a free one.
+        ready: called with the port once the learner can work.
+
+    Raises:
+        ConfigError: when the model, a checkpoint's settings or the port cannot be used.
+        IntegrityError: when repeated steps give other digests than the committed ones.
+        UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
+    """
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave.set)
+    chunks = ChunkStore(run_dir / "chunks")
+    coordinator = CoordinatorClient(coordinator_address)
+    service = LearnerService(config, run_id, run_dir, ArtifactStore(store_root), chunks, coordinator)
+    origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
+
+    def register(server: grpc.aio.Server) -> None:
+        register_learner(server, service)
+        register_broadcast(server, origin)
+
+    server = None
+    working = asyncio.create_task(service.restore())
+    leaving = asyncio.create_task(leave.wait())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not leave.is_set():
+            await working
+            server, bound = await start_server(host, port, register, [SERVICE_NAME, BROADCAST_NAME])
+            service.origin = f"{host}:{bound}"
+            await service.publish_again()
+            ready(bound)
+            await leaving
+    finally:
+        working.cancel()
+        leaving.cancel()
+        if server is not None:
+            await stop_server(server)
+        await service.close()
+        await coordinator.close()

@@ -1,0 +1,313 @@
+"""Learner service: one step at a time, each committed before it is believed.
+
+Training runs on one thread of its own and publishing on another, so that status, chunks and
+health are answered meanwhile. A call that is repeated joins the one under way, and a step that
+was trained but whose commit went astray is committed again, never trained twice. After a loss
+that is no number the weights of the version before are back, and the run is paused.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.metrics import batch_figures
+from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
+from antiphon.core.staleness import is_published
+from antiphon.lineage.store import ArtifactStore
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
+from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.deepspeed_engine import pin_numerics
+from antiphon.services.learner.publish import PublishingDesk
+from antiphon.services.learner.step import TrainedStep, Trainer
+from antiphon.services.patience import keep_trying
+
+POLL_S = 10.0
+"""How long one question for a batch stays open at the coordinator."""
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+
+class LearnerService(Learner):
+    """Trains, commits, checkpoints and publishes the policy of one run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str,
+        run_dir: Path,
+        store: ArtifactStore,
+        chunks: ChunkStore,
+        coordinator: Coordinator,
+    ) -> None:
+        """Prepare; the engine is made by `restore`."""
+        self._config = config
+        self._store = store
+        self._coordinator = coordinator
+        self._shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept)
+        self._trainer = Trainer(config, self._shelf)
+        loop = config.loop
+        self._desk = PublishingDesk(
+            run_id,
+            chunks,
+            config.broadcast.chunk_bytes,
+            config.broadcast.snapshots_kept,
+            waiting_limit=loop.max_staleness // loop.publish_interval + 2,
+        )
+        self.origin = ""
+        """host:port under which the chunks are served; set once the port is known."""
+        self._training = ThreadPoolExecutor(1, "train", pin_numerics, (config.learner.threads,))
+        self._publishing = ThreadPoolExecutor(1, "publish")
+        self._turn = asyncio.Lock()
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
+        self._closing = False
+        self._version = -1
+        self._last_commit: StepCommit | None = None
+        self._uncommitted: StepCommit | None = None
+        self._state = "idle"
+        self._last_end_s: float | None = None
+        self._idle_s = 0.0
+        self._busy_s = 0.0
+
+    async def close(self) -> None:
+        """End what is under way and drop the engine."""
+        self._closing = True
+        for task in list(self._under_way.values()):
+            task.cancel()
+        await self._on_thread(self._trainer.stop)
+        self._training.shutdown()
+        self._publishing.shutdown()
+
+    async def step(self, step: int) -> StepResult:
+        """Train on the sealed batch of `step` and commit version step + 1."""
+        return await self._once(f"step {step}", lambda: self._step(step))
+
+    async def publish(self, version: int) -> SnapshotManifest:
+        """Write the snapshot of `version` and announce it."""
+        return await self._once(f"publish {version}", lambda: self._publish(version))
+
+    async def checkpoint(self) -> int:
+        """Write a checkpoint of the present version and return the version."""
+        async with self._turn:
+            return await self._on_thread(self._trainer.save)
+
+    async def restore(self) -> int:
+        """Return to the coordinator's committed version: newest checkpoint, then recorded batches."""
+        return await self._once("restore", self._restore_in_turn)
+
+    async def score_tokens(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return the learner's logprobs of `completion` after `prompt`, [T] float32, nats."""
+        return await self._on_thread(lambda: self._trainer.score(prompt, completion))
+
+    async def status(self) -> LearnerStatus:
+        """Return the learner at a glance."""
+        publishing = any(name.startswith("publish ") for name in self._under_way)
+        state = "publishing" if self._state == "idle" and publishing else self._state
+        return LearnerStatus(self._version, state, self._idle_s, self._busy_s)
+
+    async def publish_again(self) -> None:
+        """Announce the snapshots in the store, and the version held, from the present origin.
+
+        A learner that was started again has another port; the announced manifests must name it.
+        """
+        wanted = {version for version in self._desk.stored() if version <= self._version}
+        if self._published(self._version):
+            wanted.add(self._version)
+        for version in sorted(wanted):
+            await self.publish(version)
+
+    async def _step(self, step: int) -> StepResult:
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            if step < self._version:
+                return await self._recorded(step)
+            if step > self._version:
+                raise ContractError(
+                    f"step {step} is not the next one; the learner holds version {self._version}"
+                )
+            batch = await self._batch(step)
+            begun_s = loop.time()
+            self._state = "training"
+            try:
+                await self._train(step, batch)
+            finally:
+                self._state = "idle"
+            commit = await self._commit()
+            ended_s = loop.time()
+            idle_s = 0.0 if self._last_end_s is None else begun_s - self._last_end_s
+            self._idle_s += idle_s
+            self._busy_s += ended_s - begun_s
+            self._last_end_s = ended_s
+            if self._version % self._config.learner.checkpoint_interval == 0:
+                await self._on_thread(self._trainer.save)
+            return StepResult(commit, idle_s, ended_s - begun_s)
+
+    async def _train(self, step: int, batch: BatchRef) -> None:
+        if self._uncommitted is not None:
+            return  # trained already; only the commit did not get through
+        try:
+            trained = await self._on_thread(lambda: self._trainer.train(step, self._store.get(batch.digest)))
+        except IntegrityError as error:
+            await self._refuse(step, batch, error)
+        self._keep(trained)
+        self._uncommitted = StepCommit(
+            step=step,
+            version=trained.version,
+            weights_digest=trained.weights_digest,
+            batch_digest=batch.digest,
+            metrics={**trained.metrics, **batch_figures(batch)},
+            published=self._published(trained.version),
+        )
+
+    async def _refuse(self, step: int, batch: BatchRef, error: IntegrityError) -> NoReturn:
+        """Pause the run over an altered batch or a loss that is no number; have the weights back."""
+        reason = (
+            f"step {step} on batch {batch.digest[:12]} was not committed: {error}; then start the run again"
+        )
+        _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
+        await self._patiently("pausing the run", lambda: self._coordinator.pause(reason))
+        if self._trainer.version != self._version:
+            await self._restore()
+        raise IntegrityError(reason) from error
+
+    async def _commit(self) -> StepCommit:
+        commit = self._uncommitted
+        if commit is None:
+            raise IntegrityError("there is nothing to commit; restore the learner")
+        await self._patiently(f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit))
+        self._version = commit.version
+        self._last_commit = commit
+        self._uncommitted = None
+        return commit
+
+    async def _recorded(self, step: int) -> StepResult:
+        commit = self._last_commit
+        if commit is None or commit.step != step:
+            found = await self._patiently("reading the commits", lambda: self._coordinator.commits(step - 1))
+            commit = next((entry for entry in found if entry.step == step), None)
+        if commit is None:
+            raise IntegrityError(
+                f"the learner holds version {self._version}, but step {step} was never committed; restore it"
+            )
+        return StepResult(commit, idle_s=0.0, train_s=0.0)
+
+    async def _batch(self, step: int) -> BatchRef:
+        loop = asyncio.get_running_loop()
+        limit_s = self._config.services.stall_timeout_s
+        seen: tuple[str, float] | None = None
+        since_s = loop.time()
+        while True:
+            reply = await self._patiently(
+                f"pulling the batch of step {step}",
+                lambda: self._coordinator.pull_batch(step, min(POLL_S, limit_s)),
+            )
+            if reply.batch is not None:
+                return reply.batch
+            if seen != (reply.waiting_for, reply.progress):
+                seen = (reply.waiting_for, reply.progress)
+                since_s = loop.time()
+            elif loop.time() - since_s >= limit_s:
+                raise UnavailableError(
+                    f"the batch of step {step} made no progress for {limit_s:g} s at {reply.progress:.0%}; "
+                    f"it waits for {reply.waiting_for}"
+                )
+
+    async def _publish(self, version: int) -> SnapshotManifest:
+        if not self.origin:
+            raise ContractError("the learner serves no chunks yet; publish once it is ready")
+        loop = asyncio.get_running_loop()
+        manifest = await loop.run_in_executor(self._publishing, self._desk.write, version, self.origin)
+        await self._patiently(
+            f"announcing version {version}", lambda: self._coordinator.announce_snapshot(manifest)
+        )
+        _log.info("snapshot.published", version=version, bytes=manifest.payload_bytes)
+        return manifest
+
+    async def _restore_in_turn(self) -> int:
+        async with self._turn:
+            return await self._restore()
+
+    async def _restore(self) -> int:
+        commits = await self._patiently("reading the commits", lambda: self._coordinator.commits(-1))
+        self._state = "restoring"
+        try:
+            await self._on_thread(lambda: self._replay(commits))
+        finally:
+            self._state = "idle"
+        self._version = len(commits)
+        self._last_commit = commits[-1] if commits else None
+        self._uncommitted = None
+        _log.info("learner.restored", version=self._version)
+        return self._version
+
+    def _replay(self, commits: Sequence[StepCommit]) -> None:
+        """Bring the trainer to the last commit and compare every digest on the way."""
+        held = self._trainer.start(self._first_version(len(commits)))
+        if held.version:
+            _compare(commits[held.version - 1], held)
+        self._keep(held)
+        for commit in commits[held.version :]:
+            if self._closing:
+                return
+            held = self._trainer.train(commit.step, self._store.get(commit.batch_digest))
+            _compare(commit, held)
+            self._keep(held)
+            _log.info("step.repeated", step=commit.step)
+
+    def _first_version(self, committed: int) -> int:
+        """Return the newest version to start from, so that no snapshot still needed is skipped."""
+        loop = self._config.loop
+        oldest = max(0, committed - loop.max_staleness)
+        needed = range(oldest + -oldest % loop.publish_interval, committed + 1, loop.publish_interval)
+        stored = self._desk.stored()
+        first = min((version for version in needed if version not in stored), default=committed)
+        # Going back to the base weights for a snapshot would repeat the whole run: then rather not.
+        return first if self._shelf.newest_sound(first) is not None else committed
+
+    def _keep(self, held: TrainedStep) -> None:
+        if self._published(held.version):
+            self._desk.keep(held.version, held.weights)
+
+    def _published(self, version: int) -> bool:
+        return is_published(version, self._config.loop.publish_interval, self._config.run.steps)
+
+    async def _once(self, name: str, begin: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Join the call of that name that is under way, or begin it.
+
+        A caller that gives up leaves the work going: a thread cannot be called back, and the
+        next caller will want its result.
+        """
+        task = self._under_way.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(begin(), name=name)
+            self._under_way[name] = task
+            task.add_done_callback(lambda done: self._ended(name, done))
+        result: _T = await asyncio.shield(task)
+        return result
+
+    def _ended(self, name: str, task: asyncio.Task[Any]) -> None:
+        self._under_way.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.info("call.failed", call=name, error=str(error))
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._training, work)
+
+    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        return await keep_trying(what, attempt, self._config.services.stall_timeout_s)
+
+
+def _compare(commit: StepCommit, held: TrainedStep) -> None:
+    if commit.weights_digest != held.weights_digest:
+        raise IntegrityError(
+            f"version {commit.version} was committed with weights {commit.weights_digest}, but repeating "
+            f"its steps gave {held.weights_digest}; the machine, the libraries or learner.threads differ "
+            "from those of the run"
+        )

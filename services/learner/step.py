@@ -1,0 +1,198 @@
+"""Step: a recorded batch takes the policy from version t to t + 1, and always to the same bits.
+
+A `Trainer` owns the engine and lives on one thread. What it does depends on the base weights,
+the configuration and the batch files alone, so that repeating recorded steps after a crash, or
+in a replay, leads to the digests that were committed.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, VersionSpan
+from antiphon.core.seeds import derive_seed
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateFigures
+from antiphon.services.learner.figures import describe_tokens, empty_figures, gather
+from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedStep:
+    """What a step left behind."""
+
+    version: int
+    weights_digest: str
+    weights: dict[str, torch.Tensor]
+    """A copy, as it would be published."""
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """The engine and the version it holds; every method runs on the training thread."""
+
+    def __init__(self, config: RunConfig, shelf: CheckpointShelf) -> None:
+        self._config = config
+        self._shelf = shelf
+        self._engine: DeepSpeedEngine | None = None
+        self.version = -1
+        """The version whose weights the engine holds; -1 before the first `start`."""
+
+    def start(self, at_most: int) -> TrainedStep:
+        """Begin anew from the newest sound checkpoint up to a version, or from the base weights.
+
+        Args:
+            at_most: the newest version that may be loaded.
+
+        Raises:
+            ConfigError: when the model cannot be loaded, or the checkpoint was made with
+                another configuration.
+        """
+        self.stop()
+        self._engine = DeepSpeedEngine(self._config)
+        self.version = 0
+        found = self._shelf.newest_sound(at_most)
+        if found is not None:
+            self._load(found)
+        weights = self._engine.weights()
+        return TrainedStep(self.version, weights_digest(weights), weights, {})
+
+    def stop(self) -> None:
+        """Drop the engine."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def train(self, step: int, payload: bytes) -> TrainedStep:
+        """Train on the batch file of `step`; the engine holds version step + 1 afterwards.
+
+        Args:
+            step: must be the version the engine holds.
+            payload: the Parquet file, its digest checked by the store.
+
+        Raises:
+            IntegrityError: when the step is not the next one, or loss, gradient or weights are no
+                numbers; in the latter case the engine must be started anew.
+        """
+        engine = self._held()
+        if step != self.version:
+            raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+        begun = time.perf_counter()
+        updates = self._micro_batches(decode_batch(payload), step)
+        torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
+        # Until the update is done the engine stands between two versions.
+        self.version = -1
+        metrics = _train_updates(engine, updates) if updates else empty_figures()
+        weights = engine.weights()
+        digest = weights_digest(weights)
+        self.version = step + 1
+        metrics["train_s"] = time.perf_counter() - begun
+        return TrainedStep(self.version, digest, weights, metrics)
+
+    def _micro_batches(self, rows: list[BatchRow], step: int) -> list[list[MicroBatch]]:
+        section = self._config.learner
+        return [
+            make_micro_batches(part, step, section.micro_batch_tokens, section.batching)
+            for part in split_updates(rows, self._config.algorithm.updates_per_step)
+        ]
+
+    def save(self) -> int:
+        """Write a checkpoint of the version held, and return the version.
+
+        Raises:
+            UnavailableError: when the disk is full or cannot be written; nothing is left then.
+        """
+        engine = self._held()
+        state = {
+            "version": self.version,
+            "config_digest": config_digest(self._config),
+            "torch_rng": torch.get_rng_state(),
+        }
+        self._shelf.write(self.version, lambda folder: engine.save(folder, state))
+        return self.version
+
+    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return the logprobs [T] of `completion` after `prompt`, float32 nats."""
+        row = BatchRow(
+            group_id="score",
+            prompt_key="score",
+            sample_index=0,
+            prompt_token_ids=np.asarray(prompt, dtype=np.int32),
+            token_ids=completion,
+            behaviour_logprobs=np.zeros(len(completion), dtype=np.float32),
+            spans=(VersionSpan(self.version, 0, len(completion)),),
+            finish_reason=FinishReason.STOP,
+            reward=0.0,
+            advantage=0.0,
+        )
+        (batch,) = make_micro_batches([row], self.version, 1)
+        found: FloatArray = self._held().logprobs(batch)[0].numpy()
+        return found
+
+    def _load(self, version: int) -> None:
+        state = self._held().load(self._shelf.folder(version))
+        wanted = config_digest(self._config)
+        if state["config_digest"] != wanted:
+            raise ConfigError(
+                f"the checkpoint of version {version} was made with other model, algorithm or learner "
+                "settings; go on with the configuration of that run, or start a new run"
+            )
+        if state["version"] != version:
+            raise IntegrityError(f"the checkpoint of version {version} holds version {state['version']}")
+        torch.set_rng_state(state["torch_rng"])
+        self.version = version
+
+    def _held(self) -> DeepSpeedEngine:
+        if self._engine is None or self.version < 0:
+            raise IntegrityError("the learner holds no version; call restore first")
+        return self._engine
+
+
+def config_digest(config: RunConfig) -> str:
+    """Return the digest of the settings that decide what the weights become."""
+    text = "\n".join(
+        [
+            config.model.model_dump_json(),
+            config.algorithm.model_dump_json(),
+            config.learner.model_dump_json(exclude={"checkpoint_interval", "checkpoints_kept"}),
+            f"{config.run.seed} {config.sampling.temperature} {config.sampling.max_tokens}",
+        ]
+    )
+    return digest_bytes(text.encode())
+
+
+def _train_updates(engine: DeepSpeedEngine, updates: list[list[MicroBatch]]) -> dict[str, float]:
+    # Later updates clip against the weights the step began with; the first one holds them.
+    proximal: list[list[torch.Tensor] | None] = [None]
+    proximal += [[engine.logprobs(batch) for batch in batches] for batches in updates[1:]]
+    figures = [engine.update(batches, old) for batches, old in zip(updates, proximal, strict=True)]
+    return _metrics(updates, figures)
+
+
+def _metrics(updates: list[list[MicroBatch]], figures: list[UpdateFigures]) -> dict[str, float]:
+    batches = [batch for part in updates for batch in part]
+    tokens = [found for update in figures for found in update.tokens]
+    total = sum(batch.completion_tokens for batch in batches)
+    positions = sum(batch.positions for batch in batches)
+    clipped = sum(
+        found.clip_share * batch.completion_tokens for batch, found in zip(batches, tokens, strict=True)
+    )
+    return {
+        "loss": sum(update.loss for update in figures) / len(figures),
+        "gradient_norm": sum(update.gradient_norm for update in figures) / len(figures),
+        "learning_rate": figures[-1].learning_rate,
+        "clip_share": clipped / total,
+        "completion_tokens": float(total),
+        "trajectories": float(sum(len(batch.advantages) for batch in batches)),
+        "padding_share": 1.0 - sum(batch.real_tokens for batch in batches) / positions,
+        "micro_batches": float(len(batches)),
+        **describe_tokens(gather(batches, tokens)),
+    }

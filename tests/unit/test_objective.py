@@ -1,0 +1,177 @@
+"""The objective: equal to a reference in six lines, whichever way the update is cut."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from antiphon.core.config import AlgorithmSection
+from antiphon.core.records import BatchRow, FinishReason, VersionSpan
+from antiphon.services.learner.objective import Objective, UpdateTotals
+from antiphon.services.learner.packing import MicroBatch, make_micro_batches
+
+HIDDEN, VOCABULARY, MAX_TOKENS = 16, 24, 32
+OBJECTIVES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo")
+
+
+def make_rows(count: int, seed: int = 0) -> list[BatchRow]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for place in range(count):
+        length = int(rng.integers(2, 12))
+        rows.append(
+            BatchRow(
+                group_id=f"g{place // 4}",
+                prompt_key="p",
+                sample_index=place % 4,
+                prompt_token_ids=rng.integers(0, VOCABULARY, 3).astype(np.int32),
+                token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+                behaviour_logprobs=(-3.0 + 0.5 * rng.standard_normal(length)).astype(np.float32),
+                spans=(VersionSpan(0, 0, length),),
+                finish_reason=FinishReason.STOP,
+                reward=0.0,
+                advantage=float(rng.standard_normal()),
+            )
+        )
+    return rows
+
+
+class Toy:
+    """An embedding and a head: hidden states without a transformer."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.embedding = torch.randn(VOCABULARY, HIDDEN, requires_grad=True)
+        self.head = torch.randn(VOCABULARY, HIDDEN, requires_grad=True)
+
+    def hidden(self, batch: MicroBatch) -> torch.Tensor:
+        states = self.embedding[batch.input_ids].reshape(-1, HIDDEN)
+        return states[batch.token_index.reshape(-1)].reshape(*batch.token_index.shape, HIDDEN)
+
+    def logprobs(self, batch: MicroBatch, temperature: float = 1.0) -> torch.Tensor:
+        logits = self.hidden(batch) @ self.head.T / temperature
+        return logits.log_softmax(-1).gather(-1, batch.token_ids[..., None]).squeeze(-1)
+
+
+def totals_of(batches: list[MicroBatch]) -> UpdateTotals:
+    return UpdateTotals(
+        sum(len(batch.advantages) for batch in batches), sum(batch.completion_tokens for batch in batches)
+    )
+
+
+def gradients(toy: Toy, losses: list[torch.Tensor]) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(sum(losses), [toy.embedding, toy.head]))
+
+
+def reference(toy: Toy, batch: MicroBatch, algorithm: AlgorithmSection, proximal, temperature=1.0):
+    learner, mask = toy.logprobs(batch, temperature), batch.mask
+    current = learner.detach() if proximal is None else proximal
+    advantage = batch.advantages[:, None]
+    old = current if algorithm.decoupled else batch.behaviour_logprobs
+    weight = torch.ones_like(mask)
+    if algorithm.decoupled and algorithm.correction != "none":
+        gap = (current - batch.behaviour_logprobs) * mask
+        if algorithm.correction_level == "sequence":
+            gap = gap.sum(1, keepdim=True).expand_as(mask)
+        weight = gap.exp()
+        inside = (weight <= algorithm.correction_cap) & (weight >= algorithm.correction_floor)
+        weight = (
+            weight.clamp(max=algorithm.correction_cap)
+            if algorithm.correction == "truncate"
+            else weight * inside
+        )
+    ratio = (learner - old).exp()
+    if algorithm.objective == "gspo":
+        ratio = (((learner - old) * mask).sum(1) / mask.sum(1)).exp()[:, None]
+    if algorithm.objective == "cispo":
+        loss = -ratio.clamp(max=1 + algorithm.clip_high).detach() * advantage * learner
+    else:
+        clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
+        loss = -torch.minimum(ratio * advantage, clipped * advantage)
+    loss = loss * weight * mask
+    if algorithm.objective in ("dapo", "cispo"):
+        return loss.sum() / mask.sum()
+    if algorithm.objective == "dr_grpo":
+        return loss.sum() / (len(mask) * MAX_TOKENS)
+    return (loss.sum(1) / mask.sum(1)).mean()
+
+
+CASES = [
+    *itertools.product(OBJECTIVES, (True, False), ("truncate",), ("token",)),
+    *itertools.product(("dapo", "gspo"), (True,), ("mask", "none"), ("token", "sequence")),
+    ("grpo", True, "truncate", "sequence"),
+]
+
+
+@pytest.mark.parametrize(("name", "decoupled", "correction", "level"), CASES)
+@pytest.mark.parametrize("first_update", [True, False])
+def test_loss_and_gradients_equal_the_reference(name, decoupled, correction, level, first_update) -> None:
+    algorithm = AlgorithmSection(
+        objective=name, decoupled=decoupled, correction=correction, correction_level=level
+    )
+    toy = Toy()
+    (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
+    proximal = None if first_update else (toy.logprobs(batch) + 0.2 * torch.randn(batch.mask.shape)).detach()
+    loss, _ = Objective(algorithm, MAX_TOKENS, 1.0).loss(
+        toy.hidden(batch), toy.head, batch, totals_of([batch]), proximal
+    )
+    expected = reference(toy, batch, algorithm, proximal)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(gradients(toy, [loss]), gradients(toy, [expected]), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("layout", ["bucket", "pack"])
+def test_gradients_do_not_depend_on_the_micro_batch_split(name, layout) -> None:
+    toy = Toy()
+    objective = Objective(AlgorithmSection(objective=name), MAX_TOKENS, 1.0)
+    found = []
+    for budget in (10_000, 40, 1):
+        batches = make_micro_batches(make_rows(12), 0, budget, layout)
+        totals = totals_of(batches)
+        losses = [objective.loss(toy.hidden(b), toy.head, b, totals, None)[0] for b in batches]
+        found.append((sum(loss.item() for loss in losses), gradients(toy, losses)))
+    assert len(batches) == 12
+    for loss, parts in found[1:]:
+        assert loss == pytest.approx(found[0][0], abs=1e-5)
+        for ours, whole in zip(parts, found[0][1], strict=True):
+            torch.testing.assert_close(ours, whole, atol=1e-5, rtol=1e-4)
+
+
+def test_temperature_of_the_behaviour_policy_divides_the_logits() -> None:
+    toy = Toy()
+    (batch,) = make_micro_batches(make_rows(4), 0, 10_000)
+    algorithm = AlgorithmSection(objective="dapo")
+    objective = Objective(algorithm, MAX_TOKENS, 0.7)
+    found = objective.logprobs(toy.hidden(batch), toy.head, batch)
+    torch.testing.assert_close(found, toy.logprobs(batch, 0.7).detach(), atol=1e-5, rtol=1e-5)
+    loss, _ = objective.loss(toy.hidden(batch), toy.head, batch, totals_of([batch]), None)
+    expected = reference(toy, batch, algorithm, None, temperature=0.7)
+    for ours, theirs in zip(gradients(toy, [loss]), gradients(toy, [expected]), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_altered_weights_and_clipped_tokens_are_counted() -> None:
+    toy = Toy()
+    (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
+    proximal = batch.behaviour_logprobs + torch.where(batch.mask.cumsum(1) == 1, 1.0, 0.0)
+    objective = Objective(AlgorithmSection(correction="truncate", correction_cap=2.0), MAX_TOKENS, 1.0)
+    weight, altered = objective.importance_weights(proximal, batch)
+    assert weight is not None and float(weight.max()) == 2.0
+    assert int(altered.sum()) == 8  # exp(1) > 2 at the first token of each trajectory
+    # Against a far-off proximal policy every ratio is clipped one way or gives no gradient.
+    far = toy.logprobs(batch).detach() - 1.0
+    _, figures = objective.loss(toy.hidden(batch), toy.head, batch, totals_of([batch]), far)
+    positive = batch.mask[batch.advantages > 0].sum() / batch.mask.sum()
+    assert figures.clip_share == pytest.approx(float(positive))
+
+
+def test_a_hopeless_ratio_is_masked_without_a_nan() -> None:
+    (batch,) = make_micro_batches(make_rows(4), 0, 10_000)
+    proximal = batch.behaviour_logprobs + 500.0
+    algorithm = AlgorithmSection(correction="mask")
+    weight, altered = Objective(algorithm, MAX_TOKENS, 1.0).importance_weights(proximal, batch)
+    assert weight is not None and bool(torch.isfinite(weight).all())
+    assert bool((weight[batch.mask > 0] == 0).all()) and bool((altered == (batch.mask > 0)).all())
