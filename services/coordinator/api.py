@@ -31,7 +31,7 @@ class WorkerHello:
     run_id: str
     """The run it means to serve, or "" for whichever the coordinator serves."""
     concurrent_groups: int
-    """Groups it samples at the same time."""
+    """Groups it samples at the same time; 0: as many as the run's configuration says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class LeaseRequest:
     held_version: int | None
     """The gate counts with the version the worker holds, not the learner's."""
     groups: int
-    """Most groups it can take now."""
+    """Most groups it can take now; an evaluation's lease has one sample and counts as the
+    1 / loop.group_size of a group, so the reply may hold more leases than this number."""
     wait_s: float
     """Longest time to hold the call open when nothing can be leased; at most 30."""
 

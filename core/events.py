@@ -1,0 +1,285 @@
+"""Events: what happened to a run, as small frozen facts with a JSON form.
+
+The journal is a list of these; the state of a run is their fold. Each class has a kind of the
+form noun.verb, and writing an event and reading it back gives an equal one. Instants are
+seconds on the coordinator's monotonic clock: only their differences mean anything.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from antiphon.core.errors import IntegrityError
+
+_KINDS: dict[str, type["JournalEvent"]] = {}
+_E = TypeVar("_E", bound="type[JournalEvent]")
+
+
+class JournalEvent:
+    """Root of all events; `kind` names the class in the journal."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+
+def _event(kind: str) -> Any:
+    def register(cls: _E) -> _E:
+        cls.kind = kind
+        _KINDS[kind] = cls
+        return cls
+
+    return register
+
+
+@_event("run.opened")
+@dataclass(frozen=True, slots=True)
+class RunOpened(JournalEvent):
+    """The first event: which run this is and the configuration it must keep."""
+
+    run_id: str
+    pinned: dict[str, str]
+    """Configuration values that may not change while the run lasts, as JSON, by field."""
+
+
+@_event("run.resumed")
+@dataclass(frozen=True, slots=True)
+class RunResumed(JournalEvent):
+    """A coordinator opened the journal again; a pause ends with it."""
+
+
+@_event("run.paused")
+@dataclass(frozen=True, slots=True)
+class RunPaused(JournalEvent):
+    """No leases until the run is started again."""
+
+    reason: str
+
+
+@_event("run.finished")
+@dataclass(frozen=True, slots=True)
+class RunFinished(JournalEvent):
+    """The run is complete; workers and judges leave."""
+
+
+@_event("step.opened")
+@dataclass(frozen=True, slots=True)
+class StepOpened(JournalEvent):
+    """Groups of this step may be issued."""
+
+    step: int
+
+
+@_event("group.opened")
+@dataclass(frozen=True, slots=True)
+class GroupOpened(JournalEvent):
+    """A prompt was given its place; from here on the group must end somehow."""
+
+    group_id: str
+    number: int
+    """Order among the training groups of the run, or within its step in fixed mode."""
+    prompt_index: int
+    """Place in the train split."""
+    epoch: int
+    step: int | None
+    """Fixed mode: the step that will train on it."""
+    version: int | None
+    """Fixed mode: the version that must sample it."""
+    refill: bool
+    """Fixed mode: one of the step's spare prompts."""
+
+
+@_event("lease.granted")
+@dataclass(frozen=True, slots=True)
+class LeaseGranted(JournalEvent):
+    """A worker may produce a group."""
+
+    group_id: str
+    lease_id: str
+    worker_id: str
+    attempt: int
+    held_version: int
+    """Version the worker held when it was given the lease."""
+    at_s: float
+
+
+@_event("lease.expired")
+@dataclass(frozen=True, slots=True)
+class LeaseExpired(JournalEvent):
+    """A lease ended without a submission; the group is offered again."""
+
+    group_id: str
+    lease_id: str
+    worker_id: str
+    reason: str
+
+
+@_event("group.submitted")
+@dataclass(frozen=True, slots=True)
+class GroupSubmitted(JournalEvent):
+    """A worker's trajectories were accepted; their payload stands beside the event."""
+
+    group_id: str
+    lease_id: str
+    worker_id: str
+    attempt: int
+    payload_digest: str
+    oldest_version: int
+    token_counts: tuple[int, ...]
+    """Completion tokens of each sample."""
+    generation_s: float
+    at_s: float
+
+
+@_event("group.judged")
+@dataclass(frozen=True, slots=True)
+class GroupJudged(JournalEvent):
+    """The environment's rewards of a group, by sample."""
+
+    group_id: str
+    rewards: tuple[float, ...]
+    judge_id: str
+    at_s: float
+
+
+@_event("group.dropped")
+@dataclass(frozen=True, slots=True)
+class GroupDropped(JournalEvent):
+    """A finished group will never train; its reservation is free again."""
+
+    group_id: str
+    reason: str
+    """stale (beyond the bound in the buffer), stale_on_arrival, or filtered (without variance)."""
+
+
+@_event("batch.sealed")
+@dataclass(frozen=True, slots=True)
+class BatchSealed(JournalEvent):
+    """The batch of a step: fixed for good, its files are in the store."""
+
+    step: int
+    group_ids: tuple[str, ...]
+    filtered_ids: tuple[str, ...]
+    digest: str
+    timings_digest: str
+    trajectories: int
+    groups_filtered: int
+    groups_dropped_stale: int
+    tokens: int
+    reward_mean: float
+    completion_tokens_mean: float
+    staleness: tuple[tuple[int, int], ...]
+    """(staleness, trajectories) pairs."""
+
+
+@_event("step.committed")
+@dataclass(frozen=True, slots=True)
+class StepCommitted(JournalEvent):
+    """The learner trained on a batch; the version advances."""
+
+    step: int
+    version: int
+    weights_digest: str
+    batch_digest: str
+    metrics: dict[str, float]
+    published: bool
+
+
+@_event("snapshot.announced")
+@dataclass(frozen=True, slots=True)
+class SnapshotAnnounced(JournalEvent):
+    """Weights can be fetched; the manifest stands beside the event."""
+
+    version: int
+    weights_digest: str
+    origin: str
+
+
+@_event("evaluation.opened")
+@dataclass(frozen=True, slots=True)
+class EvaluationOpened(JournalEvent):
+    """The held-out prompts 0 .. prompts - 1 are queued for a version."""
+
+    version: int
+    prompts: int
+
+
+@_event("evaluation.finished")
+@dataclass(frozen=True, slots=True)
+class EvaluationFinished(JournalEvent):
+    """Every held-out prompt of an evaluation was judged."""
+
+    version: int
+    reward_mean: float
+    completion_tokens_mean: float
+
+
+@_event("worker.registered")
+@dataclass(frozen=True, slots=True)
+class WorkerRegistered(JournalEvent):
+    """A worker joined the fleet."""
+
+    worker_id: str
+    worker_name: str
+    concurrent_groups: int
+
+
+@_event("worker.loaded")
+@dataclass(frozen=True, slots=True)
+class WorkerLoaded(JournalEvent):
+    """A worker reported that it samples with another version now."""
+
+    worker_id: str
+    version: int
+
+
+@_event("worker.draining")
+@dataclass(frozen=True, slots=True)
+class WorkerDraining(JournalEvent):
+    """A worker was asked to finish its leases and leave."""
+
+    worker_id: str
+
+
+@_event("worker.lost")
+@dataclass(frozen=True, slots=True)
+class WorkerLost(JournalEvent):
+    """A worker stopped answering, or was replaced by its successor."""
+
+    worker_id: str
+    reason: str
+
+
+def event_kinds() -> tuple[str, ...]:
+    """Return every kind, sorted."""
+    return tuple(sorted(_KINDS))
+
+
+def dump_event(event: JournalEvent) -> str:
+    """Return the event's fields as compact JSON; floats keep every bit.
+
+    >>> dump_event(StepOpened(step=3))
+    '{"step":3}'
+    """
+    fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}  # type: ignore[arg-type]
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+
+
+def load_event(kind: str, body: str) -> JournalEvent:
+    """Read what `dump_event` wrote.
+
+    Raises:
+        IntegrityError: for an unknown kind or fields that do not fit it.
+    """
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise IntegrityError(f"the journal has an event of unknown kind {kind!r}; a newer version wrote it")
+    try:
+        fields = {name: _frozen(value) for name, value in json.loads(body).items()}
+        return cls(**fields)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise IntegrityError(f"the journal's event {kind} cannot be read: {error}") from error
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,137 @@
+"""Group checks: whether what a worker hands in can be what it was given a lease for.
+
+Legend: G trajectories of one group, T tokens of one completion. A worker is not trusted: every
+field that a batch or a gradient depends on is compared with the lease before it is accepted.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from blake3 import blake3
+
+from antiphon.core.errors import ContractError
+from antiphon.core.records import FinishReason, GroupSubmission, Judgement, Trajectory
+
+LOGPROB_CEILING = 1e-6
+"""Log-probabilities are at most 0; this much is forgiven to float32 arithmetic."""
+
+
+def check_submission(
+    submission: GroupSubmission,
+    seeds: Sequence[int],
+    max_tokens: int,
+    version: int | None,
+    newest_version: int,
+) -> None:
+    """Compare a submission with the lease it answers.
+
+    Args:
+        submission: what the worker handed in.
+        seeds: the seeds of the lease, one per sample.
+        max_tokens: longest completion allowed.
+        version: fixed mode: the only version allowed, else None.
+        newest_version: no token can come from a newer one.
+
+    Raises:
+        ContractError: naming the group, the field and what was expected.
+    """
+    group = f"group {submission.group_id}"
+    if len(submission.trajectories) != len(seeds):
+        raise ContractError(
+            f"{group} was handed in with {len(submission.trajectories)} trajectories, but its lease "
+            f"asks for {len(seeds)}; hand in whole groups"
+        )
+    if not math.isfinite(submission.generation_s) or submission.generation_s < 0:
+        raise ContractError(f"{group}: generation_s={submission.generation_s} is no duration")
+    for index, trajectory in enumerate(submission.trajectories):
+        where = f"{group}, trajectory {index}"
+        if trajectory.sample_index != index:
+            raise ContractError(
+                f"{where}: sample_index={trajectory.sample_index}; trajectories stand in sample order"
+            )
+        if trajectory.seed != seeds[index]:
+            raise ContractError(f"{where}: seed={trajectory.seed}, but the lease says {seeds[index]}")
+        _check_tokens(trajectory, where, max_tokens)
+        _check_spans(trajectory, where, version, newest_version)
+
+
+def _check_tokens(trajectory: Trajectory, where: str, max_tokens: int) -> None:
+    tokens, logprobs = trajectory.token_ids, trajectory.behaviour_logprobs
+    if tokens.ndim != 1 or not tokens.size or not np.issubdtype(tokens.dtype, np.integer):
+        raise ContractError(
+            f"{where}: token_ids must be a non-empty row of integers, not {tokens.dtype} "
+            f"of shape {tokens.shape}"
+        )
+    if int(tokens.min()) < 0:
+        raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
+    if logprobs.shape != tokens.shape:
+        raise ContractError(
+            f"{where}: {logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
+        )
+    if not bool(np.isfinite(logprobs).all()) or float(logprobs.max()) > LOGPROB_CEILING:
+        raise ContractError(
+            f"{where}: behaviour logprobs must be finite and at most 0, "
+            f"but lie in [{logprobs.min()}, {logprobs.max()}]"
+        )
+    if tokens.size > max_tokens:
+        raise ContractError(f"{where}: {tokens.size} tokens exceed sampling.max_tokens={max_tokens}")
+    if trajectory.finish_reason is FinishReason.LENGTH and tokens.size != max_tokens:
+        raise ContractError(
+            f"{where}: finish_reason=length after {tokens.size} tokens, but sampling.max_tokens={max_tokens}"
+        )
+
+
+def _check_spans(trajectory: Trajectory, where: str, version: int | None, newest_version: int) -> None:
+    at = 0
+    for span in trajectory.spans:
+        if span.start != at or span.stop <= span.start:
+            raise ContractError(
+                f"{where}: version spans must cover [0, {trajectory.token_ids.size}) in order without "
+                f"gaps, but one is [{span.start}, {span.stop}) where {at} was due"
+            )
+        at = span.stop
+        if version is not None and span.version != version:
+            raise ContractError(
+                f"{where}: sampled with version {span.version}, but the lease demands version {version}"
+            )
+        if not 0 <= span.version <= newest_version:
+            raise ContractError(
+                f"{where}: sampled with version {span.version}, but versions 0..{newest_version} exist"
+            )
+    if at != trajectory.token_ids.size:
+        raise ContractError(
+            f"{where}: version spans cover [0, {at}), but there are {trajectory.token_ids.size} tokens"
+        )
+
+
+def check_judgements(group_id: str, judgements: Sequence[Judgement], samples: int) -> tuple[float, ...]:
+    """Return the rewards [G] of a group by sample.
+
+    Raises:
+        ContractError: when one is missing, doubled or not finite.
+    """
+    by_sample = {judgement.sample_index: judgement.reward for judgement in judgements}
+    if len(judgements) != samples or set(by_sample) != set(range(samples)):
+        raise ContractError(
+            f"group {group_id} needs one reward for each of its samples 0..{samples - 1}, but got "
+            f"{sorted(judgement.sample_index for judgement in judgements)}"
+        )
+    for index, reward in by_sample.items():
+        if not math.isfinite(reward):
+            raise ContractError(
+                f"group {group_id}: the reward of sample {index} is {reward}; rewards must be finite"
+            )
+    return tuple(by_sample[index] for index in range(samples))
+
+
+def submission_digest(submission: GroupSubmission) -> str:
+    """Return the digest of what was sampled, whoever sampled it and however long that took."""
+    hasher = blake3(submission.group_id.encode())
+    for trajectory in submission.trajectories:
+        spans = [[span.version, span.start, span.stop] for span in trajectory.spans]
+        head = [trajectory.sample_index, trajectory.seed, trajectory.token_ids.size, spans]
+        hasher.update(f"{head}{trajectory.finish_reason}".encode())
+        hasher.update(np.ascontiguousarray(trajectory.token_ids, dtype="<i4").tobytes())
+        hasher.update(np.ascontiguousarray(trajectory.behaviour_logprobs, dtype="<f4").tobytes())
+    return hasher.hexdigest()

@@ -1,0 +1,72 @@
+"""Leases: the right to produce one group until a deadline, told the time by the caller.
+
+The table is volatile on purpose: the journal knows who holds which group, and deadlines belong
+to one process's monotonic clock. After a restart every lease that was open gets a fresh one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """One lease and when it ends."""
+
+    lease_id: str
+    group_id: str
+    worker_id: str
+    deadline_s: float
+    """On the clock of whoever passes `now`."""
+
+
+class LeaseTable:
+    """The leases that are running, by id; a lease id is the fencing token of one attempt."""
+
+    def __init__(self, duration_s: float) -> None:
+        self._duration_s = duration_s
+        self._held: dict[str, HeldLease] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, lease_id: str) -> HeldLease | None:
+        """Return the lease, or None when it ended."""
+        return self._held.get(lease_id)
+
+    def grant(self, lease_id: str, group_id: str, worker_id: str, now: float) -> HeldLease:
+        """Start a lease; an older one of the same group must have ended."""
+        held = HeldLease(lease_id, group_id, worker_id, now + self._duration_s)
+        self._held[lease_id] = held
+        return held
+
+    def extend(self, lease_ids: Iterable[str], worker_id: str, now: float) -> tuple[str, ...]:
+        """Give running leases a fresh deadline and return the ids that are not running.
+
+        Whoever names the lease id holds the lease: a worker that registered again after the
+        coordinator's restart goes on with its groups under its new name.
+        """
+        gone = []
+        for lease_id in lease_ids:
+            held = self._held.get(lease_id)
+            if held is None:
+                gone.append(lease_id)
+            else:
+                self._held[lease_id] = HeldLease(lease_id, held.group_id, worker_id, now + self._duration_s)
+        return tuple(gone)
+
+    def end(self, lease_id: str) -> None:
+        """Forget a lease that was used or taken back; an unknown one is ignored."""
+        self._held.pop(lease_id, None)
+
+    def expired(self, now: float) -> list[HeldLease]:
+        """Return the leases whose deadline has passed, oldest first; they are not ended here."""
+        late = [held for held in self._held.values() if held.deadline_s <= now]
+        return sorted(late, key=lambda held: (held.deadline_s, held.lease_id))
+
+    def of_worker(self, worker_id: str) -> list[HeldLease]:
+        """Return the leases that a worker holds."""
+        return [held for held in self._held.values() if held.worker_id == worker_id]
+
+    def next_deadline(self) -> float | None:
+        """Return the earliest deadline, or None without leases."""
+        return min((held.deadline_s for held in self._held.values()), default=None)

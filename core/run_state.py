@@ -1,0 +1,380 @@
+"""Run state: the fold of a run's events, and nothing that is not in them.
+
+`RunState.apply` is the only way anything changes, so a state rebuilt from the journal equals
+the one that was lost. It decides nothing: what may be opened, leased, dropped or sealed is
+decided in `core.admission` and `core.assembly`, which return events.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from antiphon.core import events as e
+from antiphon.core.errors import IntegrityError
+from antiphon.core.records import BatchRef, StepCommit
+
+
+class GroupPhase(StrEnum):
+    """Where a living group stands; one that ended is no longer in the table."""
+
+    OPEN = "open"
+    LEASED = "leased"
+    SUBMITTED = "submitted"
+    JUDGED = "judged"
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One living group: a training group, or one held-out prompt of an evaluation."""
+
+    group_id: str
+    number: int
+    split: str
+    prompt_index: int
+    epoch: int
+    samples: int
+    step: int | None = None
+    version: int | None = None
+    """Fixed mode: sampled by exactly this version; evaluations of elastic mode: at least this one."""
+    refill: bool = False
+    evaluation: int | None = None
+    """Version under evaluation, or None for a training group."""
+    phase: GroupPhase = GroupPhase.OPEN
+    attempt: int = 0
+    lease_id: str = ""
+    worker_id: str = ""
+    held_version: int = 0
+    leased_at_s: float = 0.0
+    submitted_at_s: float = 0.0
+    judged_at_s: float = 0.0
+    generation_s: float = 0.0
+    oldest_version: int = 0
+    token_counts: tuple[int, ...] = ()
+    rewards: tuple[float, ...] = ()
+
+    @property
+    def varied(self) -> bool:
+        """Tell whether the rewards differ, as `core.advantages.has_variance`; only known once judged."""
+        return bool(self.rewards) and min(self.rewards) < max(self.rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that a group was accepted, kept after it ended."""
+
+    lease_id: str
+    payload_digest: str
+    step: int
+    """Oldest unsealed step when it was accepted; old receipts are forgotten by it."""
+    stale: bool = False
+    """It came too late for every step; a repetition hears the same."""
+
+
+@dataclass(slots=True)
+class EvaluationState:
+    """Held-out results of one version, by prompt."""
+
+    prompts: int
+    rewards: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> int:
+        """Return how many prompts were judged."""
+        return len(self.rewards)
+
+    def means(self) -> tuple[float, float]:
+        """Return mean reward and mean completion tokens, whatever the order of judging."""
+        count = max(1, self.judged)
+        return math.fsum(self.rewards.values()) / count, math.fsum(self.tokens.values()) / count
+
+
+@dataclass(slots=True)
+class Tally:
+    """Judged trajectories that left before the batch they belonged to was sealed."""
+
+    groups_filtered: int = 0
+    groups_stale: int = 0
+    rewards: list[float] = field(default_factory=list)
+    """Of the filtered groups; they count in the step's mean reward."""
+    token_counts: list[int] = field(default_factory=list)
+
+    def copy(self) -> "Tally":
+        """Return a copy that later events do not change."""
+        return self.without(0, 0, 0)
+
+    def without(self, filtered: int, stale: int, group_size: int) -> "Tally":
+        """Return what is left once a batch has booked its first groups.
+
+        Groups may leave while the files of a batch are being written; they count with the next.
+        """
+        booked = filtered * group_size
+        return Tally(
+            groups_filtered=self.groups_filtered - filtered,
+            groups_stale=self.groups_stale - stale,
+            rewards=self.rewards[booked:],
+            token_counts=self.token_counts[booked:],
+        )
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything that outlives a coordinator process."""
+
+    group_size: int
+    history_batches: int
+    run_id: str = ""
+    pinned: dict[str, str] = field(default_factory=dict)
+    opened_steps: int = 0
+    next_number: int = 0
+    """Training groups opened so far in elastic mode."""
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    sealed: list[BatchRef] = field(default_factory=list)
+    sealed_groups: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Step -> groups whose payloads the journal still keeps."""
+    commits: list[StepCommit] = field(default_factory=list)
+    snapshots: dict[int, str] = field(default_factory=dict)
+    """Announced version -> digest of its weights."""
+    evaluations: dict[int, EvaluationState] = field(default_factory=dict)
+    since_seal: Tally = field(default_factory=Tally)
+    groups_dropped_stale: int = 0
+    groups_filtered: int = 0
+    groups_requeued: int = 0
+    staleness_histogram: dict[int, int] = field(default_factory=dict)
+    registrations: dict[str, int] = field(default_factory=dict)
+    paused_reason: str = ""
+    finished: bool = False
+
+    @property
+    def next_seal(self) -> int:
+        """Return the oldest step whose batch is not sealed; the earliest a new group may train at."""
+        return len(self.sealed)
+
+    @property
+    def newest_version(self) -> int | None:
+        """Return the newest announced version, or None before the first."""
+        return max(self.snapshots, default=None)
+
+    def training(self) -> Iterable[GroupState]:
+        """Yield the living training groups in the order in which they were opened."""
+        return (group for group in self.groups.values() if group.evaluation is None)
+
+    def of_step(self, step: int) -> list[GroupState]:
+        """Return the living groups of a step of fixed mode, by index."""
+        found = [group for group in self.groups.values() if group.step == step]
+        return sorted(found, key=lambda group: group.number)
+
+    def apply(self, event: e.JournalEvent) -> None:
+        """Advance by one event.
+
+        Raises:
+            IntegrityError: when the event contradicts the state.
+        """
+        _apply(event, self)
+
+    def _group(self, group_id: str, *phases: GroupPhase) -> GroupState:
+        group = self.groups.get(group_id)
+        if group is None or group.phase not in phases:
+            state = "is not known" if group is None else f"is {group.phase}"
+            raise IntegrityError(f"the journal contradicts itself: group {group_id} {state}, not {phases}")
+        return group
+
+
+def fold(state: RunState, events: Iterable[e.JournalEvent]) -> RunState:
+    """Apply events in order and return the same state."""
+    for event in events:
+        state.apply(event)
+    return state
+
+
+def _ignore(event: Any, state: RunState) -> None:
+    """Events for people: they change nothing that a decision reads."""
+
+
+def _run_opened(event: e.RunOpened, state: RunState) -> None:
+    state.run_id, state.pinned = event.run_id, dict(event.pinned)
+
+
+def _run_resumed(event: e.RunResumed, state: RunState) -> None:
+    state.paused_reason = ""
+
+
+def _run_paused(event: e.RunPaused, state: RunState) -> None:
+    state.paused_reason = event.reason
+
+
+def _run_finished(event: e.RunFinished, state: RunState) -> None:
+    state.finished = True
+
+
+def _step_opened(event: e.StepOpened, state: RunState) -> None:
+    state.opened_steps = max(state.opened_steps, event.step + 1)
+
+
+def _group_opened(event: e.GroupOpened, state: RunState) -> None:
+    if event.group_id in state.groups:
+        raise IntegrityError(f"the journal contradicts itself: group {event.group_id} was opened twice")
+    state.groups[event.group_id] = GroupState(
+        group_id=event.group_id,
+        number=event.number,
+        split="train",
+        prompt_index=event.prompt_index,
+        epoch=event.epoch,
+        samples=state.group_size,
+        step=event.step,
+        version=event.version,
+        refill=event.refill,
+    )
+    if event.step is None:
+        state.next_number = max(state.next_number, event.number + 1)
+
+
+def _lease_granted(event: e.LeaseGranted, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.OPEN)
+    group.phase = GroupPhase.LEASED
+    group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
+    group.held_version, group.leased_at_s = event.held_version, event.at_s
+
+
+def _lease_expired(event: e.LeaseExpired, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.LEASED)
+    group.phase, group.lease_id, group.worker_id = GroupPhase.OPEN, "", ""
+    state.groups_requeued += 1
+
+
+def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED)
+    group.phase = GroupPhase.SUBMITTED
+    group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
+    group.oldest_version, group.token_counts = event.oldest_version, event.token_counts
+    group.generation_s, group.submitted_at_s = event.generation_s, event.at_s
+    state.receipts[event.group_id] = Receipt(event.lease_id, event.payload_digest, state.next_seal)
+
+
+def _group_judged(event: e.GroupJudged, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.SUBMITTED)
+    if group.evaluation is None:
+        group.phase = GroupPhase.JUDGED
+        group.rewards, group.judged_at_s = event.rewards, event.at_s
+        return
+    evaluation = state.evaluations[group.evaluation]
+    evaluation.rewards[group.prompt_index] = event.rewards[0]
+    evaluation.tokens[group.prompt_index] = group.token_counts[0]
+    del state.groups[event.group_id]
+
+
+def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
+    group = state.groups.pop(event.group_id, None)
+    if group is None:
+        raise IntegrityError(f"the journal contradicts itself: unknown group {event.group_id} was dropped")
+    if event.reason != "filtered":
+        receipt = state.receipts.get(event.group_id)
+        if receipt is not None and event.reason == "stale_on_arrival":
+            state.receipts[event.group_id] = dataclasses.replace(receipt, stale=True)
+        state.groups_dropped_stale += 1
+        state.since_seal.groups_stale += 1
+        return
+    state.groups_filtered += 1
+    state.since_seal.groups_filtered += 1
+    state.since_seal.rewards.extend(group.rewards)
+    state.since_seal.token_counts.extend(group.token_counts)
+
+
+def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
+    if event.step != state.next_seal:
+        raise IntegrityError(f"the journal contradicts itself: step {event.step} was sealed out of order")
+    for group_id in (*event.group_ids, *event.filtered_ids):
+        state._group(group_id, GroupPhase.JUDGED)
+        del state.groups[group_id]
+    state.groups_filtered += len(event.filtered_ids)
+    for staleness, count in event.staleness:
+        state.staleness_histogram[staleness] = state.staleness_histogram.get(staleness, 0) + count
+    state.sealed.append(
+        BatchRef(
+            step=event.step,
+            digest=event.digest,
+            timings_digest=event.timings_digest,
+            trajectories=event.trajectories,
+            groups=len(event.group_ids),
+            groups_filtered=event.groups_filtered,
+            groups_dropped_stale=event.groups_dropped_stale,
+            tokens=event.tokens,
+            reward_mean=event.reward_mean,
+            staleness_histogram=dict(event.staleness),
+            completion_tokens_mean=event.completion_tokens_mean,
+        )
+    )
+    state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids)
+    state.since_seal = state.since_seal.without(
+        event.groups_filtered - len(event.filtered_ids), event.groups_dropped_stale, state.group_size
+    )
+
+
+def _step_committed(event: e.StepCommitted, state: RunState) -> None:
+    if event.step != len(state.commits):
+        raise IntegrityError(f"the journal contradicts itself: step {event.step} was committed out of order")
+    state.commits.append(
+        StepCommit(
+            step=event.step,
+            version=event.version,
+            weights_digest=event.weights_digest,
+            batch_digest=event.batch_digest,
+            metrics=dict(event.metrics),
+            published=event.published,
+        )
+    )
+    oldest_kept = event.step - state.history_batches
+    state.sealed_groups = {s: ids for s, ids in state.sealed_groups.items() if s >= oldest_kept}
+    state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in state.groups}
+
+
+def _snapshot_announced(event: e.SnapshotAnnounced, state: RunState) -> None:
+    state.snapshots[event.version] = event.weights_digest
+
+
+def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
+    state.evaluations[event.version] = EvaluationState(prompts=event.prompts)
+    for index in range(event.prompts):
+        group_id = f"v{event.version:06d}-e{index:04d}"
+        state.groups[group_id] = GroupState(
+            group_id=group_id,
+            number=index,
+            split="heldout",
+            prompt_index=index,
+            epoch=0,
+            samples=1,
+            version=event.version,
+            evaluation=event.version,
+        )
+
+
+def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:
+    state.registrations[event.worker_name] = state.registrations.get(event.worker_name, 0) + 1
+
+
+_HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
+    e.RunOpened: _run_opened,
+    e.RunResumed: _run_resumed,
+    e.RunPaused: _run_paused,
+    e.RunFinished: _run_finished,
+    e.StepOpened: _step_opened,
+    e.GroupOpened: _group_opened,
+    e.LeaseGranted: _lease_granted,
+    e.LeaseExpired: _lease_expired,
+    e.GroupSubmitted: _group_submitted,
+    e.GroupJudged: _group_judged,
+    e.GroupDropped: _group_dropped,
+    e.BatchSealed: _batch_sealed,
+    e.StepCommitted: _step_committed,
+    e.SnapshotAnnounced: _snapshot_announced,
+    e.EvaluationOpened: _evaluation_opened,
+    e.WorkerRegistered: _worker_registered,
+}
+
+
+def _apply(event: e.JournalEvent, state: RunState) -> None:
+    _HANDLERS.get(type(event), _ignore)(event, state)

@@ -1,0 +1,1 @@
+"""reasoning-gym's procedural tasks behind the environment protocol."""

@@ -1,0 +1,197 @@
+"""Prompts: any task of reasoning-gym as an environment with two splits that never share a problem.
+
+The text of a problem decides its split: a fixed quarter of all texts is held out, whatever the
+seed and the sizes. So no train split, and no warm start that draws from one, can contain a
+held-out problem of any run. Problems are generated on demand; problem i of a split is the
+i-th of the seed's stream whose text belongs there, the same on every machine.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.seeds import derive_seed
+from antiphon.environments.environment import Problem
+from antiphon.environments.reasoning import reward
+
+FAMILY = "reasoning"
+SPLITS = ("train", "heldout")
+
+RESERVED = {"seed": "environment.seed", "size": "environment.train_size"}
+"""Fields of every task that the environment's own keys decide."""
+SUFFIX = "prompt_suffix"
+"""The one parameter that is not the task's: text put after each prompt, such as an instruction
+to answer between the tags. Models that were not trained to write the tags need one."""
+
+STREAM_RATIO = 8
+"""Problems the library may make for each one a split needs; a split takes a quarter or more."""
+STREAM_FLOOR = 1_024
+"""Length of the shortest stream: a short one might hold too few of the rarer split by chance."""
+
+_PLAIN_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "str": (str,),
+}
+"""Types of task parameters that are checked here; the task checks what is more involved."""
+_INTEGER = re.compile(r"0|[1-9][0-9]*")
+
+
+def task_names() -> list[str]:
+    """Return the library's task names, sorted."""
+    return sorted(DATASETS)
+
+
+def split_of(text: str) -> str:
+    """Return the split that a problem's text belongs to: a fixed quarter is held out."""
+    return "heldout" if derive_seed("reasoning-split", text) % 4 == 0 else "train"
+
+
+class ReasoningEnvironment:
+    """One task of reasoning-gym with fixed parameters, seed and sizes."""
+
+    def __init__(
+        self, task: str, parameters: Mapping[str, Any], seed: int, train_size: int, heldout_size: int
+    ):
+        """Check the parameters and open the two streams; no problem is generated yet.
+
+        Raises:
+            ConfigError: when the task does not know or cannot accept a parameter, or a size is
+                not positive.
+        """
+        for key, value in (("train_size", train_size), ("heldout_size", heldout_size)):
+            if value < 1:
+                raise ConfigError(f"environment.{key}={value} must be at least 1")
+        self.name = f"{FAMILY}/{task}"
+        self.seed = seed
+        own = dict(parameters)
+        self._suffix = own.pop(SUFFIX, "")
+        if not isinstance(self._suffix, str):
+            raise ConfigError(f"environment.parameters.{SUFFIX}={self._suffix!r} must be text")
+        _check_names(task, own)
+        self._sizes = {"train": train_size, "heldout": heldout_size}
+        self._streams = {split: _Stream(task, own, seed, split, size) for split, size in self._sizes.items()}
+
+    def problem(self, split: str, index: int) -> Problem:
+        """Return problem `index` of `split` ("train" or "heldout").
+
+        Raises:
+            ConfigError: when the split is unknown, the index lies outside it, or the task has
+                too few different problems to fill the split.
+        """
+        if split not in self._sizes:
+            raise ConfigError(f"split {split!r} is unknown; it is one of {', '.join(SPLITS)}")
+        if not 0 <= index < self._sizes[split]:
+            raise ConfigError(
+                f"problem {index} lies outside split {split!r} of {self.name}, "
+                f"which has {self._sizes[split]}; raise environment.{split}_size"
+            )
+        entry = self._streams[split].entry(index)
+        answer = entry["answer"]
+        return Problem(
+            key=f"{split}-{self.seed}-{index}",
+            text=entry["question"] + self._suffix,
+            answer="" if answer is None else str(answer),
+        )
+
+    def size(self, split: str) -> int:
+        """Return how many problems `split` has."""
+        if split not in self._sizes:
+            raise ConfigError(f"split {split!r} is unknown; it is one of {', '.join(SPLITS)}")
+        return self._sizes[split]
+
+    def problem_by_key(self, key: str) -> Problem:
+        """Find a problem again from its key.
+
+        Raises:
+            ContractError: when the key was not made by an environment like this one.
+        """
+        return self.problem(*self._place(key))
+
+    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        """Score each completion's text: 1.0 when its closing answer is right, else 0.0.
+
+        Raises:
+            ContractError: when the problem is not one of this environment; never for what a
+                model wrote.
+        """
+        split, index = self._place(problem.key)
+        stream = self._streams[split]
+        entry = stream.entry(index)
+        return [reward.score(stream.dataset, entry, completion) for completion in completions]
+
+    def _place(self, key: str) -> tuple[str, int]:
+        split, _, rest = key.partition("-")
+        seed, _, index = rest.rpartition("-")
+        if split in self._sizes and seed == str(self.seed) and _INTEGER.fullmatch(index):
+            place = int(index)
+            if place < self._sizes[split]:
+                return split, place
+        raise ContractError(
+            f"prompt key {key[:80]!r} is not one of {self.name} with environment.seed={self.seed}, "
+            f"train_size={self._sizes['train']}, heldout_size={self._sizes['heldout']}; "
+            "both sides of a run need the same environment configuration"
+        )
+
+
+class _Stream:
+    """The problems of one split in order, generated as far as anyone asked."""
+
+    def __init__(self, task: str, parameters: dict[str, Any], seed: int, split: str, size: int):
+        self.task = task
+        self.split = split
+        # Told to the library too: a few tasks plan all their problems ahead, and acre's plan,
+        # alone among them, depends on how many there are.
+        self.length = max(STREAM_FLOOR, STREAM_RATIO * size)
+        # The library draws problem i from seed + i: neighbouring seeds would share problems.
+        stream_seed = derive_seed("reasoning", task, split, seed) % 2**31
+        try:
+            self.dataset = reasoning_gym.create_dataset(
+                task, seed=stream_seed, size=self.length, **parameters
+            )
+        except (AssertionError, TypeError, ValueError, AttributeError, LookupError) as error:
+            named = [name for name in parameters if name in str(error)] or list(parameters)
+            fields = ", ".join(f"environment.parameters.{name}={parameters[name]!r}" for name in named)
+            raise ConfigError(
+                f"{fields or 'environment.parameters'}: {FAMILY}/{task} refuses this: {error}"
+            ) from error
+        self._entries: list[dict[str, Any]] = []
+        self._next = 0
+
+    def entry(self, index: int) -> dict[str, Any]:
+        while len(self._entries) <= index:
+            if self._next == self.length:
+                raise ConfigError(
+                    f"{FAMILY}/{self.task} with these environment.parameters has too few different "
+                    f"problems for the split {self.split!r}: {len(self._entries)} of {self.length} texts "
+                    "belong there; make the task more varied (larger numbers or ranges)"
+                )
+            candidate = self.dataset[self._next]
+            self._next += 1
+            if split_of(candidate["question"]) == self.split:
+                self._entries.append(candidate)
+        return self._entries[index]
+
+
+def _check_names(task: str, parameters: Mapping[str, Any]) -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(DATASETS[task][1])}
+    known = set(fields) - set(RESERVED)
+    for name, value in parameters.items():
+        if name in RESERVED:
+            raise ConfigError(f"environment.parameters.{name} is set by {RESERVED[name]}; remove it here")
+        if name not in known:
+            close = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(sorted(known))}"
+            raise ConfigError(f"environment.parameters.{name} is not a parameter of {FAMILY}/{task}; {hint}")
+        wanted = _PLAIN_TYPES.get(str(getattr(fields[name], "__name__", fields[name])))
+        if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
+            raise ConfigError(
+                f"environment.parameters.{name}={value!r} must be of type {wanted[-1].__name__}"
+            )

@@ -1,0 +1,76 @@
+"""Reward: 1 when the text between the closing answer tags is exactly right, else 0.
+
+The library's scorers give partial credit (an answer that merely contains the right one, a
+rubbish answer of the right shape), which a policy learns to exploit. So the answer must stand
+alone between `<answer>` and `</answer>` at the very end, and only a full score counts.
+"""
+
+import tokenize
+from typing import Any, Protocol
+
+ANSWER_OPEN = "<answer>"
+ANSWER_CLOSE = "</answer>"
+
+MAX_ANSWER_CHARS = 8192
+"""Longer answers score 0 unread: no task here has one, and a scorer may be quadratic."""
+
+SCORER_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    NameError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+)
+"""What the library's scorers raise for text they did not expect.
+
+There are a hundred scorers, written for well-formed answers: they index into what they split
+(LookupError), convert (ValueError, TypeError), divide or overflow (ArithmeticError), parse
+expressions (SyntaxError, NameError, TokenError, RecursionError as a RuntimeError) and assert.
+None of them documents which. An answer that makes its scorer fail is a wrong answer, so the
+catch must be as wide as these families; errors of the machine (OSError, KeyboardInterrupt)
+stay outside it.
+"""
+
+
+class Scorer(Protocol):
+    """The part of a library dataset that judges."""
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        """Score an answer to an entry in [0, 1]."""
+        ...
+
+
+def extract_answer(completion: str) -> str | None:
+    """Return the text between the last answer tags if they end the completion, else None.
+
+    >>> extract_answer("<think>1+1=2;</think><answer>2</answer>")
+    '2'
+    >>> extract_answer("<answer>2</answer> or so") is None
+    True
+    """
+    text = completion.rstrip()
+    if not text.endswith(ANSWER_CLOSE):
+        return None
+    body = text[: -len(ANSWER_CLOSE)]
+    start = body.rfind(ANSWER_OPEN)
+    if start < 0:
+        return None
+    answer = body[start + len(ANSWER_OPEN) :]
+    return None if ANSWER_CLOSE in answer else answer.strip()
+
+
+def score(scorer: Scorer, entry: dict[str, Any], completion: str) -> float:
+    """Judge one completion: 1.0 for a fully right answer between the tags, else 0.0."""
+    answer = extract_answer(completion)
+    if not answer or len(answer) > MAX_ANSWER_CHARS:
+        return 0.0
+    try:
+        return 1.0 if scorer.score_answer(answer, entry) == 1.0 else 0.0
+    except SCORER_FAILURES:
+        return 0.0

@@ -1,0 +1,153 @@
+"""Coordinator client: the contract over a channel; every call has a deadline.
+
+A long poll gets its waiting time on top of the deadline. Errors arrive as the classes that the
+service raised.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from antiphon.core.errors import UnavailableError
+from antiphon.core.records import (
+    GroupSubmission,
+    GroupToJudge,
+    Judgement,
+    SnapshotManifest,
+    StepCommit,
+    SubmitVerdict,
+)
+from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
+from antiphon.services import wire
+from antiphon.services.coordinator.api import (
+    BatchReply,
+    Coordinator,
+    Event,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    RunStatus,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerWelcome,
+)
+from antiphon.services.serving import call, open_channel, stream
+
+FOLLOW_S = 60.0
+"""A followed stream of events is opened anew after this time."""
+
+
+class CoordinatorClient(Coordinator):
+    """A coordinator somewhere else."""
+
+    def __init__(self, address: str, timeout_s: float = 10.0) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._channel = open_channel(address)
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    async def register(self, hello: WorkerHello) -> WorkerWelcome:
+        """Admit a worker."""
+        reply = await call(self._stub.Register, wire.worker_hello_to_proto(hello), self._timeout_s)
+        return wire.worker_welcome_from_proto(reply)
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Extend the worker's leases and learn what it should give up."""
+        reply = await call(self._stub.Heartbeat, wire.worker_heartbeat_to_proto(beat), self._timeout_s)
+        return wire.heartbeat_reply_from_proto(reply)
+
+    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        """Ask for leases, waiting up to `request.wait_s` for the first."""
+        message = wire.lease_request_to_proto(request)
+        reply = await call(self._stub.LeaseGroup, message, self._timeout_s + request.wait_s)
+        return wire.lease_reply_from_proto(reply)
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Hand in a finished group; repeating it is safe."""
+        message = wire.group_submission_to_proto(submission)
+        return wire.submit_verdict_from_proto(await call(self._stub.SubmitGroup, message, self._timeout_s))
+
+    async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+        """Fetch groups to judge."""
+        message = reward_pb2.PullRequest(judge_id=judge_id, limit=limit, wait_s=wait_s)
+        reply = await call(self._stub.PullForReward, message, self._timeout_s + wait_s)
+        return [wire.group_to_judge_from_proto(group) for group in reply.groups]
+
+    async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+        """Hand in the rewards of a group; repeating it is safe."""
+        message = reward_pb2.RewardsRequest(
+            group_id=group_id, judgements=[wire.judgement_to_proto(judgement) for judgement in judgements]
+        )
+        return bool((await call(self._stub.SubmitRewards, message, self._timeout_s)).accepted)
+
+    async def open_step(self, step: int) -> None:
+        """Allow groups of `step` to be issued."""
+        await call(self._stub.OpenStep, coordinator_pb2.StepRequest(step=step), self._timeout_s)
+
+    async def open_evaluation(self, version: int) -> None:
+        """Queue the held-out prompts for `version`."""
+        message = coordinator_pb2.VersionRequest(version=version)
+        await call(self._stub.OpenEvaluation, message, self._timeout_s)
+
+    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
+        """Fetch the handle of the sealed batch of `step`."""
+        message = coordinator_pb2.BatchRequest(step=step, wait_s=wait_s)
+        reply = await call(self._stub.PullBatch, message, self._timeout_s + wait_s)
+        return wire.batch_reply_from_proto(reply)
+
+    async def commit_step(self, commit: StepCommit) -> None:
+        """Record a trained step; repeating it is safe."""
+        await call(self._stub.CommitStep, wire.step_commit_to_proto(commit), self._timeout_s)
+
+    async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
+        """Make a published version known."""
+        message = wire.snapshot_manifest_to_proto(manifest)
+        await call(self._stub.AnnounceSnapshot, message, self._timeout_s)
+
+    async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
+        """Fetch the manifest of `version`, or of the newest one, or None."""
+        message = coordinator_pb2.OptionalVersionRequest(version=version)
+        reply = await call(self._stub.LatestManifest, message, self._timeout_s)
+        if not reply.HasField("manifest"):
+            return None
+        return wire.snapshot_manifest_from_proto(reply.manifest)
+
+    async def drain(self, worker_id: str) -> None:
+        """Ask a worker to finish its leases and leave."""
+        await call(self._stub.Drain, coordinator_pb2.WorkerRequest(worker_id=worker_id), self._timeout_s)
+
+    async def pause(self, reason: str) -> None:
+        """Stop granting leases until the run is started again."""
+        await call(self._stub.Pause, coordinator_pb2.PauseRequest(reason=reason), self._timeout_s)
+
+    async def finish(self) -> None:
+        """Declare the run complete."""
+        await call(self._stub.Finish, records_pb2.Empty(), self._timeout_s)
+
+    async def commits(self, after_step: int) -> Sequence[StepCommit]:
+        """Fetch the committed steps greater than `after_step`."""
+        message = coordinator_pb2.StepRequest(step=after_step)
+        reply = await call(self._stub.Commits, message, self._timeout_s)
+        return [wire.step_commit_from_proto(commit) for commit in reply.commits]
+
+    async def status(self) -> RunStatus:
+        """Fetch the run at a glance."""
+        return wire.run_status_from_proto(await call(self._stub.Status, records_pb2.Empty(), self._timeout_s))
+
+    async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
+        """Yield journal events after `after_seq`; with `follow`, until the run is finished."""
+        clock, at = asyncio.get_running_loop().time, after_seq
+        while True:
+            opened = clock()
+            request = coordinator_pb2.EventsRequest(after_seq=at, follow=follow)
+            try:
+                async for message in stream(self._stub.WatchEvents, request, FOLLOW_S):
+                    at = message.seq
+                    yield wire.event_from_proto(message)
+                return
+            except UnavailableError:
+                if not follow or clock() - opened < FOLLOW_S:
+                    raise

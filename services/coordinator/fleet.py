@@ -1,0 +1,111 @@
+"""Fleet: who is alive, what they hold and how busy they are; kept in memory alone.
+
+After a restart of the coordinator nobody is known, every worker registers again, and nothing
+is lost: leases name their groups, not the fleet's memory of a worker.
+"""
+
+from dataclasses import dataclass
+
+from antiphon.core.leases import LeaseTable
+from antiphon.core.records import WorkerState
+from antiphon.services.coordinator.api import WorkerHeartbeat, WorkerRecord
+
+MISSED_HEARTBEATS = 5
+"""A worker that missed this many in a row counts as lost."""
+LOST_REMEMBERED = 32
+"""Lost workers that status still lists."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker as the coordinator knows it."""
+
+    worker_id: str
+    name: str
+    concurrent_groups: int
+    seen_s: float
+    state: WorkerState = WorkerState.ACTIVE
+    held_version: int | None = None
+    tokens_generated: int = 0
+    busy_s: float = 0.0
+    uptime_s: float = 0.0
+    told_newest: int | None = None
+    """Newest announced version that it has heard of."""
+    told_wanted: int | None = None
+    """Fixed mode: the version it was last told to load."""
+
+
+class Fleet:
+    """The workers by id; told the time by the caller."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._silence_s = MISSED_HEARTBEATS * heartbeat_s
+        self._members: dict[str, Member] = {}
+
+    def add(self, worker_id: str, name: str, concurrent_groups: int, now: float) -> Member:
+        """Let a worker in."""
+        member = Member(worker_id, name, concurrent_groups, seen_s=now)
+        self._members[worker_id] = member
+        return member
+
+    def get(self, worker_id: str) -> Member | None:
+        """Return a living worker, or None for one that is unknown or lost."""
+        member = self._members.get(worker_id)
+        return None if member is None or member.state is WorkerState.LOST else member
+
+    def named(self, name: str) -> list[Member]:
+        """Return the living workers of a name."""
+        return [member for member in self.living() if member.name == name]
+
+    def living(self) -> list[Member]:
+        """Return every worker that is not lost."""
+        return [member for member in self._members.values() if member.state is not WorkerState.LOST]
+
+    def beat(self, member: Member, beat: WorkerHeartbeat, now: float) -> bool:
+        """Take a heartbeat; True when the worker holds another version than before."""
+        member.seen_s = now
+        member.tokens_generated, member.busy_s = beat.tokens_generated, beat.busy_s
+        member.uptime_s = beat.uptime_s
+        return self.holds(member, beat.held_version)
+
+    def holds(self, member: Member, version: int | None) -> bool:
+        """Note which version a worker samples with; True when that is news."""
+        changed = member.held_version != version
+        member.held_version = version
+        return changed and version is not None
+
+    def held_elsewhere(self, worker_id: str) -> set[int]:
+        """Return the versions that other active workers hold."""
+        return {
+            member.held_version
+            for member in self._members.values()
+            if member.state is WorkerState.ACTIVE
+            and member.worker_id != worker_id
+            and member.held_version is not None
+        }
+
+    def silent(self, now: float) -> list[Member]:
+        """Return the living workers that missed too many heartbeats."""
+        return [member for member in self.living() if now - member.seen_s > self._silence_s]
+
+    def lose(self, member: Member) -> None:
+        """Note that a worker is gone; the longest gone are forgotten."""
+        member.state = WorkerState.LOST
+        lost = [m.worker_id for m in self._members.values() if m.state is WorkerState.LOST]
+        for worker_id in lost[:-LOST_REMEMBERED]:
+            del self._members[worker_id]
+
+    def records(self, leases: LeaseTable, now: float) -> tuple[WorkerRecord, ...]:
+        """Return every worker at a glance."""
+        return tuple(
+            WorkerRecord(
+                worker_id=member.worker_id,
+                state=member.state,
+                held_version=member.held_version,
+                open_leases=len(leases.of_worker(member.worker_id)),
+                tokens_generated=member.tokens_generated,
+                busy_share=min(1.0, member.busy_s / member.uptime_s) if member.uptime_s > 0 else 0.0,
+                seconds_since_heartbeat=max(0.0, now - member.seen_s),
+            )
+            for member in self._members.values()
+        )

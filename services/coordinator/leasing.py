@@ -1,0 +1,115 @@
+"""Lease counter: what the gate allows is granted, and who cannot be served is told why.
+
+A call without work to give is held open until something changes, and returns early when the
+worker should load another version first.
+"""
+
+import asyncio
+
+from antiphon.core import admission
+from antiphon.core import events as e
+from antiphon.core.records import Lease, WorkerState
+from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
+from antiphon.services.coordinator.run_keeper import RunKeeper
+
+REMIND_S = 0.2
+"""How long a worker that was already told to load another version is held before it is told again."""
+
+
+class LeaseCounter:
+    """Grants leases to workers."""
+
+    def __init__(self, keeper: RunKeeper) -> None:
+        self._keeper = keeper
+
+    async def lease(self, request: LeaseRequest, wait_s: float) -> LeaseReply:
+        """Grant up to `request.groups` leases, waiting up to `wait_s` for the first.
+
+        The call also returns, with nothing, when the worker should load another version first.
+        """
+        keeper = self._keeper
+        deadline = keeper.clock() + wait_s
+        reminded = False
+        asking = keeper.fleet.get(request.worker_id)
+        if asking is not None:
+            asking.seen_s = keeper.clock()
+            if keeper.fleet.holds(asking, request.held_version):
+                keeper.loaded(asking)
+        while True:
+            keeper.check()
+            member, now = keeper.fleet.get(request.worker_id), keeper.clock()
+            if member is None:
+                return self._no_lease(f"worker {request.worker_id!r} is not registered; register again")
+            if member.held_version != request.held_version:
+                return self._no_lease("the worker has loaded another version; ask again with that")
+            if member.state is WorkerState.DRAINING:
+                return self._no_lease("the worker is asked to leave")
+            plan = admission.plan_leases(
+                keeper.state,
+                keeper.config,
+                request.held_version,
+                max(0, request.groups),
+                keeper.fleet.held_elsewhere(request.worker_id),
+            )
+            if plan.group_ids:
+                return await self._grant(plan, request.worker_id, request.held_version or 0, now)
+            # A version that is not announced yet cannot be loaded; its announcement ends the wait.
+            wanted = plan.wanted_version if plan.wanted_version in keeper.state.snapshots else None
+            told = (keeper.state.newest_version, wanted)
+            if keeper.state.finished or reminded or (member.told_newest, member.told_wanted) != told:
+                member.told_newest, member.told_wanted = told
+                return self._no_lease(plan.reason, wanted)
+            reminded = self._should_load(wanted, request)
+            patience_s = min(REMIND_S, deadline - now) if reminded else deadline - now
+            if not await keeper.work.wait(patience_s) and not reminded:
+                return self._no_lease(plan.reason, wanted)
+
+    def _should_load(self, wanted: int | None, request: LeaseRequest) -> bool:
+        """Tell whether only another version can help this worker, and it may load that now."""
+        if self._keeper.config.loop.mode == "elastic":
+            return self._keeper.state.newest_version != request.held_version
+        # In fixed mode what was begun under a version ends under it.
+        return wanted is not None and not self._keeper.leases.of_worker(request.worker_id)
+
+    def _no_lease(self, reason: str, wanted: int | None = None) -> LeaseReply:
+        state = self._keeper.state
+        return LeaseReply((), reason, state.newest_version, wanted, state.finished)
+
+    async def _grant(
+        self, plan: admission.LeasePlan, worker_id: str, held_version: int, now: float
+    ) -> LeaseReply:
+        keeper, config = self._keeper, self._keeper.config
+        granted = []
+        attempts = {g: keeper.state.groups[g].attempt for g in plan.group_ids if g in keeper.state.groups}
+        for group_id in plan.group_ids:
+            attempt = attempts.get(group_id, 0) + 1
+            lease_id = admission.lease_id_of(keeper.run_id, group_id, attempt)
+            granted.append(e.LeaseGranted(group_id, lease_id, worker_id, attempt, held_version, now))
+        written = keeper.record(*plan.openings, *granted)
+        leases = []
+        for grant in granted:
+            keeper.leases.grant(grant.lease_id, grant.group_id, worker_id, now)
+            group = keeper.state.groups[grant.group_id]
+            leases.append(
+                Lease(
+                    lease_id=grant.lease_id,
+                    group_id=grant.group_id,
+                    prompt=keeper.prompts.prompt(group.split, group.prompt_index),
+                    epoch=group.epoch,
+                    seeds=keeper.seeds(group),
+                    sampling=config.sampling.parameters(),
+                    version=group.version if config.loop.mode == "fixed" else None,
+                    duration_s=config.coordinator.lease_s,
+                    attempt=grant.attempt,
+                )
+            )
+        try:
+            await written
+        except asyncio.CancelledError:
+            # The worker hung up and will never hear of these.
+            for lease in leases:
+                held = keeper.leases.get(lease.lease_id)
+                if held is not None:
+                    keeper.take_back(held, "the worker hung up")
+            raise
+        return LeaseReply(tuple(leases), "", keeper.state.newest_version, None, keeper.state.finished)

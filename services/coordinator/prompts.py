@@ -1,0 +1,80 @@
+"""Prompts: the environment's problems as token ids, checked to fit before anything starts."""
+
+from typing import Protocol
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
+from antiphon.core.records import Prompt
+from antiphon.environments.codec import TextCodec, resolve_model_path
+from antiphon.environments.environment import Environment
+
+
+class PromptSource(Protocol):
+    """Where the coordinator gets prompts from."""
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        """Return prompt `index` of `split` ("train" or "heldout").
+
+        Raises:
+            ConfigError: when there is no such prompt, or it is too long for the engine.
+        """
+        ...
+
+
+class EnvironmentPrompts:
+    """The prompts of an environment, tokenised when first asked for and then remembered."""
+
+    def __init__(self, environment: Environment, codec: TextCodec, max_prompt_tokens: int) -> None:
+        self._environment = environment
+        self._codec = codec
+        self._max_prompt_tokens = max_prompt_tokens
+        self._known: dict[tuple[str, int], Prompt] = {}
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        """Return prompt `index` of `split`.
+
+        Raises:
+            ConfigError: when there is no such prompt, or it is too long for the engine.
+        """
+        known = self._known.get((split, index))
+        if known is not None:
+            return known
+        problem = self._environment.problem(split, index)
+        token_ids = self._codec.encode_prompt(problem.text)
+        if len(token_ids) > self._max_prompt_tokens:
+            raise ConfigError(
+                f"prompt {problem.key} has {len(token_ids)} tokens, but rollout.max_model_tokens - "
+                f"sampling.max_tokens leaves {self._max_prompt_tokens}; raise the former or lower the latter"
+            )
+        prompt = Prompt(key=problem.key, token_ids=token_ids)
+        self._known[split, index] = prompt
+        return prompt
+
+    def check_all(self, train: int, heldout: int) -> None:
+        """Tokenise the first prompts of both splits.
+
+        Raises:
+            ConfigError: naming the first prompt that does not fit.
+        """
+        for split, size in (("train", train), ("heldout", heldout)):
+            for index in range(size):
+                self.prompt(split, index)
+
+
+def load_prompts(config: RunConfig) -> EnvironmentPrompts:
+    """Build the prompts of a run from its environment and its model's tokenizer, and check them.
+
+    Raises:
+        ConfigError: when the environment, the tokenizer or a prompt cannot be used.
+    """
+    from antiphon.environments.registry import make_environment  # brings every task along: slow to import
+
+    section = config.environment
+    environment = make_environment(
+        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+    )
+    codec = TextCodec.load(resolve_model_path(config.model.path))
+    room = config.rollout.max_model_tokens - config.sampling.max_tokens
+    prompts = EnvironmentPrompts(environment, codec, room)
+    prompts.check_all(section.train_size, config.evaluation.prompts)
+    return prompts

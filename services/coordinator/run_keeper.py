@@ -1,0 +1,288 @@
+"""Run keeper: the one place where events are applied, journalled and followed up.
+
+Nothing awaits between a decision and `record`, so nobody sees half a change. What follows from
+an event without anybody asking (refills, stale groups, the next batch, lost workers) happens
+here. If the journal or the store cannot be written, the keeper fails as a whole: every call
+says why, and a restart goes on from the journal.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from antiphon.core import admission, assembly
+from antiphon.core import events as e
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
+from antiphon.core.leases import HeldLease, LeaseTable
+from antiphon.core.records import GroupSubmission, WorkerState
+from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
+from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.store import ArtifactStore
+from antiphon.services.coordinator import payloads
+from antiphon.services.coordinator.fleet import Fleet, Member
+from antiphon.services.coordinator.journal import Journal
+from antiphon.services.coordinator.prompts import PromptSource
+from antiphon.services.coordinator.sealing import Ingredient, seal_batch
+from antiphon.services.coordinator.signals import Signal
+
+IDLE_S = 30.0
+"""Longest that the sealing loop sleeps before it looks again."""
+SHORTEST_TICK_S = 0.2
+LONGEST_TICK_S = 1.0
+"""How often deadlines are looked at, within these bounds half a heartbeat."""
+
+_log = structlog.get_logger("coordinator")
+
+
+def pinned_values(config: RunConfig) -> dict[str, str]:
+    """Return the configuration that a run keeps for good, as JSON by field."""
+    tree = config.model_dump(mode="json")
+    found = {"run.seed": tree["run"]["seed"], "model.path": tree["model"]["path"]}
+    for section in ("environment", "loop", "sampling"):
+        found |= {f"{section}.{name}": value for name, value in tree[section].items()}
+    found["algorithm.objective"] = tree["algorithm"]["objective"]
+    found["algorithm.normalise_advantages"] = tree["algorithm"]["normalise_advantages"]
+    found["evaluation.prompts"] = tree["evaluation"]["prompts"]
+    return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
+
+
+class RunKeeper:
+    """State, journal and what follows from events."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str,
+        journal: Journal,
+        store: ArtifactStore,
+        prompts: PromptSource,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.run_id = run_id
+        self.journal = journal
+        self.store = store
+        self.prompts = prompts
+        self.clock = clock
+        self.state = new_state(config)
+        self.leases = LeaseTable(config.coordinator.lease_s)
+        self.fleet = Fleet(config.coordinator.heartbeat_s)
+        self.failure: AntiphonError | None = None
+        self.work = Signal()
+        """Something may have become leasable, or workers should hear of something."""
+        self.submitted = Signal()
+        """Groups wait for a judge."""
+        self.judged = Signal()
+        """A batch may have become complete."""
+        self.sealed = Signal()
+        """A batch was sealed, or somebody should look again."""
+        self.failed = asyncio.Event()
+        journal.on_failure = self.fail
+        self._submissions: dict[str, GroupSubmission] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Rebuild the state, give running leases fresh deadlines and begin.
+
+        Raises:
+            ConfigError: when the configuration differs from the one the run was opened with.
+            IntegrityError: when the journal contradicts itself.
+        """
+        pinned = pinned_values(self.config)
+        if self.journal.empty:
+            opening: list[e.JournalEvent] = [e.RunOpened(self.run_id, pinned)]
+        else:
+            fold(self.state, self.journal.replay())
+            self._check_same_run(pinned)
+            opening = [] if self.state.finished else [e.RunResumed()]
+        now = self.clock()
+        for group in self.state.groups.values():
+            if group.phase is GroupPhase.LEASED:
+                self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
+        await self.record(*opening)
+        await self.settle()
+        self._tasks = [self._spawn(self._seal_batches()), self._spawn(self._watch_deadlines())]
+        _log.info("run.ready", run=self.run_id, committed=len(self.state.commits))
+
+    async def close(self) -> None:
+        """Stop what runs in the background and write what waits."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.journal.close()
+
+    def check(self) -> None:
+        """Raise why the keeper failed, if it did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def record(
+        self,
+        *events: e.JournalEvent,
+        keep: Mapping[str, bytes] | None = None,
+        forget: Sequence[str] = (),
+    ) -> "asyncio.Future[None]":
+        """Apply events now and journal them; await the result to know that they are on disk.
+
+        Raises:
+            AntiphonError: when the keeper failed before.
+        """
+        self.check()
+        for event in events:
+            self.state.apply(event)
+        for name in forget:
+            self._submissions.pop(name, None)
+        return self.journal.enqueue(events, keep, forget)
+
+    def settle(self) -> "asyncio.Future[None]":
+        """Do what follows from the state: drop stale groups, refill steps, wake who waits."""
+        found = assembly.dropped(self.state, self.config)
+        gone = [event.group_id for event in found if isinstance(event, e.GroupDropped)]
+        for event in found:
+            if isinstance(event, e.LeaseExpired):
+                self.leases.end(event.lease_id)
+        for step in range(self.state.next_seal, self.state.opened_steps):
+            found.extend(admission.refills(self.state, self.config, step))
+        written = self.record(*found, forget=gone)
+        if found:
+            self.work.notify()
+        self.judged.notify()
+        return written
+
+    def take_back(self, held: HeldLease, reason: str) -> None:
+        """End a lease without a submission; its group is offered again."""
+        self.leases.end(held.lease_id)
+        group = self.state.groups.get(held.group_id)
+        if group is None or group.phase is not GroupPhase.LEASED or group.lease_id != held.lease_id:
+            return
+        self.record(e.LeaseExpired(held.group_id, held.lease_id, held.worker_id, reason))
+        _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason)
+        self.work.notify()
+
+    def lose(self, member: Member, reason: str) -> None:
+        """Count a worker as lost and offer its groups again."""
+        self.fleet.lose(member)
+        self.record(e.WorkerLost(member.worker_id, reason))
+        _log.warning("worker.lost", worker=member.worker_id, reason=reason)
+        for held in self.leases.of_worker(member.worker_id):
+            self.take_back(held, f"worker lost: {reason}")
+        self.work.notify()
+
+    def loaded(self, member: Member) -> None:
+        """Note that a worker samples with another version now."""
+        if member.held_version is not None:
+            self.record(e.WorkerLoaded(member.worker_id, member.held_version))
+            self.work.notify()
+
+    def remember(self, submission: GroupSubmission) -> None:
+        """Keep an accepted submission at hand until its group ends."""
+        self._submissions[submission.group_id] = submission
+
+    async def submission(self, group_id: str) -> GroupSubmission:
+        """Return an accepted submission, from memory or the journal.
+
+        Raises:
+            IntegrityError: when the journal has lost it.
+        """
+        known = self._submissions.get(group_id)
+        if known is not None:
+            return known
+        body = await self.journal.payload(group_id)
+        if body is None:
+            raise IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")
+        submission = payloads.load_submission(body)
+        if group_id in self.state.groups:
+            self._submissions[group_id] = submission
+        return submission
+
+    def seeds(self, group: GroupState) -> tuple[int, ...]:
+        """Return the sampler seeds of a group."""
+        key = self.prompts.prompt(group.split, group.prompt_index).key
+        return admission.group_seeds(self.config, group, key)
+
+    def fail(self, error: AntiphonError) -> None:
+        """Stop everything: from now on every call raises `error`."""
+        if self.failure is None:
+            self.failure = error
+            _log.error("coordinator.failed", reason=str(error))
+        self.failed.set()
+        for signal in (self.work, self.submitted, self.judged, self.sealed):
+            signal.notify()
+
+    def _check_same_run(self, pinned: dict[str, str]) -> None:
+        for name, before in self.state.pinned.items():
+            now = pinned.get(name)
+            if now != before:
+                raise ConfigError(
+                    f"{name}={now} differs from {before}, with which run {self.run_id} was opened; "
+                    "put it back, or start a new run"
+                )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, AntiphonError):
+            self.fail(error)
+        elif error is not None:
+            _log.error("coordinator.broke", exc_info=error)
+            self.fail(IntegrityError(f"the coordinator broke ({error!r}); its log has the details"))
+
+    async def _seal_batches(self) -> None:
+        # The table library sets itself up on first use, which takes a while; no batch should wait for it.
+        await asyncio.to_thread(encode_batch, [])
+        while self.failure is None:
+            plan = assembly.plan_seal(self.state, self.config)
+            if plan is None:
+                await self.judged.wait(IDLE_S)
+            else:
+                await self._seal(plan)
+
+    async def _seal(self, plan: assembly.SealPlan) -> None:
+        ingredients = {
+            group.group_id: Ingredient(
+                group,
+                await self.submission(group.group_id),
+                self.prompts.prompt(group.split, group.prompt_index),
+            )
+            for group in plan.used
+        }
+        section = self.config.algorithm
+        normalise = section.normalise_advantages and section.objective != "dr_grpo"
+        tally = self.state.since_seal.copy()
+        event = await asyncio.to_thread(seal_batch, plan, ingredients, tally, normalise, self.store)
+        await self.record(event)
+        for group in (*plan.used, *plan.filtered):
+            self._submissions.pop(group.group_id, None)
+        _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
+        self.sealed.notify()
+        self.work.notify()
+        await self.settle()
+
+    async def _watch_deadlines(self) -> None:
+        tick = min(LONGEST_TICK_S, max(SHORTEST_TICK_S, self.config.coordinator.heartbeat_s / 2))
+        while self.failure is None:
+            await asyncio.sleep(tick)
+            now = self.clock()
+            for member in self.fleet.silent(now):
+                self.lose(member, f"no heartbeat for {now - member.seen_s:.1f} s")
+            for held in self.leases.expired(now):
+                self.take_back(held, f"no sign of life for {self.config.coordinator.lease_s:g} s")
+
+    def draining(self, member: Member) -> None:
+        """Ask a worker to leave once its leases are done."""
+        member.state = WorkerState.DRAINING
+        self.record(e.WorkerDraining(member.worker_id))
+        self.work.notify()
+
+
+def new_state(config: RunConfig) -> RunState:
+    """Return the state of a run before its first event."""
+    return RunState(group_size=config.loop.group_size, history_batches=config.coordinator.history_batches)

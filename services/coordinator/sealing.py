@@ -1,0 +1,115 @@
+"""Sealing: judged groups become two immutable files and one event.
+
+The first file is what the step uses, and its digest is the batch's; the second holds timings,
+worker and lease ids. Rows stand in the order of the groups, then of the samples.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from antiphon.core.advantages import group_advantages
+from antiphon.core.assembly import SealPlan
+from antiphon.core.events import BatchSealed
+from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming
+from antiphon.core.run_state import GroupState, Tally
+from antiphon.lineage.rollout_table import encode_batch, encode_timings
+from antiphon.lineage.store import ArtifactStore
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredient:
+    """One group of the file: how it was made, what was sampled, and from which prompt."""
+
+    group: GroupState
+    submission: GroupSubmission
+    prompt: Prompt
+
+
+def seal_batch(
+    plan: SealPlan,
+    ingredients: Mapping[str, Ingredient],
+    since_seal: Tally,
+    normalise: bool,
+    store: ArtifactStore,
+) -> BatchSealed:
+    """Write the files of a batch and return the event that makes it final.
+
+    Args:
+        plan: which groups, in order.
+        ingredients: every used group, by id.
+        since_seal: what left the buffer since the batch before.
+        normalise: divide advantages by the group's standard deviation.
+        store: takes the files; they are on disk when this returns.
+
+    Raises:
+        UnavailableError: when the store cannot be written.
+    """
+    rows: list[BatchRow] = []
+    timings: list[RowTiming] = []
+    for group in plan.used:
+        ingredient = ingredients[group.group_id]
+        rows.extend(_rows(ingredient, normalise))
+        timings.extend(_timings(ingredient))
+    digest = store.put(encode_batch(rows))
+    timings_digest = store.put(encode_timings(timings))
+    judged = (*plan.used, *plan.filtered)
+    rewards = [r for group in judged for r in group.rewards] + since_seal.rewards
+    lengths = [n for group in judged for n in group.token_counts] + since_seal.token_counts
+    staleness = Counter(plan.step - min(span.version for span in row.spans) for row in rows)
+    return BatchSealed(
+        step=plan.step,
+        group_ids=tuple(group.group_id for group in plan.used),
+        filtered_ids=tuple(group.group_id for group in plan.filtered),
+        digest=digest,
+        timings_digest=timings_digest,
+        trajectories=len(rows),
+        groups_filtered=len(plan.filtered) + since_seal.groups_filtered,
+        groups_dropped_stale=since_seal.groups_stale,
+        tokens=sum(row.token_ids.size for row in rows),
+        reward_mean=math.fsum(rewards) / max(1, len(rewards)),
+        completion_tokens_mean=sum(lengths) / max(1, len(lengths)),
+        staleness=tuple(sorted(staleness.items())),
+    )
+
+
+def _rows(ingredient: Ingredient, normalise: bool) -> list[BatchRow]:
+    group, prompt = ingredient.group, ingredient.prompt
+    prompt_ids = np.asarray(prompt.token_ids, dtype=np.int32)
+    advantages = group_advantages(np.asarray(group.rewards, dtype=np.float64), normalise)
+    return [
+        BatchRow(
+            group_id=group.group_id,
+            prompt_key=prompt.key,
+            sample_index=trajectory.sample_index,
+            prompt_token_ids=prompt_ids,
+            token_ids=trajectory.token_ids,
+            behaviour_logprobs=trajectory.behaviour_logprobs,
+            spans=trajectory.spans,
+            finish_reason=trajectory.finish_reason,
+            reward=group.rewards[index],
+            advantage=float(advantages[index]),
+        )
+        for index, trajectory in enumerate(ingredient.submission.trajectories)
+    ]
+
+
+def _timings(ingredient: Ingredient) -> list[RowTiming]:
+    group = ingredient.group
+    return [
+        RowTiming(
+            group_id=group.group_id,
+            sample_index=index,
+            worker_id=group.worker_id,
+            lease_id=group.lease_id,
+            attempt=group.attempt,
+            generation_s=group.generation_s,
+            leased_at_s=group.leased_at_s,
+            submitted_at_s=group.submitted_at_s,
+            judged_at_s=group.judged_at_s,
+        )
+        for index in range(group.samples)
+    ]

@@ -1,0 +1,224 @@
+"""Coordinator server: proto in, service call, proto out; and the process that serves a run."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from antiphon.core.config import RunConfig
+from antiphon.core.staleness import check_publish_interval
+from antiphon.lineage.store import ArtifactStore
+from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
+from antiphon.services import wire
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.coordinator.journal import Journal
+from antiphon.services.coordinator.prompts import PromptSource, load_prompts
+from antiphon.services.coordinator.run_keeper import RunKeeper
+from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.serving import answers_errors, start_server, stop_server
+
+JOURNAL_NAME = "journal.db"
+"""The journal's file in the folder of the run."""
+LINGER_S = 30.0
+"""After the end of a run, how long status and late callers still find it served."""
+
+Message = Any
+Context = Any
+
+
+class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
+    """Translates between messages and the contract."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @answers_errors
+    async def Register(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        welcome = await self._coordinator.register(wire.worker_hello_from_proto(request))
+        return wire.worker_welcome_to_proto(welcome)
+
+    @answers_errors
+    async def Heartbeat(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        reply = await self._coordinator.heartbeat(wire.worker_heartbeat_from_proto(request))
+        return wire.heartbeat_reply_to_proto(reply)
+
+    @answers_errors
+    async def LeaseGroup(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        reply = await self._coordinator.lease_group(wire.lease_request_from_proto(request))
+        return wire.lease_reply_to_proto(reply)
+
+    @answers_errors
+    async def SubmitGroup(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        verdict = await self._coordinator.submit_group(wire.group_submission_from_proto(request))
+        return wire.submit_verdict_to_proto(verdict)
+
+    @answers_errors
+    async def PullForReward(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        groups = await self._coordinator.pull_for_reward(request.judge_id, request.limit, request.wait_s)
+        return reward_pb2.PullReply(groups=[wire.group_to_judge_to_proto(group) for group in groups])
+
+    @answers_errors
+    async def SubmitRewards(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        judgements = [wire.judgement_from_proto(judgement) for judgement in request.judgements]
+        accepted = await self._coordinator.submit_rewards(request.group_id, judgements)
+        return reward_pb2.RewardsReply(accepted=accepted)
+
+    @answers_errors
+    async def OpenStep(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.open_step(request.step)
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def OpenEvaluation(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.open_evaluation(request.version)
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def PullBatch(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        return wire.batch_reply_to_proto(await self._coordinator.pull_batch(request.step, request.wait_s))
+
+    @answers_errors
+    async def CommitStep(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.commit_step(wire.step_commit_from_proto(request))
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def AnnounceSnapshot(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.announce_snapshot(wire.snapshot_manifest_from_proto(request))
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def LatestManifest(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        version = request.version if request.HasField("version") else None
+        manifest = await self._coordinator.latest_manifest(version)
+        found = None if manifest is None else wire.snapshot_manifest_to_proto(manifest)
+        return coordinator_pb2.OptionalManifest(manifest=found)
+
+    @answers_errors
+    async def Drain(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.drain(request.worker_id)
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def Pause(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.pause(request.reason)
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def Finish(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.finish()
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def Commits(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        commits = await self._coordinator.commits(request.step)
+        return coordinator_pb2.CommitsReply(commits=[wire.step_commit_to_proto(c) for c in commits])
+
+    @answers_errors
+    async def Status(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        return wire.run_status_to_proto(await self._coordinator.status())
+
+    @answers_errors
+    async def WatchEvents(self, request: Message, context: Context) -> AsyncIterator[Message]:
+        """Answer."""
+        async for event in self._coordinator.watch_events(request.after_seq, request.follow):
+            yield wire.event_to_proto(event)
+
+
+async def start_coordinator(service: CoordinatorService, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+    """Serve `service` and return the server with its port.
+
+    Raises:
+        ConfigError: when the address cannot be listened on.
+    """
+
+    def register(server: grpc.aio.Server) -> None:
+        servicer = CoordinatorServicer(service)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+    return await start_server(host, port, register, ["antiphon.Coordinator"])
+
+
+async def serve_coordinator(
+    config: RunConfig,
+    run_id: str,
+    run_dir: Path,
+    store_root: Path,
+    host: str,
+    port: int,
+    ready: Callable[[int], None],
+    prompts: PromptSource | None = None,
+) -> None:
+    """Serve one run until it is finished or the process is asked to stop.
+
+    Args:
+        config: configuration of the run; what a run keeps for good must not have changed.
+        run_id: the run.
+        run_dir: its folder; the journal lies in it.
+        store_root: where batches go.
+        host: address to listen on.
+        port: 0 picks a free one.
+        ready: called with the port once the coordinator can work.
+        prompts: where prompts come from; by default the environment that `config` names.
+
+    Raises:
+        ConfigError: when the configuration, the environment, the journal or the port cannot be used.
+        InfeasibleError: when the publish interval cannot hold the staleness bound.
+        UnavailableError: when the journal or the store can no longer be written.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
+    journal = await asyncio.to_thread(Journal, run_dir / JOURNAL_NAME, run_id)
+    if prompts is None:
+        prompts = await asyncio.to_thread(load_prompts, config)
+    keeper = RunKeeper(config, run_id, journal, ArtifactStore(store_root), prompts, loop.time)
+    await keeper.start()
+    try:
+        server, bound = await start_coordinator(CoordinatorService(keeper), host, port)
+        try:
+            ready(bound)
+            await _until_over(keeper, stop)
+        finally:
+            await stop_server(server)
+    finally:
+        await keeper.close()
+    keeper.check()
+
+
+async def _until_over(keeper: RunKeeper, stop: asyncio.Event) -> None:
+    """Wait for a request to stop, a failure, or the end of the run and a while more."""
+    waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(keeper.failed.wait())]
+    ended_s: float | None = None
+    try:
+        while not any(wait.done() for wait in waits):
+            await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            if keeper.state.finished:
+                ended_s = ended_s if ended_s is not None else keeper.clock()
+                if keeper.clock() - ended_s > LINGER_S:
+                    return
+    finally:
+        for wait in waits:
+            wait.cancel()

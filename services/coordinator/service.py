@@ -1,0 +1,337 @@
+"""Coordinator service: the contract's behaviour over the journal; it knows no gRPC.
+
+Each request asks `core` for a decision, hands the events to the run keeper, and answers when
+they are on disk. Calls that wait are woken by signals and never held longer than asked.
+"""
+
+import re
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+
+from antiphon.core import acceptance, admission
+from antiphon.core import events as e
+from antiphon.core.assembly import step_progress
+from antiphon.core.config import dump_config
+from antiphon.core.errors import ContractError
+from antiphon.core.records import (
+    PROTOCOL_VERSION,
+    GroupSubmission,
+    GroupToJudge,
+    Judgement,
+    SnapshotManifest,
+    StepCommit,
+    SubmitVerdict,
+    WorkerState,
+)
+from antiphon.services.coordinator import payloads
+from antiphon.services.coordinator.api import (
+    BatchReply,
+    Coordinator,
+    Event,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    RunStatus,
+    WorkerHeartbeat,
+    WorkerHello,
+    WorkerWelcome,
+)
+from antiphon.services.coordinator.judging import JudgeDesk
+from antiphon.services.coordinator.leasing import LeaseCounter
+from antiphon.services.coordinator.overview import batch_words, run_status
+from antiphon.services.coordinator.run_keeper import RunKeeper
+
+MAX_WAIT_S = 30.0
+"""Longest a call is held open."""
+FOLLOW_CHECK_S = 5.0
+"""Longest that a follower of events sleeps before it looks whether the run is over."""
+EVENTS_PER_READ = 500
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_log = structlog.get_logger("coordinator")
+
+
+class CoordinatorService(Coordinator):
+    """The data plane of one run."""
+
+    def __init__(self, keeper: RunKeeper) -> None:
+        self.keeper = keeper
+        self._config_yaml = dump_config(keeper.config)
+        self._counter = LeaseCounter(keeper)
+        self._desk = JudgeDesk(keeper)
+
+    async def register(self, hello: WorkerHello) -> WorkerWelcome:
+        """Admit a worker; one of the same name that still counts as alive is replaced.
+
+        Raises:
+            ContractError: another protocol version, another run, or a name that cannot be.
+        """
+        keeper = self.keeper
+        keeper.check()
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ContractError(
+                f"worker {hello.worker_name!r} speaks protocol version {hello.protocol_version}, but this "
+                f"coordinator speaks {PROTOCOL_VERSION}; install the same version of Antiphon on both"
+            )
+        if hello.run_id and hello.run_id != keeper.run_id:
+            raise ContractError(
+                f"worker {hello.worker_name!r} means to serve run {hello.run_id!r}, but this coordinator "
+                f"serves {keeper.run_id!r}; give the address of the right coordinator"
+            )
+        if not _NAME.fullmatch(hello.worker_name):
+            raise ContractError(
+                f"worker name {hello.worker_name[:80]!r} cannot be used; take up to 64 letters, digits, "
+                "dots, dashes and underscores"
+            )
+        for member in keeper.fleet.named(hello.worker_name):
+            keeper.lose(member, "another worker of this name registered")
+        count = keeper.state.registrations.get(hello.worker_name, 0) + 1
+        worker_id = f"{hello.worker_name}-{count}"
+        keeper.fleet.add(worker_id, hello.worker_name, hello.concurrent_groups, keeper.clock())
+        await keeper.record(e.WorkerRegistered(worker_id, hello.worker_name, hello.concurrent_groups))
+        _log.info("worker.registered", worker=worker_id)
+        return WorkerWelcome(
+            worker_id=worker_id,
+            run_id=keeper.run_id,
+            config_yaml=self._config_yaml,
+            heartbeat_s=keeper.config.coordinator.heartbeat_s,
+        )
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Extend the worker's leases and learn what it should give up.
+
+        Raises:
+            ContractError: when the worker samples with weights that were never announced.
+        """
+        keeper = self.keeper
+        keeper.check()
+        member, now = keeper.fleet.get(beat.worker_id), keeper.clock()
+        if member is None:
+            return HeartbeatReply(False, (), keeper.state.newest_version, False, keeper.state.finished)
+        if beat.held_version is not None and beat.weights_digest is not None:
+            announced = keeper.state.snapshots.get(beat.held_version)
+            if announced != beat.weights_digest:
+                raise ContractError(
+                    f"worker {beat.worker_id} holds version {beat.held_version} with weights "
+                    f"{beat.weights_digest[:12]}, but {(announced or 'nothing')[:12]} was announced for it; "
+                    "load the announced snapshot again"
+                )
+        gone = keeper.leases.extend(beat.lease_ids, beat.worker_id, now)
+        if keeper.fleet.beat(member, beat, now):
+            keeper.loaded(member)
+        member.told_newest = keeper.state.newest_version
+        return HeartbeatReply(
+            known=True,
+            cancelled_leases=gone,
+            newest_version=keeper.state.newest_version,
+            drain=member.state is WorkerState.DRAINING,
+            run_finished=keeper.state.finished,
+        )
+
+    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        """Grant up to `request.groups` leases, waiting up to `request.wait_s` for the first.
+
+        The call also returns, with nothing, when the worker should load another version first.
+        """
+        return await self._counter.lease(request, min(max(0.0, request.wait_s), MAX_WAIT_S))
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Accept a finished group once; the answer to a repetition is the same.
+
+        Raises:
+            ContractError: when the trajectories do not fit the lease.
+        """
+        keeper = self.keeper
+        keeper.check()
+        verdict = acceptance.early_verdict(keeper.state, submission)
+        if verdict is not None:
+            # What was accepted a moment ago may still be on its way to the disk.
+            await keeper.record()
+            return verdict
+        group = keeper.state.groups[submission.group_id]
+        held_lease = group.lease_id
+        verdict, found = acceptance.accept_submission(
+            keeper.state, keeper.config, submission, keeper.seeds(group), keeper.clock()
+        )
+        accepted = verdict is SubmitVerdict.ACCEPTED
+        keep = {submission.group_id: payloads.dump_submission(submission)} if accepted else None
+        written = keeper.record(*found, keep=keep)
+        keeper.leases.end(held_lease)
+        if accepted:
+            keeper.remember(submission)
+            keeper.submitted.notify()
+        # A place at this worker is free, and a stale group gives its reservation back.
+        keeper.work.notify()
+        await written
+        return verdict
+
+    async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+        """Hand out groups to judge; a judge that never answers loses them after a deadline."""
+        return await self._desk.pull(judge_id, limit, min(max(0.0, wait_s), MAX_WAIT_S))
+
+    async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+        """Take the rewards of a group; False when they were already there or the group is gone.
+
+        Raises:
+            ContractError: when a reward is missing or not finite.
+        """
+        return await self._desk.submit(group_id, judgements)
+
+    async def open_step(self, step: int) -> None:
+        """Allow groups of `step` to be issued; repeating it changes nothing.
+
+        Raises:
+            ContractError: for a step outside the run, or when the run is finished.
+        """
+        keeper = self.keeper
+        keeper.check()
+        if not 0 <= step < keeper.config.run.steps:
+            raise ContractError(
+                f"step {step} cannot be opened: run.steps={keeper.config.run.steps} allows "
+                f"0..{keeper.config.run.steps - 1}"
+            )
+        if keeper.state.finished and step >= keeper.state.opened_steps:
+            raise ContractError(f"step {step} cannot be opened: run {keeper.run_id} is finished")
+        await keeper.record(*admission.open_step(keeper.state, keeper.config, step))
+        keeper.work.notify()
+        await keeper.settle()
+
+    async def open_evaluation(self, version: int) -> None:
+        """Queue the held-out prompts for `version`; repeating it changes nothing.
+
+        Raises:
+            ContractError: for a version that cannot exist in this run.
+        """
+        keeper = self.keeper
+        keeper.check()
+        if not 0 <= version <= keeper.config.run.steps:
+            raise ContractError(
+                f"version {version} cannot be evaluated: versions 0..{keeper.config.run.steps} exist"
+            )
+        if version in keeper.state.evaluations:
+            return
+        written = keeper.record(e.EvaluationOpened(version, keeper.config.evaluation.prompts))
+        keeper.work.notify()
+        await written
+
+    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
+        """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
+        keeper = self.keeper
+        deadline = keeper.clock() + min(max(0.0, wait_s), MAX_WAIT_S)
+        while True:
+            keeper.check()
+            state, now = keeper.state, keeper.clock()
+            if 0 <= step < state.next_seal:
+                await keeper.record()  # nobody may train on a batch that is not on disk yet
+                return BatchReply(state.sealed[step], "", 1.0)
+            if state.finished or state.paused_reason or not await keeper.sealed.wait(deadline - now):
+                keeper.check()
+                if 0 <= step < state.next_seal:
+                    continue
+                return BatchReply(
+                    batch=None,
+                    waiting_for=batch_words(
+                        state, keeper.config, step, keeper.fleet, self._desk.held, keeper.clock()
+                    ),
+                    progress=step_progress(state, keeper.config, step),
+                )
+
+    async def commit_step(self, commit: StepCommit) -> None:
+        """Record that `commit.step` was trained; the only way the version advances.
+
+        Raises:
+            IntegrityError: for a step out of order, another batch, or another digest.
+        """
+        keeper = self.keeper
+        keeper.check()
+        found = acceptance.accept_commit(keeper.state, commit)
+        oldest_kept = commit.step - keeper.state.history_batches
+        kept = keeper.state.sealed_groups
+        forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []
+        await keeper.record(*found, forget=forget)
+        _log.info("step.committed", step=commit.step, weights=commit.weights_digest[:12])
+
+    async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
+        """Make a published version known to the workers; repeating it changes nothing.
+
+        Raises:
+            ContractError: for the snapshot of another run.
+            IntegrityError: for a version that no step made, or other weights under a known version.
+        """
+        keeper = self.keeper
+        keeper.check()
+        found = acceptance.accept_snapshot(keeper.state, manifest)
+        name = payloads.manifest_name(manifest.version)
+        written = keeper.record(*found, keep={name: payloads.dump_manifest(manifest)})
+        await written  # first on disk, then heard of: a manifest can be fetched as soon as it is named
+        keeper.work.notify()
+
+    async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
+        """Return the manifest of `version`, or of the newest one, or None."""
+        self.keeper.check()
+        wanted = self.keeper.state.newest_version if version is None else version
+        if wanted is None or wanted not in self.keeper.state.snapshots:
+            return None
+        await self.keeper.record()  # the announcement may still be on its way to the disk
+        body = await self.keeper.journal.payload(payloads.manifest_name(wanted))
+        return None if body is None else payloads.load_manifest(body)
+
+    async def drain(self, worker_id: str) -> None:
+        """Ask a worker to finish its leases and leave.
+
+        Raises:
+            ContractError: when there is no such worker.
+        """
+        self.keeper.check()
+        member = self.keeper.fleet.get(worker_id)
+        if member is None:
+            known = ", ".join(m.worker_id for m in self.keeper.fleet.living()) or "none"
+            raise ContractError(f"there is no worker {worker_id!r} to drain; living workers: {known}")
+        self.keeper.draining(member)
+
+    async def pause(self, reason: str) -> None:
+        """Stop granting leases until the run is started again, and say why."""
+        await self.keeper.record(e.RunPaused(reason or "no reason was given"))
+        self.keeper.sealed.notify()
+        _log.warning("run.paused", reason=reason)
+
+    async def finish(self) -> None:
+        """Declare the run complete: workers and judges leave."""
+        keeper = self.keeper
+        keeper.check()
+        if keeper.state.finished:
+            return
+        written = keeper.record(e.RunFinished())
+        for signal in (keeper.work, keeper.submitted, keeper.judged, keeper.sealed):
+            signal.notify()
+        await written
+
+    async def commits(self, after_step: int) -> Sequence[StepCommit]:
+        """Return the committed steps greater than `after_step`, in order (-1 for all)."""
+        self.keeper.check()
+        return tuple(self.keeper.state.commits[max(0, after_step + 1) :])
+
+    async def status(self) -> RunStatus:
+        """Return the run at a glance."""
+        keeper = self.keeper
+        keeper.check()
+        return run_status(
+            keeper.state, keeper.config, keeper.fleet, keeper.leases, self._desk.held, keeper.clock()
+        )
+
+    async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
+        """Yield journal events after `after_seq`; with `follow`, go on until the run is finished."""
+        keeper, at = self.keeper, after_seq
+        while True:
+            keeper.check()
+            finished = keeper.state.finished
+            rows = await keeper.journal.read(at, EVENTS_PER_READ)
+            for row in rows:
+                yield Event(row.seq, row.at, row.kind, row.body)
+            if rows:
+                at = rows[-1].seq
+            elif not follow or finished:
+                return
+            else:
+                await keeper.journal.grown.wait(FOLLOW_CHECK_S)
