@@ -20,7 +20,7 @@ PLANES = {
 
 
 def status_at(step: int, **changes: object) -> RunStatus:
-    commit = StepCommit(step - 1, step, "a" * 64, "b" * 64, {"batch/reward_mean": 0.25}) if step else None
+    commit = StepCommit(step - 1, step, "a" * 64, "b" * 64, {"reward_mean": 0.25}) if step else None
     plain = RunStatus(
         run_id="r",
         steps_total=10,
