@@ -10,6 +10,7 @@ ledger, odd steps run in plain threads and leave no record. The share is
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -68,7 +69,7 @@ def alternate(config: Any, home: Path, server_pid: int, steps: int) -> dict[str,
         with open_run(config, None, home) as live:
             run = live.context
             run.recorded = lambda step: step % 2 == 0
-            stage_of = {
+            stage_of: dict[str, Callable[[int], object]] = {
                 "collect": lambda n: rollout.collect_batch(run, n),
                 "reward": lambda n: rollout.await_batch(run, n),
                 "step": lambda n: learner.train_step(run, n),
@@ -76,7 +77,11 @@ def alternate(config: Any, home: Path, server_pid: int, steps: int) -> dict[str,
                 "record": lambda n: record.record_step(run, n),
                 "evaluate": lambda n: rollout.evaluate_version(run, n),
             }
-            plain = PlainStages(lambda stage, n: run.timed(stage, n, lambda: stage_of[stage](n)) and None)
+
+            def work(stage: str, n: int) -> None:
+                run.timed(stage, n, lambda: stage_of[stage](n))
+
+            plain = PlainStages(work)
             orchestrated = PrefectStages(run.run_id)
             before = cpu_seconds(family)
             started = time.perf_counter()

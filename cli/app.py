@@ -19,6 +19,7 @@ app = App(
     help="Overlapped, replayable reinforcement-learning post-training of language models.",
     help_format="plaintext",
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,  # `execute` says what it means
     version=lambda: metadata.version("antiphon"),
 )
 for _verb, _place, _help in (

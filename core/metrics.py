@@ -39,14 +39,10 @@ LEARNER_METRICS: tuple[Metric, ...] = (
 """What every learner step reports; an empty batch reports zeros."""
 
 BATCH_METRICS: tuple[Metric, ...] = (
-    Metric(
-        "reward_mean", "reward", "mean reward of all judged trajectories, filtered groups included"
-    ),
+    Metric("reward_mean", "reward", "mean reward of all judged trajectories, filtered groups included"),
     Metric("completion_tokens_mean", "tokens", "mean completion length of the same trajectories"),
     Metric("groups_filtered", "groups", "groups without reward variance that were left out"),
-    Metric(
-        "groups_dropped_stale", "groups", "finished groups dropped beyond the bound since the last batch"
-    ),
+    Metric("groups_dropped_stale", "groups", "finished groups dropped beyond the bound since the last batch"),
     Metric("staleness_mean", "versions", "mean staleness of the batch's trajectories; 0 for an empty batch"),
     Metric("staleness_max", "versions", "largest staleness of the batch's trajectories"),
 )

@@ -43,6 +43,29 @@ def resolve_model_path(path: str) -> str:
     )
 
 
+def local_model_directory(path: str) -> Path:
+    """Return the folder of the model that `model.path` means, fetched from the hub if need be.
+
+    Raises:
+        ConfigError: when there is no such folder and no hub gives it.
+    """
+    resolved = resolve_model_path(path)
+    if Path(resolved).is_dir():
+        return Path(resolved)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model"]
+    try:
+        return Path(snapshot_download(resolved, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"model.path={path!r} is no folder here and no hub gave it ({reason}); "
+            "download the model and give its directory"
+        ) from error
+
+
 class TextCodec:
     """The tokenizer of one model, with the chat template applied where the model has one."""
 

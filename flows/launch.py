@@ -24,26 +24,40 @@ from antiphon.environments.codec import TextCodec, resolve_model_path
 from antiphon.environments.registry import make_environment
 from antiphon.flows import run_directory
 from antiphon.flows.outcome import RunOutcome, summarise, write_results
-from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.recorder import Recorder, find_project
 from antiphon.lineage.report import build_report
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import RunStatus
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine_environment import child_environment
+from antiphon.services.serving import is_loopback
 from antiphon.tasks import run_context
-from antiphon.tasks.prefect_server import begin_prefect_server, client_environment
+from antiphon.tasks.prefect_server import begin_prefect_server, check_port, client_environment
 from antiphon.tasks.provision import Supervisor, service_specs, worker_spec
 from antiphon.tasks.run_context import ClientLoop, RunContext
 
 _log = structlog.get_logger(__name__)
+
+CLOSE_S = 5.0
+"""Longest wait for a channel to close."""
+
+CHECKED_PROMPTS = 256
+"""Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
 
 STATUS_S = 1.0
 """Seconds between two looks at the run for the live view."""
 
 SERVER_START_S = 180.0
 """Longest wait for the Prefect server, which starts beside the services."""
+
+EVENTS_TIMEOUT_S = 60.0
+"""Longest wait for the whole journal, which the report is made from."""
+
+INTERRUPTED_RECORD_S = 15.0
+"""Longest wait for the records of a run that was interrupted."""
 
 RECORD_TIMEOUT_S = 120.0
 """Longest wait for the records to be written once the last step is done."""
@@ -77,18 +91,35 @@ def run_directory_home() -> Path:
     return run_directory.home_directory()
 
 
-def preflight(config: RunConfig) -> None:
+def preflight(config: RunConfig, home: Path) -> None:
     """Check everything that can be checked without starting anything.
 
     Raises:
         ConfigError: for a missing model, a tokenizer that does not match, an unknown
-            environment, or impossible parameters.
+            environment, impossible parameters, prompts too long for the engine, an address
+            that cannot be listened on, or a ledger outside a DVC project.
     """
+    services = config.services
+    if not is_loopback(services.host):
+        raise ConfigError(
+            f"services.host={services.host} would serve unencrypted; use 127.0.0.1 and forward the port"
+        )
+    if services.coordinator_port:
+        check_port(services.coordinator_port, "services.coordinator_port", services.host)
+    if config.record.dvc:
+        find_project(None, home)
     check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
-    resolve_model_path(config.model.path)
-    TextCodec.load(config.model.path)
+    codec = TextCodec.load(resolve_model_path(config.model.path))
     section = config.environment
-    make_environment(section.name, section.parameters, section.seed, section.train_size, section.heldout_size)
+    environment = make_environment(
+        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+    )
+    prompts = EnvironmentPrompts(
+        environment, codec, config.rollout.max_model_tokens - config.sampling.max_tokens
+    )
+    prompts.check_all(
+        min(section.train_size, CHECKED_PROMPTS), min(config.evaluation.prompts, CHECKED_PROMPTS)
+    )
 
 
 @dataclass
@@ -110,8 +141,7 @@ class LiveRun:
         status = run.call(lambda: run.coordinator.status())
         learner = run.call(lambda: run.learner.status())
         commits = run.commits()
-        events = run.clients.run(_collect_events(run), 60.0)
-        run.call(lambda: run.coordinator.finish())
+        events = run.call(lambda: _collect_events(run), EVENTS_TIMEOUT_S)
         records: dict[str, Any] = {}
         if run.recorder is not None:
             records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
@@ -135,6 +165,9 @@ class LiveRun:
         if self.options.results is not None:
             write_results(outcome, self.options.results, commits, status, run.spans)
         run_directory.write_outcome(run.run_dir, outcome.summary())
+        # Last, so that a run which is interrupted in its records finds its services ready to go on.
+        self.supervisor.expect_end()
+        run.call(lambda: run.coordinator.finish())
         self.view.finished(outcome.lines(report))
         return outcome
 
@@ -157,7 +190,7 @@ def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[Live
         yield surroundings.live
         return
     view, options = surroundings.view, surroundings.options
-    preflight(config)
+    preflight(config, home)
     place = run_directory.choose_run(config, run_id, home, options.fresh)
     run_directory.create(place, config)
     with ExitStack() as stack:
@@ -169,6 +202,7 @@ def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[Live
         clients = ClientLoop()
         stack.callback(clients.close)
         context = _start_services(config, place, home, supervisor, clients, view)
+        stack.callback(_close_clients, context)
         supervisor_failed = _stop_on(context, failure)
         stack.callback(supervisor_failed.set)
         stack.callback(lambda: context.stop("the run was closed"))
@@ -179,7 +213,11 @@ def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[Live
             context.recorder = Recorder(
                 place.run_id, config, place.directory, home, context.store_root, read_chunk=chunks.get
             )
-            stack.callback(lambda: context.recorder and context.recorder.close(RECORD_TIMEOUT_S))
+            stack.callback(_close_records, context.recorder, place.directory)
+            if place.resumed:
+                from antiphon.tasks.record import catch_up  # brings Prefect, which reads its variables once
+
+                catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         live = LiveRun(context, supervisor, committed, opened, view, options)
         stack.callback(_show_progress(live))
@@ -199,7 +237,8 @@ def _start_services(
     store_root = run_directory.store_directory(home)
     store_root.mkdir(parents=True, exist_ok=True)
     host = config.services.host
-    specs = service_specs(place.run_id, place.directory, store_root, host)
+    port = config.services.coordinator_port
+    specs = service_specs(place.run_id, place.directory, store_root, host, port)
     supervisor.start(specs["coordinator"](""))
     address = f"{host}:{supervisor.wait_ready('coordinator', timeout_s)}"
     supervisor.start(specs["learner"](address))
@@ -221,6 +260,20 @@ def _start_services(
         coordinator=clients.construct(lambda: CoordinatorClient(address)),
         learner=clients.construct(lambda: LearnerClient(learner_address)),
     )
+
+
+def _close_records(recorder: Recorder, directory: Path) -> None:
+    """Write what is queued; a run that was interrupted makes up for the rest when it goes on."""
+    finished = run_directory.is_finished(directory)
+    recorder.close(RECORD_TIMEOUT_S if finished else INTERRUPTED_RECORD_S)
+
+
+def _close_clients(context: RunContext) -> None:
+    for close in (context.coordinator.close, context.learner.close):
+        try:
+            context.clients.run(close(), CLOSE_S)
+        except UnavailableError as error:
+            _log.warning("client.unclosed", error=str(error))
 
 
 def _stop_on(context: RunContext, failure: list[str]) -> threading.Event:
@@ -320,7 +373,7 @@ def run_post_train(
         token = _surroundings.set(surroundings)
         stack.callback(_surroundings.reset, token)
         server = None
-        preflight(config)
+        preflight(config, home)
         if not os.environ.get("PREFECT_API_URL"):
             view.message("starting the Prefect server and the services")
             server = begin_prefect_server(home, 0, home / "prefect" / "server.log")
@@ -331,10 +384,15 @@ def run_post_train(
         if server is not None:
             server.wait_healthy(SERVER_START_S)
         stack.enter_context(_given(replace(surroundings, live=live)))
+        from prefect.exceptions import CancelledRun
+
         from antiphon.flows.post_train import flush_events, post_train
 
         stack.callback(flush_events)
-        result = post_train(config, live.context.run_id)
+        try:
+            result = post_train(config, live.context.run_id)
+        except CancelledRun as error:
+            raise AntiphonError("the run was cancelled; start it again to go on") from error
     if not isinstance(result, dict):
         raise AntiphonError(f"the run did not complete: {result}")
     return RunOutcome.from_summary(result)

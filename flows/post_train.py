@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import httpx
 import structlog
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import PrefectException
+from prefect.exceptions import PrefectException, UnfinishedRun
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
@@ -24,7 +25,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.flows.launch import RunOutcome, open_run, run_directory_home
-from antiphon.flows.schedule import Handle, drive
+from antiphon.flows.schedule import Handle, StageSkipped, drive
 from antiphon.tasks.broadcast import broadcast
 from antiphon.tasks.learner import step
 from antiphon.tasks.record import record
@@ -62,7 +63,10 @@ class PrefectHandle:
 
     def wait(self) -> None:
         """Return when the task ended, or raise what it raised."""
-        self.future.result(raise_on_failure=True)
+        try:
+            self.future.result(raise_on_failure=True)
+        except UnfinishedRun as error:  # Prefect leaves a task pending whose upstream failed
+            raise StageSkipped("a stage before this one failed") from error
 
     def done(self) -> bool:
         """Tell whether the task ended."""
@@ -92,7 +96,7 @@ def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
         while not run.wait_stopped(CANCEL_POLL_S):
             try:
                 state = client.read_flow_run(flow_run_id).state
-            except (PrefectException, OSError) as error:
+            except (PrefectException, httpx.HTTPError, OSError) as error:
                 _log.warning("prefect.unreachable", error=str(error)[:200])
                 continue
             if state is not None and state.type in {StateType.CANCELLING, StateType.CANCELLED}:

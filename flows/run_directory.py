@@ -43,7 +43,8 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
     """Find the run that a configuration means: the one named, the unfinished one, or the next.
 
     Raises:
-        ConfigError: when `run_id` does not exist or was begun with another configuration.
+        ConfigError: when `run_id` does not exist, is finished, or was begun with another
+            configuration.
     """
     runs = home / "runs"
     if run_id is not None:
@@ -51,6 +52,10 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
         if not (directory / "config.yaml").exists():
             raise ConfigError(f"there is no run {run_id} under {runs}; `antiphon status` lists the runs")
         _check_same(config, directory)
+        if is_finished(directory):
+            raise ConfigError(
+                f"run {run_id} is finished; `antiphon report {run_id}` shows it, --fresh starts anew"
+            )
         return RunPlace(run_id, directory, resumed=True)
     fingerprint = digest_bytes(dump_config(config).encode())[:8]
     stem = f"{config.run.name}-s{config.run.seed}-{fingerprint}"
@@ -82,7 +87,7 @@ def create(place: RunPlace, config: RunConfig) -> None:
     """Make the directory of a new run; an existing one is left as it is.
 
     Raises:
-        ConfigError: when there is too little space.
+        ConfigError: when there is too little space, or another process just made it.
     """
     home = place.directory.parent.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -94,7 +99,13 @@ def create(place: RunPlace, config: RunConfig) -> None:
         )
     if place.resumed:
         return
-    place.directory.mkdir(parents=True)
+    place.directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.directory.mkdir()
+    except FileExistsError:
+        raise ConfigError(
+            f"another process has just started run {place.run_id}; wait for it, or add --fresh"
+        ) from None
     temporary = place.directory / "config.yaml.tmp"
     temporary.write_text(dump_config(config), encoding="utf-8")
     temporary.rename(place.directory / "config.yaml")

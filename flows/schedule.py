@@ -10,8 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError
 from antiphon.core.staleness import fixed_version, is_published
-from antiphon.tasks.run_context import RunContext
+from antiphon.tasks.run_context import RunContext, RunStopped
+
+
+class StageSkipped(AntiphonError):
+    """A stage did not run because one before it failed."""
 
 
 class Handle(Protocol):
@@ -21,6 +26,7 @@ class Handle(Protocol):
         """Return when the stage ended.
 
         Raises:
+            StageSkipped: when a stage before it failed.
             AntiphonError: what the stage raised.
         """
         ...
@@ -59,18 +65,24 @@ def drive(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> N
         first: steps that were committed before (0 for a new run).
 
     Raises:
-        AntiphonError: the first error of any stage; the others are asked to stop.
+        AntiphonError: the error that a stage began with; the others are asked to stop.
     """
+    pending: list[Handle] = []
     try:
-        _submit_all(run, stages_for, first)
+        _submit_all(run, stages_for, first, pending)
+    except (StageSkipped, RunStopped) as error:
+        cause = _cause(pending) or error
+        run.stop(str(cause))
+        raise cause from None
     except BaseException as error:
-        run.stop(f"{type(error).__name__}: {error}")
+        run.stop(str(error) or type(error).__name__)
         raise
 
 
-def _submit_all(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> None:
+def _submit_all(
+    run: RunContext, stages_for: Callable[[int], Stages], first: int, pending: list[Handle]
+) -> None:
     config, loop = run.config, run.config.loop
-    pending: list[Handle] = []
     broadcasts: dict[int, Handle] = {}
 
     def submit(stages: Stages, stage: str, number: int, after: Iterable[Handle | None]) -> Handle:
@@ -83,6 +95,8 @@ def _submit_all(run: RunContext, stages_for: Callable[[int], Stages], first: int
     broadcasts[base] = broadcast
     if is_evaluated(base, config):
         submit(stages_for(first), "evaluate", base, [broadcast])
+    for version in _unevaluated(run, base) if base else ():
+        submit(stages_for(first), "evaluate", version, [broadcast])
     step: Handle | None = None
     steps: list[Handle] = []
     for t in range(first, config.run.steps):
@@ -107,6 +121,28 @@ def _submit_all(run: RunContext, stages_for: Callable[[int], Stages], first: int
         pending[:] = _raise_early(pending)
     for handle in pending:
         handle.wait()
+
+
+def _unevaluated(run: RunContext, before: int) -> list[int]:
+    """Return the versions whose score an earlier process still owed when it ended."""
+    evaluations = run.call(lambda: run.coordinator.status()).evaluations
+    complete = {evaluation.version for evaluation in evaluations if evaluation.complete}
+    due = (version for version in range(before) if is_evaluated(version, run.config))
+    return [version for version in due if version not in complete]
+
+
+def _cause(handles: list[Handle]) -> AntiphonError | None:
+    """Return the error of a stage that failed by itself, if one has."""
+    for handle in handles:
+        if not handle.done():
+            continue
+        try:
+            handle.wait()
+        except (StageSkipped, RunStopped):
+            continue
+        except AntiphonError as error:
+            return error
+    return None
 
 
 def _raise_early(handles: list[Handle]) -> list[Handle]:

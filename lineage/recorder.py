@@ -86,7 +86,7 @@ class Recorder:
         self._config = config
         self._store = ArtifactStore(store_root)
         self._read_chunk = read_chunk
-        self._project = _find_project(project, home) if config.record.dvc else None
+        self._project = find_project(project, home) if config.record.dvc else None
         self._run_dir = run_dir
         self._timed = _Timed()
         self._batches: dict[int, BatchRef] = {}
@@ -122,6 +122,10 @@ class Recorder:
             self._record_step(line)
             if manifest is not None:
                 self._pin_weights(manifest)
+
+    def has_step(self, step: int) -> bool:
+        """Tell whether a step was recorded, by this process or an earlier one."""
+        return step in self._log.steps
 
     def record_weights(self, manifest: SnapshotManifest) -> None:
         """Pin the weights of a version that was published after it was recorded."""
@@ -377,7 +381,12 @@ def _is_number(key: str, value: object) -> bool:
     return key != "at" and isinstance(value, int | float)
 
 
-def _find_project(project: Path | None, home: Path) -> Path:
+def find_project(project: Path | None, home: Path) -> Path:
+    """Return the DVC project of the ledger: `project`, or the nearest one above `home` or here.
+
+    Raises:
+        ConfigError: when there is none.
+    """
     starts = [project] if project is not None else [home, Path.cwd()]
     for start in starts:
         for folder in (start.absolute(), *start.absolute().parents):

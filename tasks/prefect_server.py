@@ -198,13 +198,14 @@ def client_environment(url: str, home: Path) -> dict[str, str]:
     """Return the variables under which a flow in this process talks to the server at `url`.
 
     Task states travel as events; log lines stay in the services' own files, because sending
-    each one costs more than the task it tells of.
+    each one costs more than the task it tells of. Prefect's own account of a failed stage is
+    kept off the terminal: the command says the reason once, and the run's page has the rest.
     """
     return {
         "PREFECT_API_URL": url,
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
     }
 

@@ -43,16 +43,19 @@ class ServiceSpec:
     """Arguments of the antiphon command."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables on top of this process's own."""
+    port: int = 0
+    """Port it is told to listen on; 0 lets it pick a free one."""
 
 
 @dataclass
 class _Child:
     spec: ServiceSpec
-    process: subprocess.Popen[bytes] | None = None
-    port: int = 0
+    port: int
     """Kept over restarts, so that addresses stay valid."""
+    process: subprocess.Popen[bytes] | None = None
     starts: int = 0
-    started_s: float = 0.0
+    log_start: int = 0
+    """Bytes of the log that earlier processes wrote."""
     leaving: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
 
@@ -79,6 +82,7 @@ class Supervisor:
         self._children: dict[str, _Child] = {}
         self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
         self._closing = threading.Event()
+        self._ending = threading.Event()
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
         (run_dir / "services").mkdir(parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
@@ -86,7 +90,7 @@ class Supervisor:
 
     def start(self, spec: ServiceSpec) -> None:
         """Start a service; `wait_ready` tells when it can work."""
-        child = _Child(spec)
+        child = _Child(spec, spec.port)
         self._children[spec.name] = child
         self._orders.put(lambda: self._spawn(child))
 
@@ -126,19 +130,28 @@ class Supervisor:
         """Return how often each service was started again."""
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
+    def expect_end(self) -> None:
+        """Take it from now on as right when a service ends by itself."""
+        self._ending.set()
+
     def close(self) -> None:
         """Stop every service, politely first; returns when none is left."""
-        if not self._closing.is_set():
-            self._closing.set()
-            self._thread.join(2 * STOP_GRACE_S + 5.0)
+        self._closing.set()
+        self._thread.join(2 * STOP_GRACE_S + 5.0)
 
     def _watch(self) -> None:
-        while not self._closing.is_set():
-            with contextlib.suppress(queue.Empty):  # nothing to start: look at the children again
-                self._orders.get(timeout=WATCH_S)()
-            for child in self._children.values():
-                self._look_at(child)
-        self._stop_all()
+        try:
+            while not self._closing.is_set():
+                with contextlib.suppress(queue.Empty):  # nothing to start: look at the children again
+                    self._orders.get(timeout=WATCH_S)()
+                for child in list(self._children.values()):  # others add to it meanwhile
+                    self._look_at(child)
+        except (OSError, ValueError) as error:
+            # Without this thread the kernel ends every service: say why before that.
+            self._closing.set()
+            self._on_failure(f"the services can no longer be watched ({error}); look at {self._run_dir}")
+        finally:
+            self._stop_all()
 
     def _spawn(self, child: _Child) -> None:
         spec = child.spec
@@ -151,6 +164,7 @@ class Supervisor:
             arguments += ["--port", str(child.port)]
         environment = {**os.environ, **spec.environment, "ANTIPHON_PARENT_PID": str(os.getpid())}
         with self.log_path(spec.name).open("ab") as log:
+            child.log_start = log.tell()
             child.process = subprocess.Popen(
                 arguments,
                 env=environment,
@@ -160,7 +174,6 @@ class Supervisor:
                 start_new_session=True,
             )
         child.starts += 1
-        child.started_s = time.perf_counter()
         _log.debug("service.started", name=spec.name, pid=child.process.pid, start=child.starts)
 
     def _look_at(self, child: _Child) -> None:
@@ -171,10 +184,12 @@ class Supervisor:
             if not child.ready.is_set():
                 self._read_ready_file(child)
             return
-        if status == 0 and child.ready.is_set():
+        name = child.spec.name
+        # A worker may be drained; the others have no business to leave before the run does.
+        may_leave = self._ending.is_set() or child.spec.arguments[0] == "worker"
+        if status == 0 and child.ready.is_set() and may_leave:
             child.leaving = True
             return
-        name = child.spec.name
         first_start_failed = child.starts == 1 and not child.ready.is_set()
         if first_start_failed or child.starts > self._restart_limit:
             child.leaving = True
@@ -197,7 +212,9 @@ class Supervisor:
 
     def _last_words(self, name: str) -> str:
         try:
-            lines = self.log_path(name).read_text(errors="replace").splitlines()
+            with self.log_path(name).open("rb") as log:
+                log.seek(self._children[name].log_start)
+                lines = log.read().decode(errors="replace").splitlines()
         except FileNotFoundError:
             return "it wrote nothing"
         errors = [line for line in lines if line.startswith("antiphon: ")]
@@ -217,7 +234,7 @@ class Supervisor:
                 child.process.wait(max(0.0, deadline - time.perf_counter()))
             except subprocess.TimeoutExpired:
                 _log.warning("service.killed", name=child.spec.name)
-        for child in self._children.values():
+        for child in list(self._children.values()):
             if child.process is not None:
                 _signal_group(child.process, signal.SIGKILL)
                 child.process.wait(STOP_GRACE_S)
@@ -237,15 +254,23 @@ def service_specs(
     run_dir: Path,
     store_root: Path,
     host: str,
+    coordinator_port: int = 0,
 ) -> dict[str, Callable[[str], ServiceSpec]]:
     """Return how each single service is started, given the coordinator's address ("" for itself)."""
-    common = ("--config", str(run_dir / "config.yaml"), "--run-id", run_id, "--run-dir", str(run_dir))
-    common = (*common, "--store", str(store_root), "--host", host)
+    named = {
+        "--config": str(run_dir / "config.yaml"),
+        "--run-id": run_id,
+        "--run-dir": str(run_dir),
+        "--store": str(store_root),
+        "--host": host,
+    }
+    common = tuple(word for pair in named.items() for word in pair)
 
     def spec(role: str) -> Callable[[str], ServiceSpec]:
         def build(coordinator: str) -> ServiceSpec:
             extra = ("--coordinator", coordinator) if coordinator else ()
-            return ServiceSpec(role, ("serve", role, *common, *extra))
+            port = coordinator_port if role == "coordinator" else 0
+            return ServiceSpec(role, ("serve", role, *common, *extra), port=port)
 
         return build
 

@@ -6,10 +6,13 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef
-from antiphon.services.coordinator.api import EvaluationRecord
+from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
 from antiphon.tasks.run_context import POLL_S, RunContext, find
+
+PAUSED_WAIT_S = 5.0
+"""How long a stage that finds the run paused leaves the word to the stage that caused it."""
 
 
 def collect_batch(run: RunContext, step: int) -> BatchRef:
@@ -24,19 +27,38 @@ def collect_batch(run: RunContext, step: int) -> BatchRef:
 
 
 def await_batch(run: RunContext, step: int) -> BatchRef:
-    """Wait for the sealed batch of an opened step."""
+    """Wait for the sealed batch of an opened step.
+
+    Raises:
+        IntegrityError: when the run is paused; it goes on when it is started again.
+        UnavailableError: when nothing moved for services.stall_timeout_s.
+    """
     patience_s = run.config.services.stall_timeout_s
     best, since = -1.0, time.perf_counter()
     while True:
         reply = run.call(lambda: run.coordinator.pull_batch(step, POLL_S))
         if reply.batch is not None:
             return reply.batch
+        check_going_on(run, run.call(lambda: run.coordinator.status()))
         if reply.progress > best:
             best, since = reply.progress, time.perf_counter()
         elif time.perf_counter() - since > patience_s:
             raise UnavailableError(
                 f"step {step} made no progress for {patience_s:g} s; it waits for {reply.waiting_for}"
             )
+
+
+def check_going_on(run: RunContext, status: RunStatus) -> None:
+    """Leave a paused run: nothing in it moves before it is started again.
+
+    Raises:
+        RunStopped: when the stage that paused it has stopped the run meanwhile.
+        IntegrityError: with the reason of the pause.
+    """
+    if status.paused_reason:
+        run.wait_stopped(PAUSED_WAIT_S)  # the stage that met the cause tells it best
+        run.check()
+        raise IntegrityError(f"the run is paused: {status.paused_reason}")
 
 
 def evaluate_version(run: RunContext, version: int) -> EvaluationRecord:
@@ -50,6 +72,7 @@ def evaluate_version(run: RunContext, version: int) -> EvaluationRecord:
     best, since = -1, time.perf_counter()
     while True:
         status = run.call(lambda: run.coordinator.status())
+        check_going_on(run, status)
         record = next((e for e in status.evaluations if e.version == version), None)
         if record is not None and record.complete:
             return record

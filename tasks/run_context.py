@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,9 @@ from antiphon.services.learner.client import LearnerClient
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
+
+CLOSE_S = 5.0
+"""Longest wait for cancelled calls to end when the clients are closed."""
 
 POLL_S = 5.0
 """Longest single long poll; between two the stop flag is looked at."""
@@ -48,12 +52,11 @@ class ClientLoop:
         Raises:
             UnavailableError: when it did not finish within `timeout_s`.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            future.cancel()
-            raise UnavailableError(f"a service did not answer within {timeout_s:g} s") from None
+        return await_answer(self.begin(work), timeout_s)
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        """Run a coroutine on the loop without waiting for its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def construct(self, factory: Callable[[], _T]) -> _T:
         """Build an object on the loop's own thread, as channels want it."""
@@ -64,9 +67,31 @@ class ClientLoop:
         return self.run(build(), 30.0)
 
     def close(self) -> None:
-        """Stop the loop and join its thread."""
+        """Cancel what is under way, stop the loop and join its thread."""
+
+        async def cancel_all() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others, timeout=CLOSE_S)
+
+        self.run(cancel_all(), 2 * CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10.0)
+
+
+def await_answer(future: "Future[_T]", timeout_s: float) -> _T:
+    """Wait for the result of a call that was begun.
+
+    Raises:
+        UnavailableError: when it did not finish within `timeout_s`.
+    """
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise UnavailableError(f"a service did not answer within {timeout_s:g} s") from None
 
 
 @dataclass
@@ -97,12 +122,15 @@ class RunContext:
     """Tells whether a step is recorded; benchmarks switch it."""
     _stop_reason: str = ""
     _stopped: threading.Event = field(default_factory=threading.Event)
+    _waiting: "set[Future[Any]]" = field(default_factory=set)
 
     def stop(self, reason: str) -> None:
         """Ask every stage to leave; the first reason is kept."""
         if not self._stopped.is_set():
             self._stop_reason = reason
             self._stopped.set()
+            for future in list(self._waiting):
+                future.cancel()  # whoever waits for it leaves now
             _log.info("run.stopping", reason=reason)
 
     @property
@@ -135,13 +163,24 @@ class RunContext:
         while True:
             self.check()
             try:
-                return self.clients.run(work(), timeout_s)
+                return self._answer(self.clients.begin(work()), timeout_s)
             except UnavailableError as error:
                 now = time.perf_counter()
                 since = now if since is None else since
                 if now - since > patience_s:
                     raise UnavailableError(f"gave up after {patience_s:g} s: {error}") from error
                 self.wait_stopped(0.2)
+
+    def _answer(self, future: "Future[_T]", timeout_s: float) -> _T:
+        self._waiting.add(future)
+        try:
+            self.check()  # a stop may have come before the future could be cancelled by it
+            return await_answer(future, timeout_s)
+        except CancelledError:
+            raise RunStopped(self._stop_reason or "the call was cancelled") from None
+        finally:
+            self._waiting.discard(future)
+            future.cancel()
 
     def timed(self, stage: str, number: int, work: Callable[[], _T]) -> _T:
         """Run `work` and remember when it ran."""

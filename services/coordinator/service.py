@@ -264,7 +264,7 @@ class CoordinatorService(Coordinator):
         found = acceptance.accept_snapshot(keeper.state, manifest)
         name = payloads.manifest_name(manifest.version)
         written = keeper.record(*found, keep={name: payloads.dump_manifest(manifest)})
-        await written  # first on disk, then heard of: a manifest can be fetched as soon as it is named
+        await written  # whoever asks for it meanwhile waits for the disk too
         keeper.work.notify()
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:

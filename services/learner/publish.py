@@ -66,6 +66,10 @@ class PublishingDesk:
         self._chunks.prune([self._chunks.manifest(held) for held in newest])
         return manifest
 
+    def waiting(self) -> list[int]:
+        """Return the versions that are kept aside and not written yet, oldest first."""
+        return sorted(self._waiting)
+
     def stored(self) -> list[int]:
         """Return the versions whose snapshots are in the store, oldest first."""
         return self._chunks.versions()

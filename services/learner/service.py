@@ -113,11 +113,12 @@ class LearnerService(Learner):
         return LearnerStatus(self._version, state, self._idle_s, self._busy_s)
 
     async def publish_again(self) -> None:
-        """Announce the snapshots in the store, and the version held, from the present origin.
+        """Announce every snapshot in the store or kept aside, from the present origin.
 
         A learner that was started again has another port; the announced manifests must name it.
         """
-        wanted = {version for version in self._desk.stored() if version <= self._version}
+        kept = (*self._desk.stored(), *self._desk.waiting())
+        wanted = {version for version in kept if version <= self._version}
         if self._published(self._version):
             wanted.add(self._version)
         for version in sorted(wanted):
@@ -268,8 +269,10 @@ class LearnerService(Learner):
         needed = range(oldest + -oldest % loop.publish_interval, committed + 1, loop.publish_interval)
         stored = self._desk.stored()
         first = min((version for version in needed if version not in stored), default=committed)
-        # Going back to the base weights for a snapshot would repeat the whole run: then rather not.
-        return first if self._shelf.newest_sound(first) is not None else committed
+        # Going back to the base weights repeats the whole run. Elastic mode goes on from the newest
+        # snapshot instead; fixed mode cannot sample its next step without the one that is missing.
+        sound = self._shelf.newest_sound(first) is not None
+        return first if sound or loop.mode == "fixed" else committed
 
     def _keep(self, held: TrainedStep) -> None:
         if self._published(held.version):

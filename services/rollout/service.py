@@ -11,7 +11,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import SnapshotManifest
-from antiphon.environments.codec import resolve_model_path
+from antiphon.environments.codec import local_model_directory
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
@@ -84,7 +84,7 @@ def build_engine(config: RunConfig) -> Engine:
         ConfigError: when the model or a setting cannot be used here.
         IntegrityError: when the engine's tokens do not follow its own distribution.
     """
-    settings = engine_settings(config, resolve_model_path(config.model.path))
+    settings = engine_settings(config, str(local_model_directory(config.model.path)))
     from antiphon.services.rollout.self_test import run_self_test
     from antiphon.services.rollout.vllm_engine import VllmEngine
 

@@ -181,17 +181,20 @@ class Job:
         self.when(lambda: (self.home / "runs").exists() and any((self.home / "runs").iterdir()))
         self.when(lambda: self.journal.committed >= committed)
 
-    def service(self, name: str) -> int:
-        """Return the process id of a service that is ready."""
-        file = self.run_dir / "services" / f"{name}.json"
-        return int(json.loads(self.when(lambda: file.exists() and file.read_text()))["pid"])
+    def ready_pid(self, name: str) -> int | None:
+        """Return the process id of a service that is ready, or None while there is none."""
+        try:
+            told = (self.run_dir / "services" / f"{name}.json").read_text()
+        except FileNotFoundError:
+            return None
+        return int(json.loads(told)["pid"])
 
     def kill_service(self, name: str) -> None:
         """SIGKILL a service and wait until another process took its place."""
-        pid = self.service(name)
+        pid = self.when(lambda: self.ready_pid(name))
+        assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        file = self.run_dir / "services" / f"{name}.json"
-        self.when(lambda: file.exists() and json.loads(file.read_text())["pid"] != pid)
+        self.when(lambda: self.ready_pid(name) not in (None, pid))
 
     def wait(self) -> int:
         """Return the exit code."""

@@ -1,0 +1,89 @@
+"""Catalogue: docs/catalogue.md, written from the words that the code itself carries.
+
+Metrics, journal events, verbs and errors are listed from their own declarations, so that a new
+one is on the page or a test fails.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Sequence
+
+from antiphon.cli.app import app
+from antiphon.core import errors
+from antiphon.core.events import JournalEvent
+from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS, STALENESS_METRICS, Metric, staleness_metric
+
+INTRODUCTION = """\
+# Catalogue
+
+Generated from the code by `scripts/docs`; a test compares the two.
+"""
+
+
+def verbs() -> list[tuple[str, str]]:
+    """Return every verb of the command line with its help, by name."""
+    found = []
+    for name in sorted(app):
+        if not name.startswith("-"):
+            command = app[name]
+            found.append((name, str(command.help)))
+    return found
+
+
+def event_classes() -> list[type[JournalEvent]]:
+    """Return the class of every journal event, by kind."""
+    # A dataclass with slots is made twice; only the second one was given its kind.
+    classes = [cls for cls in JournalEvent.__subclasses__() if hasattr(cls, "kind")]
+    return sorted(classes, key=lambda cls: cls.kind)
+
+
+def error_classes() -> list[type[errors.AntiphonError]]:
+    """Return the error tree, root first, in the order of the module."""
+    return [cls for cls in vars(errors).values() if isinstance(cls, type)]
+
+
+def catalogue_page() -> str:
+    """Return the page as Markdown."""
+    parts = [INTRODUCTION, "## Metrics\n"]
+    for title, metrics in (
+        ("What a learner step reports", LEARNER_METRICS),
+        ("What a commit says of its batch", BATCH_METRICS),
+    ):
+        parts.append(f"{title}:\n\n{_metric_table(metrics)}")
+    example = staleness_metric("kl_k3", 2)
+    split = [dataclasses.replace(m, name=f"{m.name}.staleness_N") for m in STALENESS_METRICS]
+    parts.append(
+        f"And for each staleness N that occurs in the batch, such as `{example}`:\n\n{_metric_table(split)}"
+    )
+    parts.append(
+        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold (`core/events.py`).\n"
+    )
+    events = [(f"`{cls.kind}`", _first(cls), _fields(cls)) for cls in event_classes()]
+    parts.append(_table(("kind", "meaning", "fields"), events))
+    parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
+    parts.append(_table(("verb", "does"), [(f"`antiphon {name}`", text) for name, text in verbs()]))
+    parts.append("## Errors\n\nHow to read them: [operations](operations.md#errors).\n")
+    tree = [(f"`{cls.__name__}`", str(cls.exit_code), _first(cls)) for cls in error_classes()]
+    parts.append(_table(("class", "exit code", "meaning"), tree))
+    return "\n".join(parts)
+
+
+def _metric_table(metrics: Iterable[Metric]) -> str:
+    return _table(("name", "unit", "meaning"), [(f"`{m.name}`", m.unit, m.meaning) for m in metrics])
+
+
+def _fields(cls: type) -> str:
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(cls))
+
+
+def _first(cls: type) -> str:
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [_row(head), "|" + "---|" * len(head), *map(_row, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
