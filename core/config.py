@@ -125,7 +125,7 @@ class AlgorithmSection(_Section):
 class LearnerSection(_Section):
     """The learner and its DeepSpeed engine."""
 
-    learning_rate: float = Field(default=2e-4, gt=0.0)
+    learning_rate: float = Field(default=2e-4, gt=0.0, le=1.0)
     """AdamW learning rate after warm-up."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """AdamW first-moment decay."""

@@ -1,0 +1,178 @@
+"""What cannot be meant is refused by `antiphon run` in one sentence, before anything is made."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.main_job import (
+    PROJECT,
+    QUICKSTART,
+    SMALL,
+    Job,
+    all_gone,
+    check_batches,
+    command,
+    environment,
+    make_home,
+)
+
+pytestmark = pytest.mark.e2e
+
+MODEL = PROJECT / "examples" / "models" / "chain-sum"
+
+SHORT_OF_SPACE = """
+import shutil, sys
+from collections import namedtuple
+usage = namedtuple("usage", "total used free")
+shutil.disk_usage = lambda path: usage(1 << 40, (1 << 40) - (3 << 20), 3 << 20)
+from antiphon.cli.app import execute
+sys.exit(execute(sys.argv[1:]))
+"""
+
+
+def other_tokenizer(folder: Path) -> str:
+    """Return the demo's model with a tokenizer that has more words than the model has rows."""
+    shutil.copytree(MODEL, folder / "model")
+    path = folder / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "vocab_size": config["vocab_size"] // 4}))
+    return f"model.path={folder / 'model'}"
+
+
+def no_model(folder: Path) -> str:
+    return f"model.path={folder / 'nowhere'}"
+
+
+def said_in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return the sentence; there is exactly one, and no traceback around it."""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("antiphon: "), done.stderr
+    assert "Traceback" not in done.stdout
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("loop.max_stalness=3", ["unknown key loop.max_stalness", "did you mean loop.max_staleness?"]),
+        ("loop.group_size=1", ["loop.group_size=1 is not possible"]),
+        ("learner.learning_rate=-1", ["learner.learning_rate=-1 is not possible"]),
+        ("environment.name=reasoning/chain_sums", ["reasoning/chain_sums", "reasoning/chain_sum"]),
+        ("environment.parameters={min_terms: 9, max_terms: 3}", ["environment"]),
+        ("services.host=0.0.0.0", ["services.host=0.0.0.0", "127.0.0.1"]),
+        ("rollout.max_model_tokens=193", ["rollout.max_model_tokens"]),
+        (no_model, ["model.path=", "nowhere"]),
+        (other_tokenizer, ["model.path=", "vocab_size=", "the model's own tokenizer"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", ""),
+)
+def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, override: str | Callable[[Path], str], says: list[str]
+) -> None:
+    home = make_home(tmp_path)
+    given = override if isinstance(override, str) else override(tmp_path)
+    done = command(home, "run", str(QUICKSTART), given)
+    line = said_in_one_line(done)
+    assert done.returncode == 2
+    for words in says:
+        assert words in line
+    assert [path.name for path in home.iterdir()] == [".dvc"]
+
+
+def test_an_interval_that_cannot_hold_the_bound_is_refused(tmp_path: Path) -> None:
+    home = make_home(tmp_path)
+    given = ["loop.mode=fixed", "loop.publish_interval=4", "loop.max_staleness=2"]
+    done = command(home, "run", str(QUICKSTART), *given)
+    line = said_in_one_line(done)
+    assert done.returncode == 2
+    assert "loop.publish_interval=4 needs loop.max_staleness >= 3 in fixed mode" in line
+    assert [path.name for path in home.iterdir()] == [".dvc"]
+
+
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    home = make_home(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = command(home, "run", str(QUICKSTART), f"services.coordinator_port={port}")
+    assert done.returncode == 2
+    line = said_in_one_line(done)
+    assert f"port {port} on 127.0.0.1 is taken" in line and "services.coordinator_port" in line
+    assert [path.name for path in home.iterdir()] == [".dvc"]
+
+
+def test_too_little_space_is_refused_and_no_run_is_made(tmp_path: Path) -> None:
+    home = make_home(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SHORT_OF_SPACE, "run", str(QUICKSTART)],
+        cwd=PROJECT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=120.0,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "only 3 MiB are free" in said_in_one_line(done)
+    assert not (home / "runs").exists() and not (home / "store").exists()
+    assert all_gone(home)
+
+
+def test_a_worker_of_another_run_and_of_no_run_is_refused(tmp_path: Path) -> None:
+    home = make_home(tmp_path)
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "antiphon.cli.app", "serve", "coordinator"),
+            *("--config", str(QUICKSTART), "--run-id", "mine"),
+            *("--ready-file", str(tmp_path / "ready.json")),
+        ],
+        cwd=PROJECT,
+        env=environment(home),
+        stderr=subprocess.DEVNULL,
+    ) as coordinator:
+        try:
+            while not (tmp_path / "ready.json").exists():
+                with pytest.raises(subprocess.TimeoutExpired):
+                    coordinator.wait(0.1)
+            address = f"127.0.0.1:{json.loads((tmp_path / 'ready.json').read_text())['port']}"
+            done = command(home, "worker", "--coordinator", address, "--run", "yours", "--name", "w")
+            refused = [line for line in done.stderr.splitlines() if line.startswith("antiphon: ")]
+            assert done.returncode == 1
+            assert len(refused) == 1 and "means to serve run 'yours'" in refused[0], done.stderr
+            assert "serves 'mine'" in refused[0] and "Traceback" not in done.stderr
+        finally:
+            coordinator.terminate()
+    assert coordinator.returncode == 0
+    assert all_gone(home)
+
+
+@pytest.mark.engine
+def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    # Fixed mode with a wide bound: every batch that counts here comes from the base model,
+    # so it is the learner, and nobody else, who meets the weights that step 0 spoiled.
+    home = make_home(tmp_path)
+    spoiling = ["learner.learning_rate=1.0e30", "learner.warmup_steps=0"]
+    overrides = ["run.steps=12", "loop.mode=fixed", "loop.max_staleness=6", *spoiling, *SMALL]
+    job = Job(home, [*overrides, "record.mlflow=false", "record.dvc=false"])
+    try:
+        assert job.wait() == 1, job.everything()
+    finally:
+        job.close()
+    (line,) = job.complaints()
+    assert "step 1 on batch" in line and "was not committed" in line
+    assert "learner.learning_rate" in line and "start the run again" in line
+    assert "Traceback" not in job.said
+    (paused,) = job.journal.events("run.paused")
+    assert "was not committed" in paused["reason"]
+    assert [commit["step"] for commit in job.journal.events("step.committed")] == [0]
+    assert max(snapshot["version"] for snapshot in job.journal.events("snapshot.announced")) <= 1
+    assert not (job.run_dir / "outcome.json").exists()
+    check_batches(job.batches(), 6)
+    assert all_gone(home)

@@ -1,0 +1,146 @@
+"""Killed, interrupted, cancelled: a run goes on or ends in order; nothing is left or trained twice."""
+
+import json
+import os
+import signal
+import sqlite3
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.support.main_job import SMALL, Job, all_gone, check_batches, make_home
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
+
+STALENESS = 2
+QUIET = ("record.mlflow=false", "record.dvc=false")
+
+
+@pytest.fixture(scope="module")
+def survivor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A finished run whose services were each killed once, at different moments."""
+    home = make_home(tmp_path_factory.mktemp("killed"))
+    overrides = [
+        "run.steps=12",
+        f"loop.max_staleness={STALENESS}",
+        "learner.checkpoint_interval=3",
+        "coordinator.heartbeat_s=0.5",
+        *SMALL,
+        *QUIET,
+    ]
+    job = Job(home, overrides)
+    try:
+        for name, committed in (("reward", 1), ("worker-0", 3), ("coordinator", 6), ("learner", 8)):
+            job.reach(committed)
+            job.kill_service(name)
+        assert job.wait() == 0, job.everything()
+        yield job
+    finally:
+        job.close()
+
+
+def test_a_run_outlives_the_death_of_every_service(survivor: Job) -> None:
+    outcome = json.loads((survivor.run_dir / "outcome.json").read_text())
+    assert outcome["restarts"] == {"coordinator": 1, "learner": 1, "reward": 1, "worker-0": 1}
+    commits = survivor.journal.events("step.committed")
+    assert [commit["step"] for commit in commits] == list(range(12))
+    assert outcome["weights_digest"] == commits[-1]["weights_digest"]
+    assert all_gone(survivor.home)
+
+
+def test_no_group_is_trained_twice_through_all_that(survivor: Job) -> None:
+    check_batches(survivor.batches(), STALENESS)
+    sealed = survivor.journal.events("batch.sealed")
+    assert [batch["step"] for batch in sealed] == list(range(12))
+    # A lost worker's groups were offered again, and its successor has another id.
+    assert [w["worker_id"] for w in survivor.journal.events("worker.registered")][:1] == ["worker-0-1"]
+    assert "worker-0-2" in [w["worker_id"] for w in survivor.journal.events("worker.registered")]
+
+
+def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    home = make_home(tmp_path_factory.mktemp("stopped"))
+    overrides = ["run.steps=20", f"loop.max_staleness={STALENESS}", *SMALL, *QUIET]
+
+    job = Job(home, overrides)
+    try:
+        job.reach(2)
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130, job.everything()
+        assert job.complaints() == ["antiphon: interrupted; the same command goes on where it stopped"]
+        assert "Traceback" not in job.said, job.said
+        assert all_gone(home)
+    finally:
+        job.close()
+    kept = job.journal.events("step.committed")
+    assert 2 <= len(kept) < 20
+
+    job = Job(home, overrides)
+    try:
+        job.reach(len(kept) + 2)
+        os.kill(job.process.pid, signal.SIGKILL)
+        assert job.wait() == -signal.SIGKILL
+        assert all_gone(home)
+    finally:
+        job.close()
+    assert "going on with run" in job.said
+    assert job.journal.events("step.committed")[: len(kept)] == kept
+    kept = job.journal.events("step.committed")
+    assert len(kept) < 20
+
+    job = Job(home, overrides)
+    try:
+        job.reach(len(kept) + 1)
+        cancel_as_the_page_does(job)
+        assert job.wait() == 1, job.everything()
+        (complaint,) = job.complaints()
+        assert "cancelled" in complaint and "start it again to go on" in complaint
+        assert "Traceback" not in job.said, job.said
+        assert all_gone(home)
+    finally:
+        job.close()
+    assert flow_run_states(job)[-1] == "CANCELLED"
+
+    job = Job(home, overrides)
+    try:
+        assert job.wait() == 0, job.everything()
+        assert all_gone(home)
+    finally:
+        job.close()
+    assert flow_run_states(job)[-1] == "COMPLETED"
+    assert [commit["step"] for commit in job.journal.events("step.committed")] == list(range(20))
+    check_batches(job.batches(), STALENESS)
+
+
+def cancel_as_the_page_does(job: Job) -> None:
+    """Set the state of the run's flow run through the server's API."""
+    (url,) = {line.split()[-1] for line in job.said.splitlines() if line.startswith("  prefect: ")}
+    runs = post(f"{url}/api/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    mine = [run for run in runs if run["name"] == job.run_dir.name]
+    # A run that was killed cannot tell the server, so it still counts as running there.
+    newest = max(mine, key=lambda run: str(run["start_time"]))
+    answer = post(
+        f"{url}/api/flow_runs/{newest['id']}/set_state",
+        {"state": {"type": "CANCELLING", "name": "Cancelling"}},
+    )
+    assert answer["status"] == "ACCEPT", answer
+
+
+def post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=30.0) as reply:
+        return json.loads(reply.read())
+
+
+def flow_run_states(job: Job) -> list[str]:
+    """Return the states of the home's flow runs, oldest first."""
+    database = job.home / "prefect" / "prefect.db"
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        query = "SELECT state_type FROM flow_run ORDER BY start_time"
+        return [state for (state,) in connection.execute(query)]

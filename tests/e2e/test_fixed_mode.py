@@ -1,0 +1,58 @@
+"""In fixed mode the real engines give the same batches and weights again, whatever the timing."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from antiphon.services.rollout.engine_environment import child_environment
+from tests.support.main_job import PROJECT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+
+STEPS = 5
+Run = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, test_seed: int) -> dict[str, Run]:
+    """Every run of tests/support/fixed_runs.py by its name."""
+    folder = tmp_path_factory.mktemp("fixed")
+    with (folder / "log").open("wb") as log:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.fixed_runs", str(folder), str(test_seed)],
+            cwd=PROJECT,
+            env=child_environment(threads=1),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=280.0,
+            check=False,
+        )
+    assert done.returncode == 0, (folder / "log").read_text(errors="replace")[-6000:]
+    found: dict[str, Run] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("case", ["S0k1", "S2k1", "S2k2"])
+def test_delays_and_concurrency_change_no_bit(runs: dict[str, Run], case: str) -> None:
+    calm, disturbed = runs[f"{case}-calm"], runs[f"{case}-disturbed"]
+    assert len(calm["batches"]) == STEPS
+    assert calm["trajectories"] > 0
+    assert disturbed["batches"] == calm["batches"]
+    assert disturbed["weights"] == calm["weights"]
+
+
+def test_evaluations_beside_training_change_no_bit(runs: dict[str, Run]) -> None:
+    calm, evaluated = runs["S2k1-calm"], runs["S2k1-evaluated"]
+    assert (calm["evaluations"], evaluated["evaluations"]) == (0, STEPS + 1)
+    assert evaluated["batches"] == calm["batches"]
+    assert evaluated["weights"] == calm["weights"]
+
+
+def test_the_settings_that_may_matter_do(runs: dict[str, Run]) -> None:
+    assert len({runs[f"{case}-calm"]["weights"] for case in ("S0k1", "S2k1", "S2k2")}) == 3
+    # Under S=2 the first three batches all come from the base model; only what trains between differs.
+    assert runs["S2k1-calm"]["batches"][:3] == runs["S2k2-calm"]["batches"][:3]
+    assert runs["S0k1-calm"]["batches"][1] != runs["S2k1-calm"]["batches"][1]

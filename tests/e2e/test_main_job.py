@@ -1,0 +1,156 @@
+"""The main job as a newcomer starts it, once, on every real part, looked at from all sides."""
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.core.digests import digest_bytes
+from antiphon.lineage.pins import Ledger
+from antiphon.lineage.store import ArtifactStore
+from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, make_home
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+
+STEPS = 6
+STALENESS = 2
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A finished run."""
+    home = make_home(tmp_path_factory.mktemp("main"))
+    job = Job(home, [f"run.steps={STEPS}", f"loop.max_staleness={STALENESS}", *SMALL])
+    try:
+        assert job.wait() == 0, job.everything()
+        yield job
+    finally:
+        job.close()
+
+
+def outcome_of(job: Job) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads((job.run_dir / "outcome.json").read_text())
+    return plain
+
+
+def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_nothing_is_left_running(job: Job) -> None:
+    assert all_gone(job.home)
+
+
+def test_the_outcome_says_what_was_done(job: Job) -> None:
+    outcome = outcome_of(job)
+    commits = job.journal.events("step.committed")
+    assert [commit["step"] for commit in commits] == list(range(STEPS))
+    assert outcome["steps"] == STEPS
+    assert outcome["weights_digest"] == commits[-1]["weights_digest"]
+    assert 0.0 <= outcome["pass_before"] <= 1.0 and 0.0 <= outcome["pass_after"] <= 1.0
+    assert outcome["records"]["complete"] is True
+    assert set(outcome["restarts"].values()) == {0}
+    metrics = json.loads((job.results / "metrics.json").read_text())
+    assert [step["batch"] for step in metrics["steps"]] == [commit["batch_digest"] for commit in commits]
+    assert all(isinstance(step["loss"], float) and 0 <= step["reward"] <= 1 for step in metrics["steps"])
+    assert json.loads((job.results / "final.json").read_text())["weights"] == outcome["weights_digest"]
+    assert "report.html" in job.said and "antiphon up" in job.said
+    assert not job.complaints()
+
+
+def test_nothing_is_trained_twice_or_too_old(job: Job) -> None:
+    batches = job.batches()
+    check_batches(batches, STALENESS)
+    histogram = {int(staleness): count for staleness, count in outcome_of(job)["staleness_histogram"].items()}
+    assert max(histogram) <= STALENESS
+    assert sum(histogram.values()) == sum(len(batch) for batch in batches)
+
+
+def test_the_kept_timeline_shows_the_overlap(job: Job) -> None:
+    query = "SELECT name, state_type, start_time, end_time FROM task_run"
+    runs = {name: (state, start, end) for name, state, start, end in rows(database_of(job), query)}
+    expected = {f"{stage} {t}" for stage in ("collect", "reward", "step", "record") for t in range(STEPS)}
+    expected |= {f"broadcast v{version}" for version in range(STEPS + 1)}
+    expected |= {"evaluate v0", f"evaluate v{STEPS}"}
+    assert set(runs) == expected
+    assert {state for state, _, _ in runs.values()} == {"COMPLETED"}
+    for t in range(STEPS):
+        assert runs[f"collect {t}"][2] <= runs[f"step {t}"][1]
+    together = [
+        t
+        for t in range(STEPS - 1)
+        if max(runs[f"collect {t + 1}"][1], runs[f"step {t}"][1])
+        < min(runs[f"collect {t + 1}"][2], runs[f"step {t}"][2])
+    ]
+    assert together, runs
+    flows = rows(database_of(job), "SELECT name, state_type FROM flow_run")
+    assert flows == [(job.run_dir.name, "COMPLETED")]
+
+
+def database_of(job: Job) -> Path:
+    return job.home / "prefect" / "prefect.db"
+
+
+def test_mlflow_has_every_version_and_batch(job: Job) -> None:
+    database = job.home / "mlflow" / "mlflow.db"
+    assert rows(database, "SELECT name, status FROM runs") == [(job.run_dir.name, "FINISHED")]
+    versions = {name for (name,) in rows(database, "SELECT name FROM logged_models")}
+    assert versions == {f"policy-v{version}" for version in range(STEPS + 1)}
+    datasets = dict(rows(database, "SELECT name, digest FROM datasets"))
+    digests = [commit["batch_digest"] for commit in job.journal.events("step.committed")]
+    assert datasets == {f"batch-t{t:06d}": digest[:32] for t, digest in enumerate(digests)}
+    told = {step for (step,) in rows(database, "SELECT DISTINCT step FROM metrics WHERE key = 'loss'")}
+    assert len(told) == STEPS
+
+
+def test_the_ledger_pins_every_version_and_batch(job: Job) -> None:
+    run_id = job.run_dir.name
+    pointer = (job.home / "ledger" / f"{run_id}.dvc").read_text()
+    assert f"path: {run_id}" in pointer and ".dir" in pointer
+    ledger = Ledger(job.home, "ledger", run_id)
+    store = ArtifactStore(job.home / "store")
+    try:
+        assert ledger.unpublished == 0
+        for commit in job.journal.events("step.committed"):
+            name = f"batches/t{commit['step']:06d}"
+            assert ledger.md5(f"{name}.timings.parquet")
+            pinned = (ledger.directory / f"{name}.parquet").read_bytes()
+            assert pinned == store.get(commit["batch_digest"])
+            assert digest_bytes(pinned) == commit["batch_digest"]
+        for version in range(STEPS + 1):
+            assert ledger.md5(f"versions/v{version:06d}.json")
+            assert ledger.md5(f"versions/v{version:06d}.safetensors")
+    finally:
+        ledger.close()
+
+
+def test_the_report_needs_nothing_else(job: Job) -> None:
+    page = (job.run_dir / "report.html").read_text()
+    assert job.run_dir.name in page
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)[^"']+""", page)
+    assert "@import" not in page
+
+
+def test_status_report_and_evaluate_answer_afterwards(job: Job, tmp_path: Path) -> None:
+    run_id = job.run_dir.name
+    status = command(job.home, "status", "--json")
+    assert status.returncode == 0, status.stderr
+    assert json.loads(status.stdout)["run_id"] == run_id
+    report = command(job.home, "report", run_id, "--out", str(tmp_path / "page.html"))
+    assert (report.returncode, report.stdout) == (0, f"{tmp_path / 'page.html'}\n"), report.stderr
+    assert run_id in (tmp_path / "page.html").read_text()
+    scores = command(job.home, "evaluate", run_id, "--results", str(tmp_path / "scores.json"))
+    assert scores.returncode == 0, scores.stderr
+    told = json.loads((tmp_path / "scores.json").read_text())
+    assert [entry["version"] for entry in told["evaluations"]] == [0, STEPS]
+    assert told["evaluations"][-1]["pass_at_1"] == outcome_of(job)["pass_after"]
+    unknown = command(job.home, "evaluate", run_id, "--version", "3")
+    assert unknown.returncode == 2
+    assert unknown.stderr.splitlines()[-1].endswith(f"evaluated versions: 0, {STEPS}")
+    assert all_gone(job.home)

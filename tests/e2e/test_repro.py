@@ -1,0 +1,85 @@
+"""`dvc repro` runs the main job, repeats it to the byte in fixed mode, and never loses a ledger."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+
+SMALL = {
+    "loop": {"prompts_per_step": 8, "group_size": 4},
+    "environment": {
+        "parameters": {"min_terms": 3, "max_terms": 6, "min_digits": 1, "max_digits": 1},
+        "train_size": 32,
+        "heldout_size": 16,
+    },
+    "sampling": {"max_tokens": 96},
+    "rollout": {"concurrent_groups": 8},
+    "evaluation": {"prompts": 16, "interval": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in miniature: the tracked files, a git repository, smaller parameters."""
+    folder = tmp_path_factory.mktemp("repro") / "checkout"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    for name in filter(None, tracked):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    parameters = yaml.safe_load((folder / "params.yaml").read_text())
+    parameters["train"] |= {"config": "small.yaml", "steps": 3}
+    (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "begin"]):
+        subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *command], cwd=folder, check=True
+        )
+    return folder
+
+
+def repro(checkout: Path, *arguments: str) -> str:
+    scripts = Path(sys.executable).parent
+    environment = {k: v for k, v in os.environ.items() if k != "ANTIPHON_HOME"}
+    environment["PATH"] = f"{scripts}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        [str(scripts / "dvc"), "repro", *arguments],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def ledgers(checkout: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (checkout / "ledger").glob("*.dvc")}
+
+
+def test_repro_twice_gives_the_same_metrics_and_keeps_both_ledgers(checkout: Path) -> None:
+    said = repro(checkout)
+    assert "'warmstart' didn't change" in said, "dvc.lock is older than the warm start; see CONTRIBUTING.md"
+    metrics = (checkout / "results/train/metrics.json").read_bytes()
+    score = json.loads((checkout / "results/evaluation.json").read_text())
+    assert len(json.loads(metrics)["steps"]) == 3 and score
+    first = ledgers(checkout)
+    assert len(first) == 1
+
+    assert "Data and pipelines are up to date" in repro(checkout)
+
+    repro(checkout, "--force", "--single-item", "train")
+    assert (checkout / "results/train/metrics.json").read_bytes() == metrics
+    both = ledgers(checkout)
+    assert len(both) == 2 and first.items() <= both.items(), "a run took another run's ledger"
