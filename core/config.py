@@ -125,7 +125,7 @@ class AlgorithmSection(_Section):
 class LearnerSection(_Section):
     """The learner and its DeepSpeed engine."""
 
-    learning_rate: float = Field(default=2e-4, gt=0.0, le=1.0)
+    learning_rate: float = Field(default=2e-4, gt=0.0, allow_inf_nan=False)
     """AdamW learning rate after warm-up."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """AdamW first-moment decay."""
@@ -173,7 +173,7 @@ class RolloutSection(_Section):
 class CoordinatorSection(_Section):
     """Leases and liveness."""
 
-    lease_s: float = Field(default=60.0, gt=0.0)
+    lease_s: float = Field(default=30.0, gt=0.0)
     """Seconds a lease lasts unless a heartbeat extends it."""
     heartbeat_s: float = Field(default=2.0, gt=0.0)
     """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""

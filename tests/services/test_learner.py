@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
-from antiphon.core.metrics import LEARNER_METRICS, find_metric
+from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS, find_metric
 from antiphon.core.records import (
     BatchRef,
     BatchRow,
@@ -390,7 +390,7 @@ def test_an_empty_batch_still_makes_a_version(model_path: Path, tmp_path: Path) 
         learner = await bench.learner()
         first, second = (await learner.step(0)).commit, (await learner.step(1)).commit
         assert (second.version, second.weights_digest) == (2, first.weights_digest)
-        assert set(second.metrics) == {metric.name for metric in LEARNER_METRICS}
+        assert set(second.metrics) == {metric.name for metric in (*LEARNER_METRICS, *BATCH_METRICS)}
         await learner.close()
 
     run(body)
