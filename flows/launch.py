@@ -86,11 +86,6 @@ class Surroundings:
 _surroundings: ContextVar[Surroundings | None] = ContextVar("surroundings", default=None)
 
 
-def run_directory_home() -> Path:
-    """Return the home directory of runs (see `run_directory.home_directory`)."""
-    return run_directory.home_directory()
-
-
 def preflight(config: RunConfig, home: Path) -> None:
     """Check everything that can be checked without starting anything.
 

@@ -24,14 +24,15 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
-from antiphon.flows.launch import RunOutcome, open_run, run_directory_home
+from antiphon.flows.launch import RunOutcome, open_run
+from antiphon.flows.run_directory import home_directory
 from antiphon.flows.schedule import Handle, StageSkipped, drive
 from antiphon.tasks.broadcast import broadcast
 from antiphon.tasks.learner import step
 from antiphon.tasks.record import record
 from antiphon.tasks.reward import reward
 from antiphon.tasks.rollout import collect, evaluate
-from antiphon.tasks.run_context import RunContext, RunStopped, find
+from antiphon.tasks.run_context import RunContext
 
 _log = structlog.get_logger(__name__)
 
@@ -117,7 +118,7 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
         config: everything the run depends on; defaults are the demo's.
         run_id: a run to go on with; empty starts the configuration's next one.
     """
-    with open_run(config, run_id or None, run_directory_home()) as live:
+    with open_run(config, run_id or None, home_directory()) as live:
         flow_run_id = UUID(str(flow_run.get_id()))
         watcher = threading.Thread(
             target=watch_cancellation, args=(live.context, flow_run_id), name="cancel", daemon=True
@@ -141,15 +142,3 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
 def flush_events() -> None:
     """Send what Prefect still has to tell its server, so that the kept database is complete."""
     EventsWorker.drain_all(timeout=EVENTS_S, at_exit=False)
-
-
-def living_run(run_id: str) -> RunContext:
-    """Return a run of this process, for notebooks and tests.
-
-    Raises:
-        UnavailableError: when it does not live here.
-    """
-    return find(run_id)
-
-
-__all__ = ["PrefectStages", "RunStopped", "living_run", "post_train", "watch_cancellation"]
