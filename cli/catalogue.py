@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from antiphon.cli.app import app
 from antiphon.core import errors
 from antiphon.core.events import JournalEvent
-from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS, STALENESS_METRICS, Metric, staleness_metric
+from antiphon.core.metrics import (
+    BATCH_METRICS,
+    DRAFTING_METRICS,
+    LEARNER_METRICS,
+    STALENESS_METRICS,
+    Metric,
+    staleness_metric,
+)
 
 INTRODUCTION = """\
 # Catalogue
@@ -48,6 +55,7 @@ def catalogue_page() -> str:
     for title, metrics in (
         ("What a learner step reports", LEARNER_METRICS),
         ("What a commit says of its batch", BATCH_METRICS),
+        ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),
     ):
         parts.append(f"{title}:\n\n{_metric_table(metrics)}")
     example = staleness_metric("kl_k3", 2)

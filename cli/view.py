@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.core.view import PlaneView, RunGlance, reward_of
+from antiphon.core.view import PlaneView, RunGlance, drafting_words, reward_of
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 48
@@ -120,6 +120,8 @@ def picture(
     figures.add_row("reward", f"{percent(rewards[-1] if rewards else None):>6}  {sparkline(rewards)}")
     figures.add_row("held-out pass@1", _score_words(history.scores))
     figures.add_row("staleness", staleness_words(status.staleness_histogram))
+    if drafts := drafting_words(status.last_commit):
+        figures.add_row("drafts", drafts)
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for name in ("plane", "state", "tokens/s", "waits for"):
         table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=name != "waits for")
@@ -217,7 +219,9 @@ class PlainView:
         reward = percent(reward_of(status.last_commit))
         stale = max(status.staleness_histogram, default=0)
         head = f"{minutes(now - self._started_s)} step {status.committed_steps}/{status.steps_total}"
-        self.message("; ".join([f"{head} reward {reward} staleness <= {stale}", *rates, *waits]))
+        drafts = drafting_words(status.last_commit)
+        said = [f"{head} reward {reward} staleness <= {stale}", *([drafts] if drafts else []), *rates, *waits]
+        self.message("; ".join(said))
 
     def message(self, text: str) -> None:
         """Print one line."""

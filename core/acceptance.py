@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from antiphon.core import events as e
 from antiphon.core.admission import lease_id_of
 from antiphon.core.config import RunConfig
+from antiphon.core.drafting_figures import believed_figures
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.group_checks import check_submission, submission_digest
 from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
@@ -52,7 +53,7 @@ def accept_submission(
     """Decide on a submission that `early_verdict` left open.
 
     A lease that expired is still good while its group was not leased again: the work is not
-    wasted.
+    wasted. Drafting figures that cannot be true are left out of the event; the group is taken.
 
     Args:
         state: the run.
@@ -85,6 +86,7 @@ def accept_submission(
             token_counts=tuple(int(t.token_ids.size) for t in submission.trajectories),
             generation_s=submission.generation_s,
             at_s=now,
+            drafting=believed_figures(submission),
         )
     ]
     bound = StalenessBound(config.loop.max_staleness)

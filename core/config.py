@@ -170,6 +170,41 @@ class RolloutSection(_Section):
     """Longest prompt plus completion the engine accepts, tokens."""
 
 
+class DraftingSection(_Section):
+    """HistoSpec: drafts from a prompt's earlier completions, verified in one pass. Never changes a token
+    of the keyed sampler; see docs/concepts/history-drafts.md."""
+
+    enabled: bool = True
+    """Draft where the engine's start-up self-test shows that drafts change nothing."""
+    window: Literal["gain", "doubling", "additive"] = "gain"
+    """Length of drafts: gain drafts what is expected to pay at the measured cost of a token;
+    doubling is x2 after full acceptance, else /2; additive is +2, else back to 2."""
+    max_window: int = Field(default=16, ge=1, le=64)
+    """Most tokens of one draft; the engine reserves room for as many."""
+    min_match: int = Field(default=3, ge=1, le=8)
+    """Shortest context, in tokens, that must recur before anything is drafted from it."""
+    siblings: Literal["finished", "lockstep", "none"] = "finished"
+    """Draft from completions of the same group: once they finished, already while they are being
+    sampled (an experiment), or never."""
+    epochs: int = Field(default=2, ge=0, le=16)
+    """Epochs whose completions are kept for each prompt; 0 keeps no history."""
+    responses: int = Field(default=16, ge=1, le=256)
+    """Most past completions sent along with a prompt, newest epoch first."""
+    recency: float = Field(default=0.7, gt=0.0, le=1.0)
+    """Weight of a completion one epoch older than another, relative to it."""
+    reward_weight: float = Field(default=0.3, ge=0.0, le=1.0)
+    """How far a completion's reward decides its weight; 0 ignores rewards."""
+    store_mib: int = Field(default=256, ge=1)
+    """Memory of the coordinator's history; beyond it the oldest epochs go first."""
+    lease_kib: int = Field(default=512, ge=1, le=4096)
+    """Most compressed history one lease carries; completions that do not fit stay behind."""
+    probe_steps: int = Field(default=256, ge=16)
+    """Engine steps between two comparisons with the undrafted engine."""
+    shared_seeds: float = Field(default=0.0, ge=0.0, le=1.0)
+    """An experiment (common random numbers): share of a group's samples whose seed stays the same
+    in every epoch. Drafts are accepted more often, but responses repeat and exploration narrows."""
+
+
 class CoordinatorSection(_Section):
     """Leases and liveness."""
 
@@ -240,6 +275,7 @@ class RunConfig(_Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     learner: LearnerSection = LearnerSection()
     rollout: RolloutSection = RolloutSection()
+    drafting: DraftingSection = DraftingSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     broadcast: BroadcastSection = BroadcastSection()
     evaluation: EvaluationSection = EvaluationSection()

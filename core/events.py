@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from antiphon.core.errors import IntegrityError
+from antiphon.core.records import DraftingFigures
 
 _KINDS: dict[str, type["JournalEvent"]] = {}
 _E = TypeVar("_E", bound="type[JournalEvent]")
@@ -129,6 +130,8 @@ class GroupSubmitted(JournalEvent):
     """Completion tokens of each sample."""
     generation_s: float
     at_s: float
+    drafting: DraftingFigures | None = None
+    """What drafting did for the group, where the worker said so and it can be true."""
 
 
 @_event("group.judged")
@@ -170,6 +173,8 @@ class BatchSealed(JournalEvent):
     completion_tokens_mean: float
     staleness: tuple[tuple[int, int], ...]
     """(staleness, trajectories) pairs."""
+    drafting: DraftingFigures | None = None
+    """What drafting did for the judged trajectories; None where no engine could draft."""
 
 
 @_event("step.committed")
@@ -262,7 +267,7 @@ def dump_event(event: JournalEvent) -> str:
     '{"step":3}'
     """
     fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}  # type: ignore[arg-type]
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=dataclasses.asdict)
 
 
 def load_event(kind: str, body: str) -> JournalEvent:
@@ -276,6 +281,8 @@ def load_event(kind: str, body: str) -> JournalEvent:
         raise IntegrityError(f"the journal has an event of unknown kind {kind!r}; a newer version wrote it")
     try:
         fields = {name: _frozen(value) for name, value in json.loads(body).items()}
+        if fields.get("drafting") is not None:
+            fields["drafting"] = DraftingFigures(**fields["drafting"])
         return cls(**fields)
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"the journal's event {kind} cannot be read: {error}") from error

@@ -6,6 +6,7 @@ by `staleness_metric`, so that a reader can split any of them by how old the dat
 
 from dataclasses import dataclass
 
+from antiphon.core.drafting_figures import drafting_rates
 from antiphon.core.records import BatchRef
 
 
@@ -48,6 +49,18 @@ BATCH_METRICS: tuple[Metric, ...] = (
 )
 """What a commit says of the batch it was trained on."""
 
+DRAFTING_METRICS: tuple[Metric, ...] = (
+    Metric("drafting_acceptance", "1", "share of the drafted tokens that were right"),
+    Metric("drafting_coverage", "1", "share of the sampled tokens at whose place a draft stood"),
+    Metric("drafting_tokens_per_pass", "tokens", "tokens sampled per forward pass of a completion"),
+    Metric("drafting_history_share", "1", "share of completions whose prompt came with history"),
+    Metric("drafting_drafter_ms", "ms", "milliseconds in the drafter per forward pass of a completion"),
+    Metric("drafting_sampler_ms", "ms", "milliseconds in the sampler per forward pass of a completion"),
+    Metric("drafting_gain", "1", "tokens per second relative to the last undrafted probe; 0 before one"),
+)
+"""What a commit says of drafting, over all judged trajectories of the step; left out where no engine
+could draft. They follow who finished first, so they count as timings even in fixed mode."""
+
 STALENESS_METRICS: tuple[Metric, ...] = (
     Metric("kl_k1", "nats", "as kl_k1, over the tokens of this staleness"),
     Metric("kl_k3", "nats", "as kl_k3, over the tokens of this staleness"),
@@ -68,11 +81,13 @@ def staleness_metric(name: str, staleness: int) -> str:
 
 
 def batch_figures(batch: BatchRef) -> dict[str, float]:
-    """Return the figures of BATCH_METRICS for one sealed batch."""
+    """Return the figures of BATCH_METRICS for one sealed batch, and of DRAFTING_METRICS where it has any."""
     histogram = batch.staleness_histogram
     trajectories = sum(histogram.values())
     weighted = sum(staleness * count for staleness, count in histogram.items())
+    rates = {} if batch.drafting is None else drafting_rates(batch.drafting)
     return {
+        **{f"drafting_{name}": value for name, value in rates.items()},
         "reward_mean": batch.reward_mean,
         "completion_tokens_mean": batch.completion_tokens_mean,
         "groups_filtered": float(batch.groups_filtered),
@@ -89,5 +104,5 @@ def find_metric(name: str) -> Metric | None:
     'nats'
     """
     stem, split, _ = name.partition(_SPLIT)
-    catalogue = STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS)
+    catalogue = STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS, *DRAFTING_METRICS)
     return next((metric for metric in catalogue if metric.name == stem), None)

@@ -78,6 +78,61 @@ class Trajectory:
         return min(span.version for span in self.spans)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PastCompletion:
+    """A completion that was sampled and judged before: what drafts are made from."""
+
+    token_ids: IntArray
+    """[T] int32, the end token included when the model wrote it."""
+    version: int
+    """Oldest policy version among its tokens."""
+    epoch: int
+    """Epoch of its group; the version evaluated, for a held-out prompt."""
+    sample_index: int
+    """Place in its group."""
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptHistory:
+    """Past completions of one prompt, an immutable snapshot that travels with a lease.
+
+    Drafts made from it are verified, so nothing here can change a token; it only decides speed.
+    """
+
+    prompt_key: str
+    epoch: int
+    """Newest epoch among the completions."""
+    completions: tuple[PastCompletion, ...]
+    """Newest epoch first, then by sample index."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingFigures:
+    """What drafting did for some completions. Counts add up; `gain` is the engine's newest."""
+
+    tokens: int
+    """Completion tokens sampled."""
+    passes: int
+    """Forward passes these took, summed over completions; the prompt's own pass included."""
+    drafted: int
+    """Tokens drafted."""
+    covered: int
+    """Sampled tokens at whose place a draft stood: the accepted ones and each first rejected one."""
+    accepted: int
+    """Drafted tokens that were right."""
+    with_history: int
+    """Completions whose prompt came with history."""
+    drafter_s: float
+    """Seconds in the drafter, each step's shared out evenly among the completions it advanced."""
+    sampler_s: float
+    """Seconds in the sampler, shared out the same way."""
+    gain: float
+    """Tokens per second relative to the last undrafted probe; 0 before there was one."""
+    completions: int = 1
+    """How many completions these are the figures of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to produce one whole group until a deadline."""
@@ -97,6 +152,8 @@ class Lease:
     """Seconds until the lease expires unless a heartbeat extends it."""
     attempt: int
     """1 for the first lease of the group."""
+    history: PromptHistory | None = None
+    """Past completions of the prompt, for a worker that drafts; None when there are none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +166,8 @@ class GroupSubmission:
     trajectories: tuple[Trajectory, ...]
     generation_s: float
     """Seconds from the first to the last token of the group, as the worker measured them."""
+    drafting: DraftingFigures | None = None
+    """What drafting did for the group; None from an engine that cannot draft."""
 
 
 class SubmitVerdict(StrEnum):
@@ -180,6 +239,12 @@ class RowTiming:
     submitted_at_s: float
     judged_at_s: float
     """Coordinator's monotonic seconds; only differences mean anything."""
+    passes: int | None = None
+    """Forward passes of the whole group, as the next three: see `DraftingFigures`. None from an
+    engine that cannot draft."""
+    drafted: int | None = None
+    covered: int | None = None
+    accepted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +271,8 @@ class BatchRef:
     """Staleness in versions -> trajectories of the file."""
     completion_tokens_mean: float
     """Mean completion length over all judged trajectories of the step."""
+    drafting: DraftingFigures | None = None
+    """What drafting did for the judged trajectories of the step; None where no engine could draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from antiphon.core import events as e
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.records import BatchRef, DraftingFigures, StepCommit
 
 
 class GroupPhase(StrEnum):
@@ -53,6 +53,7 @@ class GroupState:
     generation_s: float = 0.0
     oldest_version: int = 0
     token_counts: tuple[int, ...] = ()
+    drafting: DraftingFigures | None = None
     rewards: tuple[float, ...] = ()
 
     @property
@@ -101,6 +102,8 @@ class Tally:
     rewards: list[float] = field(default_factory=list)
     """Of the filtered groups; they count in the step's mean reward."""
     token_counts: list[int] = field(default_factory=list)
+    drafting: list[DraftingFigures | None] = field(default_factory=list)
+    """Of the filtered groups, one entry each."""
 
     def copy(self) -> "Tally":
         """Return a copy that later events do not change."""
@@ -117,6 +120,7 @@ class Tally:
             groups_stale=self.groups_stale - stale,
             rewards=self.rewards[booked:],
             token_counts=self.token_counts[booked:],
+            drafting=self.drafting[filtered:],
         )
 
 
@@ -252,6 +256,7 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
     group.oldest_version, group.token_counts = event.oldest_version, event.token_counts
     group.generation_s, group.submitted_at_s = event.generation_s, event.at_s
+    group.drafting = event.drafting
     state.receipts[event.group_id] = Receipt(event.lease_id, event.payload_digest, state.next_seal)
 
 
@@ -282,6 +287,7 @@ def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
     state.since_seal.groups_filtered += 1
     state.since_seal.rewards.extend(group.rewards)
     state.since_seal.token_counts.extend(group.token_counts)
+    state.since_seal.drafting.append(group.drafting)
 
 
 def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
@@ -306,6 +312,7 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
             reward_mean=event.reward_mean,
             staleness_histogram=dict(event.staleness),
             completion_tokens_mean=event.completion_tokens_mean,
+            drafting=event.drafting,
         )
     )
     state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids)

@@ -43,13 +43,29 @@ def generator(*parts: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(derive_seed(*parts)))
 
 
-def request_seeds(run_seed: int, prompt_key: str, epoch: int, group_size: int) -> tuple[int, ...]:
+def request_seeds(
+    run_seed: int, prompt_key: str, epoch: int, group_size: int, shared: float = 0.0
+) -> tuple[int, ...]:
     """Return one sampler seed per sample of a group; the policy version takes no part.
 
     So a group that is sampled again, elsewhere or later, under the same version has the same
     tokens (position-keyed sampling).
+
+    Args:
+        run_seed: seed of the run.
+        prompt_key: the prompt.
+        epoch: epoch of the group.
+        group_size: samples of the group, G.
+        shared: share of the group, in [0, 1], whose seeds are the same in every epoch (common
+            random numbers); these are its first round(shared * G) samples.
     """
-    return tuple(derive_seed("request", run_seed, prompt_key, epoch, i) for i in range(group_size))
+    common = round(shared * group_size)
+    return tuple(
+        derive_seed("request-shared", run_seed, prompt_key, i)
+        if i < common
+        else derive_seed("request", run_seed, prompt_key, epoch, i)
+        for i in range(group_size)
+    )
 
 
 def prompt_order(run_seed: int, epoch: int, size: int) -> npt.NDArray[np.int64]:

@@ -130,3 +130,21 @@ def reward_of(commit: StepCommit | None) -> float | None:
     if commit is None:
         return None
     return commit.metrics.get("reward_mean")
+
+
+def drafting_words(commit: StepCommit | None) -> str:
+    """Say in a few words what drafting did for the batch of a step; "" where no engine drafted.
+
+    >>> drafting_words(StepCommit(0, 1, "", "", {"drafting_acceptance": 0.625, "drafting_coverage": 0.5,
+    ...     "drafting_tokens_per_pass": 2.25, "drafting_gain": 1.5}))
+    '62% of drafts right, 2.25 tokens per pass, 1.50x as fast as undrafted'
+    """
+    metrics = {} if commit is None else commit.metrics
+    if "drafting_acceptance" not in metrics:
+        return ""
+    said = [
+        f"{metrics['drafting_acceptance']:.0%} of drafts right",
+        f"{metrics.get('drafting_tokens_per_pass', 0.0):.2f} tokens per pass",
+    ]
+    gain = metrics.get("drafting_gain", 0.0)
+    return ", ".join([*said, f"{gain:.2f}x as fast as undrafted"] if gain > 0 else said)

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from antiphon.core.config import RunConfig
+from antiphon.core.drafting_figures import drafting_summary
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.staleness import check_publish_interval
 from antiphon.core.view import PlaneView, RunView, SilentView
@@ -26,6 +27,7 @@ from antiphon.flows import run_directory
 from antiphon.flows.outcome import RunOutcome, summarise, write_results
 from antiphon.lineage.recorder import Recorder, find_project
 from antiphon.lineage.report import build_report
+from antiphon.lineage.run_picture import fold
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import RunStatus
@@ -151,6 +153,7 @@ class LiveRun:
             total_s=time.perf_counter() - self.opened_s,
             restarts=self.supervisor.restarts(),
             records=records,
+            drafting=drafting_summary(fold(events).drafting_by_epoch),
         )
         report = run.run_dir / "report.html"
         build_report(run.run_dir, ArtifactStore(run.store_root), events, status, report)

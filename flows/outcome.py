@@ -1,7 +1,8 @@
 """Outcome: what a finished run says of itself, for people and for `dvc repro`.
 
 metrics.json holds only what the configuration decides (in fixed mode it repeats byte for
-byte); clocks, memory and restarts go to timings.json.
+byte); clocks, memory and restarts go to timings.json, and so does what drafting did, which
+depends on the completions that happened to be finished when a draft was made.
 """
 
 import json
@@ -15,6 +16,9 @@ from antiphon.core.records import StepCommit
 from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
 from antiphon.services.learner.api import LearnerStatus
 from antiphon.tasks.run_context import StageSpan
+
+EPOCHS_SAID = 6
+"""Epochs named at either end of a run with many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class RunOutcome:
     restarts: dict[str, int] = field(default_factory=dict)
     records: dict[str, Any] = field(default_factory=dict)
     """What recording cost (see `lineage.recorder`)."""
+    drafting: dict[str, Any] = field(default_factory=dict)
+    """What drafting did, in all and under `by_epoch` (see `core.drafting_figures`); {} without it."""
 
     def summary(self) -> dict[str, Any]:
         """Return plain values, as Prefect and outcome.json keep them."""
@@ -66,6 +72,8 @@ class RunOutcome:
             f"staleness at most {worst}, {self.dropped_stale_share:.1%} of groups dropped, "
             f"learner idle {self.learner_idle_share:.1%} of its time"
         )
+        if self.drafting:
+            said.append(drafting_line(self.drafting))
         said.append(f"final weights {self.weights_digest}")
         said.append(f"report: {report}")
         said.append("look around: ./antiphon up   (Prefect and MLflow pages; ./antiphon down stops them)")
@@ -84,6 +92,7 @@ def summarise(
     total_s: float,
     restarts: dict[str, int],
     records: dict[str, Any],
+    drafting: dict[str, Any],
 ) -> RunOutcome:
     """Draw the outcome from what the services say at the end."""
     finished: list[EvaluationRecord] = sorted(
@@ -106,6 +115,23 @@ def summarise(
         learner_idle_share=learner.idle_s / measured if measured else 0.0,
         restarts=restarts,
         records=records,
+        drafting=drafting,
+    )
+
+
+def drafting_line(drafting: Mapping[str, Any]) -> str:
+    """Say how often drafts were right, in all and by epoch; of many epochs the first and last ones.
+
+    >>> drafting_line({"acceptance": 0.5, "tokens_per_pass": 2.0, "by_epoch": [
+    ...     {"epoch": 0, "acceptance": 0.25}, {"epoch": 1, "acceptance": 0.75}]})
+    'drafting: 50.0% of drafts right, 2.00 tokens per pass; by epoch 0: 25.0%, 1: 75.0%'
+    """
+    epochs = [f"{entry['epoch']}: {entry['acceptance']:.1%}" for entry in drafting["by_epoch"]]
+    if len(epochs) > 2 * EPOCHS_SAID:
+        epochs = [*epochs[:EPOCHS_SAID], "...", *epochs[-EPOCHS_SAID:]]
+    return (
+        f"drafting: {drafting['acceptance']:.1%} of drafts right, {drafting['tokens_per_pass']:.2f} tokens "
+        f"per pass; by epoch {', '.join(epochs)}"
     )
 
 

@@ -14,6 +14,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from antiphon.core.drafting_figures import drafting_rates
 from antiphon.lineage.run_picture import Bar, RunPicture, merge
 
 INK, MUTED, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
@@ -57,6 +58,8 @@ SMOOTHING_STEPS = 5
 ZOOM_STEPS = 6
 """Steps that the close view of the timeline shows."""
 THROUGHPUT_BINS = 48
+MOST_EPOCHS_MARKED = 8
+"""Epoch boundaries that one panel shows."""
 
 
 def learning_curve(picture: RunPicture) -> str:
@@ -198,6 +201,52 @@ def busy(picture: RunPicture) -> str:
         axes.tick_params(axis="y", length=0)
 
     return _svg("busy", (4.7, 2.8), draw, "Share of time in which each plane was busy")
+
+
+def drafting(picture: RunPicture) -> str:
+    """Draw how often drafts were right and how many tokens a pass gave; empty where nothing drafted."""
+    steps = [step.step for step in picture.steps if step.drafting is not None]
+    rates = [drafting_rates(step.drafting) for step in picture.steps if step.drafting is not None]
+    if not rates:
+        return ""
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        shares = (
+            (BLUE, "acceptance", "drafted tokens that were right"),
+            (GREEN, "coverage", "tokens drafted for"),
+        )
+        for colour, name, label in shares:
+            left.plot(steps, [100 * rate[name] for rate in rates], color=colour, label=f"{name}: {label}")
+        left.set_ylim(0, 100)
+        left.set_ylabel("%")
+        left.legend(loc="upper left", fontsize=8)
+        values = [rate["tokens_per_pass"] for rate in rates]
+        right.plot(steps, values, color=ORANGE)
+        right.set_ylim(0, 1.2 * max(*values, 1.0))
+        right.set_ylabel("tokens per forward pass")
+        for axes in (left, right):
+            _mark_epochs(axes, picture.epoch_starts())
+            axes.set_xlabel("learner step")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(axis="y")
+
+    return _svg("drafting", (9.6, 3.0), draw, "Acceptance, coverage and tokens per pass of drafts over steps")
+
+
+def _mark_epochs(axes: Any, starts: Sequence[tuple[int, int]]) -> None:
+    """Draw a line where an epoch begins, with its number above; of many epochs only some."""
+    for step, epoch in starts[:: -(-len(starts) // MOST_EPOCHS_MARKED) or 1]:
+        axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
+        axes.text(
+            step,
+            1.01,
+            f"epoch {epoch}",
+            transform=axes.get_xaxis_transform(),
+            color=MUTED,
+            fontsize=7,
+            ha="center",
+        )
 
 
 def _timeline(picture: RunPicture, start: float, stop: float, name: str, *, labelled: bool) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import yaml
 
 from antiphon.lineage import figures
+from antiphon.lineage.drafting_report import drafting_section
 from antiphon.lineage.manifest import read_run_config
 from antiphon.lineage.report_style import STYLE
 from antiphon.lineage.run_picture import JournalEntry, RunPicture, fold
@@ -95,6 +96,7 @@ def build_report(
             ("Throughput", figures.throughput(picture)),
             ("Completion length", figures.completion_length(picture)),
         ),
+        drafting_section(picture),
         _versions(picture),
         _configuration(config),
         _notes(picture, status, store),

@@ -51,6 +51,9 @@ BATCH_SCHEMA = pa.schema(
 )
 """One row per trajectory; the lists are [P], [T], [T] and one entry per version span."""
 
+DRAFTING_COLUMNS = ("passes", "drafted", "covered", "accepted")
+"""Counts of the group's drafting in the timings, as `core.records.DraftingFigures` names them."""
+
 TIMINGS_SCHEMA = pa.schema(
     [
         _column("group_id", pa.string()),
@@ -62,10 +65,17 @@ TIMINGS_SCHEMA = pa.schema(
         _column("leased_at_s", pa.float64()),
         _column("submitted_at_s", pa.float64()),
         _column("judged_at_s", pa.float64()),
+        *(pa.field(name, pa.int64()) for name in DRAFTING_COLUMNS),
     ],
+    metadata={"antiphon.table": "timings/2"},
+)
+"""One row per trajectory, in the order of the batch; nulls where the engine could not draft."""
+
+_OLD_TIMINGS_SCHEMA = pa.schema(
+    [column for column in TIMINGS_SCHEMA if column.name not in DRAFTING_COLUMNS],
     metadata={"antiphon.table": "timings/1"},
 )
-"""One row per trajectory, in the order of the batch."""
+"""As written before workers drafted; still read."""
 
 
 def encode_batch(rows: Sequence[BatchRow]) -> bytes:
@@ -137,7 +147,8 @@ def decode_timings(payload: bytes) -> list[RowTiming]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    return [RowTiming(**row) for row in _read(payload, TIMINGS_SCHEMA).to_pylist()]
+    table = _read(payload, TIMINGS_SCHEMA, _OLD_TIMINGS_SCHEMA)
+    return [RowTiming(**row) for row in table.to_pylist()]
 
 
 def _check_row(row: BatchRow) -> None:
@@ -203,8 +214,9 @@ def _write(columns: Sequence[Any], schema: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _read(payload: bytes, schema: Any) -> Any:
-    name = schema.metadata[b"antiphon.table"].decode()
+def _read(payload: bytes, *schemas: Any) -> Any:
+    known = {schema.metadata[b"antiphon.table"].decode(): schema.names for schema in schemas}
+    name = next(iter(known))
     try:
         table = pq.ParquetFile(pa.BufferReader(payload)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
@@ -213,7 +225,7 @@ def _read(payload: bytes, schema: Any) -> Any:
             "fetch the file again"
         ) from error
     found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
-    if found != name or table.schema.names != schema.names:
+    if table.schema.names != known.get(found):
         raise IntegrityError(
             f"a {found or 'foreign'} table with columns {table.schema.names} was given where a {name} table "
             "is needed; pass the digest of the right file"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from antiphon.core.errors import UnavailableError
-from antiphon.core.metrics import find_metric
+from antiphon.core.metrics import DRAFTING_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
 
 STEPS_FILE = "metrics.jsonl"
@@ -117,10 +117,14 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
 def is_timing(name: str) -> bool:
     """Tell whether a metric measures the clock or the machine rather than the learning.
 
-    >>> is_timing("train_s"), is_timing("loss"), is_timing("tokens_per_s")
-    (True, False, True)
+    What drafting did is one of these: it depends on which completion finished first.
+
+    >>> is_timing("train_s"), is_timing("loss"), is_timing("tokens_per_s"), is_timing("drafting_gain")
+    (True, False, True, True)
     """
     known = find_metric(name.rpartition("/")[2])
+    if known in DRAFTING_METRICS:
+        return True
     unit = known.unit if known else ""
     return unit in {"s", "MiB", "bytes"} or unit.endswith("/s") or name.endswith(("_s", "_mib", "_gib"))
 

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from antiphon.core.drafting_figures import add_figures
+from antiphon.core.records import DraftingFigures
+
 
 class JournalEntry(Protocol):
     """One event of the journal."""
@@ -58,6 +61,9 @@ class StepFacts:
     weights_digest: str = ""
     batch_digest: str = ""
     published: bool = False
+    epoch: int | None = None
+    """Newest epoch among the groups it judged; None for an empty batch."""
+    drafting: DraftingFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +94,24 @@ class RunPicture:
     evaluating: list[Bar] = field(default_factory=list)
     generated: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, completion tokens) of each group handed in."""
+    drafting_by_epoch: dict[int, DraftingFigures] = field(default_factory=dict)
+    """Epoch -> sum over its training groups that were handed in, also those that never trained."""
     counts: dict[str, int] = field(default_factory=dict)
     """Events by kind."""
     started: float = 0.0
     """Unix seconds of the first event."""
+
+    def epoch_starts(self) -> list[tuple[int, int]]:
+        """Return (step, epoch) for the first step that trained on each epoch after the first."""
+        starts: list[tuple[int, int]] = []
+        newest: int | None = None
+        for facts in self.steps:
+            if facts.epoch is None or (newest is not None and facts.epoch <= newest):
+                continue
+            if newest is not None:
+                starts.append((facts.step, facts.epoch))
+            newest = facts.epoch
+        return starts
 
     @property
     def window(self) -> tuple[float, float]:
@@ -144,6 +164,11 @@ def _figure(metrics: Mapping[str, float], name: str) -> float | None:
     return next((value for key, value in metrics.items() if key.rpartition("/")[2] == name), None)
 
 
+def _drafting(data: Mapping[str, Any]) -> DraftingFigures | None:
+    found = data.get("drafting")
+    return None if found is None else DraftingFigures(**found)
+
+
 class _Folder:
     """The few things to remember between one event and the next."""
 
@@ -156,6 +181,8 @@ class _Folder:
         self._loaded: dict[int, float] = {}
         self._opened: dict[int, tuple[float, int]] = {}
         self._sealed: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        self._epochs: dict[str, int] = {}
+        self._drafting: dict[int, list[DraftingFigures]] = {}
 
     def take(self, at: float, kind: str, data: Mapping[str, Any]) -> None:
         """Take one event."""
@@ -170,6 +197,13 @@ class _Folder:
                 self._picture.publishing.append(Bar(self._committed[version], at, version))
             if version in self._loaded:
                 self._picture.broadcast.append(Bar(at, self._loaded[version], version))
+        for epoch, parts in sorted(self._drafting.items()):
+            whole = add_figures(parts)
+            if whole is not None:
+                self._picture.drafting_by_epoch[epoch] = whole
+
+    def _on_group_opened(self, at: float, data: Mapping[str, Any]) -> None:
+        self._epochs[data["group_id"]] = int(data["epoch"])
 
     def _on_lease_granted(self, at: float, data: Mapping[str, Any]) -> None:
         self._leases[data["group_id"]] = (at, data["worker_id"], int(data["held_version"]))
@@ -180,6 +214,9 @@ class _Folder:
         self._picture.rollout.setdefault(worker, []).append(Bar(leased, at, version))
         self._picture.generated.append((at, sum(data["token_counts"])))
         self._submitted[data["group_id"]] = at
+        figures, epoch = _drafting(data), self._epochs.get(data["group_id"])
+        if figures is not None and epoch is not None:  # evaluations belong to no epoch
+            self._drafting.setdefault(epoch, []).append(figures)
 
     def _on_group_judged(self, at: float, data: Mapping[str, Any]) -> None:
         submitted = self._submitted.get(data["group_id"])
@@ -206,12 +243,18 @@ class _Folder:
             weights_digest=data["weights_digest"],
             batch_digest=data["batch_digest"],
             published=bool(data["published"]),
+            epoch=self._newest_epoch(batch),
+            drafting=_drafting(batch),
         )
         self._picture.steps.append(facts)
         seconds = _figure(facts.metrics, "train_s")
         begun = at - seconds if seconds else max(sealed_at, self._committed.get(step, 0.0))
         self._picture.training.append(Bar(begun, at, step))
         self._committed[step + 1] = at
+
+    def _newest_epoch(self, batch: Mapping[str, Any]) -> int | None:
+        groups = (*batch.get("group_ids", ()), *batch.get("filtered_ids", ()))
+        return max((self._epochs[group] for group in groups if group in self._epochs), default=None)
 
     def _on_snapshot_announced(self, at: float, data: Mapping[str, Any]) -> None:
         self._announced.setdefault(int(data["version"]), at)

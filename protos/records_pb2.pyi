@@ -52,8 +52,52 @@ class Trajectory(_message.Message):
     finish_reason: str
     def __init__(self, sample_index: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
 
+class PromptHistory(_message.Message):
+    __slots__ = ("prompt_key", "epoch", "lengths", "versions", "epochs", "sample_indices", "rewards", "tokens")
+    PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_key: str
+    epoch: int
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    epochs: _containers.RepeatedScalarFieldContainer[int]
+    sample_indices: _containers.RepeatedScalarFieldContainer[int]
+    rewards: _containers.RepeatedScalarFieldContainer[float]
+    tokens: bytes
+    def __init__(self, prompt_key: _Optional[str] = ..., epoch: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., sample_indices: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class DraftingFigures(_message.Message):
+    __slots__ = ("tokens", "passes", "drafted", "covered", "accepted", "with_history", "drafter_s", "sampler_s", "gain", "completions")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    COVERED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    WITH_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_S_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    passes: int
+    drafted: int
+    covered: int
+    accepted: int
+    with_history: int
+    drafter_s: float
+    sampler_s: float
+    gain: float
+    completions: int
+    def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ...) -> None: ...
+
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "group_id", "prompt", "epoch", "seeds", "sampling", "version", "duration_s", "attempt")
+    __slots__ = ("lease_id", "group_id", "prompt", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +107,7 @@ class Lease(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     prompt: Prompt
@@ -72,21 +117,24 @@ class Lease(_message.Message):
     version: int
     duration_s: float
     attempt: int
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ...) -> None: ...
+    history: PromptHistory
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
-    __slots__ = ("lease_id", "group_id", "worker_id", "trajectories", "generation_s")
+    __slots__ = ("lease_id", "group_id", "worker_id", "trajectories", "generation_s", "drafting")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
     GENERATION_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     worker_id: str
     trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
     generation_s: float
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., generation_s: _Optional[float] = ...) -> None: ...
+    drafting: DraftingFigures
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingFigures, _Mapping]] = ...) -> None: ...
 
 class Judgement(_message.Message):
     __slots__ = ("sample_index", "reward")
@@ -115,7 +163,7 @@ class GroupToJudge(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
 
 class BatchRef(_message.Message):
-    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean")
+    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +182,7 @@ class BatchRef(_message.Message):
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
     STALENESS_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_MEAN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: str
     timings_digest: str
@@ -145,7 +194,8 @@ class BatchRef(_message.Message):
     reward_mean: float
     staleness_histogram: _containers.ScalarMap[int, int]
     completion_tokens_mean: float
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ...) -> None: ...
+    drafting: DraftingFigures
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingFigures, _Mapping]] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "length")

@@ -64,16 +64,18 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ..., cancelled_leases: _Optional[_Iterable[str]] = ..., newest_version: _Optional[int] = ..., drain: _Optional[bool] = ..., run_finished: _Optional[bool] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "held_version", "groups", "wait_s")
+    __slots__ = ("worker_id", "held_version", "groups", "wait_s", "wants_history")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    WANTS_HISTORY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     held_version: int
     groups: int
     wait_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., groups: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    wants_history: bool
+    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., groups: _Optional[int] = ..., wait_s: _Optional[float] = ..., wants_history: _Optional[bool] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("leases", "reason", "newest_version", "wanted_version", "run_finished")

@@ -1,7 +1,8 @@
 """Wire: records to protos and back, the one place that knows both.
 
 Every pair is `<record>_to_proto` and `<record>_from_proto`; reading what was written gives an
-equal record. Messages that cannot be meant raise ContractError before anything is done.
+equal record. Messages that cannot be meant raise ContractError before anything is done; what
+concerns drafting alone is translated in `wire_drafting`, which never refuses a message.
 """
 
 from typing import Any
@@ -14,6 +15,12 @@ from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, reward_pb
 from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
 from antiphon.services.reward import api as reward_api
+from antiphon.services.wire_drafting import (
+    drafting_figures_from_proto,
+    drafting_figures_to_proto,
+    prompt_history_from_proto,
+    prompt_history_to_proto,
+)
 
 
 def _optional(message: Any, field: str) -> Any:
@@ -113,6 +120,7 @@ def lease_to_proto(x: r.Lease) -> records_pb2.Lease:
         version=x.version,
         duration_s=x.duration_s,
         attempt=x.attempt,
+        history=None if x.history is None else prompt_history_to_proto(x.history),
     )
 
 
@@ -128,6 +136,7 @@ def lease_from_proto(m: records_pb2.Lease) -> r.Lease:
         version=_optional(m, "version"),
         duration_s=m.duration_s,
         attempt=m.attempt,
+        history=prompt_history_from_proto(m.history) if m.HasField("history") else None,
     )
 
 
@@ -139,6 +148,7 @@ def group_submission_to_proto(x: r.GroupSubmission) -> records_pb2.GroupSubmissi
         worker_id=x.worker_id,
         trajectories=[trajectory_to_proto(t) for t in x.trajectories],
         generation_s=x.generation_s,
+        drafting=None if x.drafting is None else drafting_figures_to_proto(x.drafting),
     )
 
 
@@ -150,6 +160,7 @@ def group_submission_from_proto(m: records_pb2.GroupSubmission) -> r.GroupSubmis
         worker_id=m.worker_id,
         trajectories=tuple(trajectory_from_proto(t) for t in m.trajectories),
         generation_s=m.generation_s,
+        drafting=drafting_figures_from_proto(m.drafting) if m.HasField("drafting") else None,
     )
 
 
@@ -212,6 +223,7 @@ def batch_ref_to_proto(x: r.BatchRef) -> records_pb2.BatchRef:
         reward_mean=x.reward_mean,
         staleness_histogram=x.staleness_histogram,
         completion_tokens_mean=x.completion_tokens_mean,
+        drafting=None if x.drafting is None else drafting_figures_to_proto(x.drafting),
     )
 
 
@@ -229,6 +241,7 @@ def batch_ref_from_proto(m: records_pb2.BatchRef) -> r.BatchRef:
         reward_mean=m.reward_mean,
         staleness_histogram=dict(sorted(m.staleness_histogram.items())),
         completion_tokens_mean=m.completion_tokens_mean,
+        drafting=drafting_figures_from_proto(m.drafting) if m.HasField("drafting") else None,
     )
 
 
@@ -375,7 +388,11 @@ def heartbeat_reply_from_proto(m: rollout_pb2.HeartbeatReply) -> coordinator_api
 def lease_request_to_proto(x: coordinator_api.LeaseRequest) -> rollout_pb2.LeaseRequest:
     """Translate."""
     return rollout_pb2.LeaseRequest(
-        worker_id=x.worker_id, held_version=x.held_version, groups=x.groups, wait_s=x.wait_s
+        worker_id=x.worker_id,
+        held_version=x.held_version,
+        groups=x.groups,
+        wait_s=x.wait_s,
+        wants_history=x.wants_history,
     )
 
 
@@ -386,6 +403,7 @@ def lease_request_from_proto(m: rollout_pb2.LeaseRequest) -> coordinator_api.Lea
         held_version=_optional(m, "held_version"),
         groups=m.groups,
         wait_s=m.wait_s,
+        wants_history=m.wants_history,
     )
 
 

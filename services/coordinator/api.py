@@ -89,6 +89,8 @@ class LeaseRequest:
     1 / loop.group_size of a group, so the reply may hold more leases than this number."""
     wait_s: float
     """Longest time to hold the call open when nothing can be leased; at most 30."""
+    wants_history: bool = False
+    """Send past completions of each prompt along; a worker that cannot draft saves their bytes."""
 
 
 @dataclass(frozen=True, slots=True)

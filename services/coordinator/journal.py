@@ -3,10 +3,11 @@
 One process owns a journal. Events get their number when they are enqueued, in the order in
 which the state saw them; a writer thread puts everything that waits into one transaction with a
 full sync, so concurrent requests share the cost. A payload stands in the transaction of its
-event, so that no event ever points at a missing one.
+event, so that no event ever points at a missing one. The history for drafts stands beside the log.
 """
 
 import asyncio
+import dataclasses
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,37 @@ _payloads = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
+_history = sa.Table(
+    "history",
+    _tables,
+    sa.Column("seq", sa.Integer, primary_key=True),
+    sa.Column("prompt_key", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("evaluated", sa.Boolean, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.UniqueConstraint("prompt_key", "epoch"),
+)
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """The completions of one prompt in one epoch, as the archive keeps them."""
+
+    prompt_key: str
+    epoch: int
+    evaluated: bool
+    """Whether the prompt is held out; `epoch` is then the version that was evaluated."""
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEdit:
+    """What changes in the history; a row that is kept and gone is gone."""
+
+    kept: tuple[HistoryRow, ...] = ()
+    gone: tuple[tuple[str, int], ...] = ()
+    """(prompt key, epoch) of rows to delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +98,8 @@ class _Batch:
     events: list[dict[str, Any]] = field(default_factory=list)
     payloads: dict[str, bytes] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
+    history: dict[tuple[str, int], HistoryRow | None] = field(default_factory=dict)
+    """By prompt key and epoch, in the order of the edits; None: to be deleted."""
     done: "asyncio.Future[None] | None" = None
 
 
@@ -124,11 +157,19 @@ class Journal:
                 yield load_event(row.kind, row.body)
             after = rows[-1].seq
 
+    def history(self) -> Iterator[HistoryRow]:
+        """Yield the history in the order in which it was kept; call it before anything is appended."""
+        after = 0
+        while rows := self._thread.submit(self._history_rows, after, 100).result():
+            yield from (row for _, row in rows)
+            after = rows[-1][0]
+
     def enqueue(
         self,
         events: Sequence[JournalEvent],
         payloads: Mapping[str, bytes] | None = None,
         forget: Sequence[str] = (),
+        history: HistoryEdit | None = None,
     ) -> "asyncio.Future[None]":
         """Take events for the next transaction; await the result to know that they are on disk.
 
@@ -139,6 +180,7 @@ class Journal:
             events: facts, in order.
             payloads: bodies to keep, by name, in the same transaction.
             forget: names of payloads to delete in the same transaction.
+            history: what changes in the history in the same transaction.
 
         Raises:
             AntiphonError: when an earlier write failed; the journal takes nothing after that.
@@ -146,7 +188,7 @@ class Journal:
         if self.failure is not None:
             raise self.failure
         loop = asyncio.get_running_loop()
-        if not (events or payloads or forget):
+        if not (events or payloads or forget or history):
             last = self._pending.done or self._writing
             if last is None:
                 last = loop.create_future()
@@ -161,6 +203,7 @@ class Journal:
             self._next_seq += 1
         batch.payloads.update(payloads or {})
         batch.forgotten.extend(forget)
+        _edit(batch.history, history or HistoryEdit())
         if batch.done is None:
             batch.done = loop.create_future()
             batch.done.add_done_callback(_observe)
@@ -226,6 +269,25 @@ class Journal:
                 if gone:
                     forget = _payloads.delete().where(_payloads.c.name == sa.bindparam("gone"))
                     self._connection.execute(forget, gone)
+                self._write_history(batch.history)
+        except sa.exc.SQLAlchemyError as error:
+            raise _in_words(error, self._path) from error
+
+    def _write_history(self, edits: Mapping[tuple[str, int], HistoryRow | None]) -> None:
+        """Write inside the running transaction."""
+        if edits:
+            same_key = _history.c.prompt_key == sa.bindparam("gone_key")
+            same_epoch = _history.c.epoch == sa.bindparam("gone_epoch")
+            gone = [{"gone_key": key, "gone_epoch": epoch} for key, epoch in edits]
+            self._connection.execute(_history.delete().where(same_key, same_epoch), gone)
+        if kept := [dataclasses.asdict(row) for row in edits.values() if row is not None]:
+            self._connection.execute(_history.insert(), kept)
+
+    def _history_rows(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
+        query = sa.select(_history).where(_history.c.seq > after).order_by(_history.c.seq).limit(limit)
+        try:
+            with self._connection.begin():
+                return [(seq, HistoryRow(*row)) for seq, *row in self._connection.execute(query)]
         except sa.exc.SQLAlchemyError as error:
             raise _in_words(error, self._path) from error
 
@@ -248,6 +310,14 @@ class Journal:
     def _last_seq(self) -> int:
         with self._connection.begin():
             return self._connection.execute(sa.select(sa.func.max(_events.c.seq))).scalar() or 0
+
+
+def _edit(edits: dict[tuple[str, int], HistoryRow | None], change: HistoryEdit) -> None:
+    for row in change.kept:
+        edits.pop((row.prompt_key, row.epoch), None)
+        edits[row.prompt_key, row.epoch] = row
+    for key in change.gone:
+        edits[key] = None
 
 
 def _observe(future: "asyncio.Future[None]") -> None:

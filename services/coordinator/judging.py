@@ -101,13 +101,24 @@ class JudgeDesk:
         keeper = self._keeper
         keeper.check()
         judging = self._judging.pop(group_id, None)
-        group = keeper.state.groups.get(group_id)
-        if group is None or group.phase is not GroupPhase.SUBMITTED:
+        if not self._unanswered(group_id):
             return False
-        rewards = check_judgements(group_id, judgements, group.samples)
-        judge_id = judging.judge_id if judging is not None else ""
+        rewards = check_judgements(group_id, judgements, keeper.state.groups[group_id].samples)
+        submission = await keeper.find_submission(group_id) if keeper.archive.keeps else None
+        if not self._unanswered(group_id):  # by another judge, while a payload was read from the disk
+            return False
+        group, judge_id = keeper.state.groups[group_id], judging.judge_id if judging is not None else ""
         found = acceptance.accept_judgement(keeper.state, group_id, rewards, judge_id, keeper.clock())
-        written = keeper.record(*found, forget=[group_id] if group.evaluation is not None else [])
+        history = None
+        if submission is not None:
+            key = keeper.prompts.prompt(group.split, group.prompt_index).key
+            history = keeper.archive.take(key, group, submission, rewards)
+        forget = [group_id] if group.evaluation is not None else []
+        written = keeper.record(*found, forget=forget, history=history)
         keeper.settle()
         await written
         return True
+
+    def _unanswered(self, group_id: str) -> bool:
+        group = self._keeper.state.groups.get(group_id)
+        return group is not None and group.phase is GroupPhase.SUBMITTED

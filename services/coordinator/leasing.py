@@ -52,7 +52,7 @@ class LeaseCounter:
                 keeper.fleet.held_elsewhere(request.worker_id),
             )
             if plan.group_ids:
-                return await self._grant(plan, request.worker_id, request.held_version or 0, now)
+                return await self._grant(plan, request, now)
             # A version that is not announced yet cannot be loaded; its announcement ends the wait.
             wanted = plan.wanted_version if plan.wanted_version in keeper.state.snapshots else None
             told = (keeper.state.newest_version, wanted)
@@ -75,10 +75,9 @@ class LeaseCounter:
         state = self._keeper.state
         return LeaseReply((), reason, state.newest_version, wanted, state.finished)
 
-    async def _grant(
-        self, plan: admission.LeasePlan, worker_id: str, held_version: int, now: float
-    ) -> LeaseReply:
+    async def _grant(self, plan: admission.LeasePlan, request: LeaseRequest, now: float) -> LeaseReply:
         keeper, config = self._keeper, self._keeper.config
+        worker_id, held_version = request.worker_id, request.held_version or 0
         granted = []
         attempts = {g: keeper.state.groups[g].attempt for g in plan.group_ids if g in keeper.state.groups}
         for group_id in plan.group_ids:
@@ -104,6 +103,8 @@ class LeaseCounter:
                 )
             )
         try:
+            if request.wants_history:
+                leases = await keeper.archive.attach(leases)
             await written
         except asyncio.CancelledError:
             # The worker hung up and will never hear of these.

@@ -1,11 +1,11 @@
-"""Payloads: how submissions and manifests lie in the journal, as serialized messages."""
+"""Payloads: how submissions, manifests and history lie in the journal, as serialized messages."""
 
 from google.protobuf.message import DecodeError
 
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import GroupSubmission, SnapshotManifest
+from antiphon.core.records import GroupSubmission, PromptHistory, SnapshotManifest
 from antiphon.protos import records_pb2
-from antiphon.services import wire
+from antiphon.services import wire, wire_drafting
 
 
 def manifest_name(version: int) -> str:
@@ -45,3 +45,16 @@ def load_manifest(payload: bytes) -> SnapshotManifest:
         return wire.snapshot_manifest_from_proto(records_pb2.SnapshotManifest.FromString(payload))
     except DecodeError as error:
         raise IntegrityError(f"a manifest in the journal cannot be read: {error}") from error
+
+
+def dump_history(history: PromptHistory) -> bytes:
+    """Return a history as bytes, its tokens compressed."""
+    return bytes(wire_drafting.prompt_history_to_proto(history).SerializeToString())
+
+
+def load_history(payload: bytes) -> PromptHistory | None:
+    """Read what `dump_history` wrote; None, with a line in the log, when the bytes are damaged."""
+    try:
+        return wire_drafting.prompt_history_from_proto(records_pb2.PromptHistory.FromString(payload))
+    except DecodeError:
+        return None

@@ -23,8 +23,9 @@ from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services.coordinator import payloads
+from antiphon.services.coordinator.archive import Archive
 from antiphon.services.coordinator.fleet import Fleet, Member
-from antiphon.services.coordinator.journal import Journal
+from antiphon.services.coordinator.journal import HistoryEdit, Journal
 from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
 from antiphon.services.coordinator.signals import Signal
@@ -46,6 +47,7 @@ def pinned_values(config: RunConfig) -> dict[str, str]:
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
     found["algorithm.objective"] = tree["algorithm"]["objective"]
     found["algorithm.normalise_advantages"] = tree["algorithm"]["normalise_advantages"]
+    found["drafting.shared_seeds"] = tree["drafting"]["shared_seeds"]  # seeds are drawn by it
     found["evaluation.prompts"] = tree["evaluation"]["prompts"]
     return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
 
@@ -71,6 +73,7 @@ class RunKeeper:
         self.state = new_state(config)
         self.leases = LeaseTable(config.coordinator.lease_s)
         self.fleet = Fleet(config.coordinator.heartbeat_s)
+        self.archive = Archive(config.drafting)
         self.failure: AntiphonError | None = None
         self.work = Signal()
         """Something may have become leasable, or workers should hear of something."""
@@ -103,7 +106,7 @@ class RunKeeper:
         for group in self.state.groups.values():
             if group.phase is GroupPhase.LEASED:
                 self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
-        await self.record(*opening)
+        await self.record(*opening, history=self.archive.load(self.journal.history()))
         await self.settle()
         self._tasks = [self._spawn(self._seal_batches()), self._spawn(self._watch_deadlines())]
         _log.info("run.ready", run=self.run_id, committed=len(self.state.commits))
@@ -125,6 +128,7 @@ class RunKeeper:
         *events: e.JournalEvent,
         keep: Mapping[str, bytes] | None = None,
         forget: Sequence[str] = (),
+        history: HistoryEdit | None = None,
     ) -> "asyncio.Future[None]":
         """Apply events now and journal them; await the result to know that they are on disk.
 
@@ -136,7 +140,7 @@ class RunKeeper:
             self.state.apply(event)
         for name in forget:
             self._submissions.pop(name, None)
-        return self.journal.enqueue(events, keep, forget)
+        return self.journal.enqueue(events, keep, forget, history)
 
     def settle(self) -> "asyncio.Future[None]":
         """Do what follows from the state: drop stale groups, refill steps, wake who waits."""
@@ -188,12 +192,19 @@ class RunKeeper:
         Raises:
             IntegrityError: when the journal has lost it.
         """
+        found = await self.find_submission(group_id)
+        if found is None:
+            raise IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")
+        return found
+
+    async def find_submission(self, group_id: str) -> GroupSubmission | None:
+        """Return an accepted submission, from memory or the journal; None when it was forgotten."""
         known = self._submissions.get(group_id)
         if known is not None:
             return known
         body = await self.journal.payload(group_id)
         if body is None:
-            raise IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")
+            return None
         submission = payloads.load_submission(body)
         if group_id in self.state.groups:
             self._submissions[group_id] = submission

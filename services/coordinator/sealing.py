@@ -13,10 +13,11 @@ import numpy as np
 
 from antiphon.core.advantages import group_advantages
 from antiphon.core.assembly import SealPlan
+from antiphon.core.drafting_figures import add_figures
 from antiphon.core.events import BatchSealed
 from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming
 from antiphon.core.run_state import GroupState, Tally
-from antiphon.lineage.rollout_table import encode_batch, encode_timings
+from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, encode_batch, encode_timings
 from antiphon.lineage.store import ArtifactStore
 
 
@@ -73,6 +74,7 @@ def seal_batch(
         reward_mean=math.fsum(rewards) / max(1, len(rewards)),
         completion_tokens_mean=sum(lengths) / max(1, len(lengths)),
         staleness=tuple(sorted(staleness.items())),
+        drafting=add_figures([group.drafting for group in judged] + since_seal.drafting),
     )
 
 
@@ -99,6 +101,8 @@ def _rows(ingredient: Ingredient, normalise: bool) -> list[BatchRow]:
 
 def _timings(ingredient: Ingredient) -> list[RowTiming]:
     group = ingredient.group
+    drafting = group.drafting
+    counts = {} if drafting is None else {name: getattr(drafting, name) for name in DRAFTING_COLUMNS}
     return [
         RowTiming(
             group_id=group.group_id,
@@ -110,6 +114,7 @@ def _timings(ingredient: Ingredient) -> list[RowTiming]:
             leased_at_s=group.leased_at_s,
             submitted_at_s=group.submitted_at_s,
             judged_at_s=group.judged_at_s,
+            **counts,
         )
         for index in range(group.samples)
     ]

@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from antiphon.core.records import FinishReason, FloatArray, IntArray, SamplingParameters, VersionSpan
+from antiphon.core.records import (
+    DraftingFigures,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    PromptHistory,
+    SamplingParameters,
+    VersionSpan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,10 @@ class EngineRequest:
     seed: int
     """Unsigned 64-bit seed of the position-keyed sampler."""
     sampling: SamplingParameters
+    group: str = ""
+    """Requests of one group have the same prompt and draft from one another; "" stands alone."""
+    history: PromptHistory | None = None
+    """Past completions of the prompt; the first request of a group decides."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +47,8 @@ class EngineOutput:
     """[T] float32, nats, of the processed distribution (temperature, top-k, top-p applied)."""
     spans: tuple[VersionSpan, ...]
     finish_reason: FinishReason
+    drafting: DraftingFigures | None = None
+    """What drafting did for this completion; None from an engine that cannot draft."""
 
 
 class Engine(Protocol):
@@ -69,11 +83,16 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[EngineOutput]:
-        """Advance every running request by one token and return those that finished."""
+        """Advance every running request by one or more tokens and return those that finished."""
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; unknown ids are ignored."""
+        ...
+
+    @property
+    def drafts(self) -> bool:
+        """Tell whether the engine drafts, so that history is of use to it."""
         ...
 
     @property

@@ -8,11 +8,15 @@ itself, before vLLM is imported.
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from antiphon.core.config import DraftingSection
 from antiphon.core.errors import ConfigError
+
+PLUGIN = "antiphon"
+"""Name of our own entry point among vLLM's general plugins; the only one that may load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class EngineSettings:
     """Share the cache blocks of equal prompt beginnings; pays once prompts exceed a block."""
     stop_token_ids: tuple[int, ...] | None = None
     """Tokens that end a completion; None takes the end tokens of the model directory."""
+    draft_tokens: int = 0
+    """Most drafted tokens that one pass verifies for a request; 0 builds an engine without drafting."""
+    drafting: DraftingSection = field(default_factory=DraftingSection)
+    """How drafts are made where draft_tokens allows any."""
 
 
 def child_environment(threads: int, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -70,6 +78,7 @@ def prepare_environment(settings: EngineSettings) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine core in this process: one import, direct calls
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several engines share the cores
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler hooks into the V1 runner
+        "VLLM_PLUGINS": PLUGIN,  # no third-party plugin may change how tokens are drawn
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -82,7 +91,6 @@ def prepare_environment(settings: EngineSettings) -> None:
             )
     os.environ.update(wanted)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_PLUGINS", "")  # no third-party plugin may change how tokens are drawn
 
 
 def _process_settings(threads: int) -> dict[str, str]:

@@ -40,6 +40,12 @@ class EngineThread:
         self._started = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy_s = 0.0
+        self._drafts = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the engine drafted when it was last looked at: history is of use to it."""
+        return self._drafts
 
     @property
     def busy_s(self) -> float:
@@ -129,6 +135,7 @@ class EngineThread:
 
     def _drive(self) -> None:
         engine = self._make_engine()
+        self._drafts = engine.drafts
         self._call_soon(self._started.set)
         try:
             while not self._stopping.is_set():
@@ -152,6 +159,7 @@ class EngineThread:
         started = time.perf_counter()
         outputs = engine.step()
         self._busy_s += time.perf_counter() - started
+        self._drafts = engine.drafts  # a broken drafter switches itself off in the middle of a run
         if outputs:
             self._call_soon(lambda: self._deliver(outputs))
 

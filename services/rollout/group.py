@@ -1,8 +1,10 @@
 """Group in flight: one lease being sampled, complete when every seed has its completion."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
-from antiphon.core.records import GroupSubmission, Lease, Trajectory
+from antiphon.core.drafting_figures import add_figures
+from antiphon.core.records import DraftingFigures, GroupSubmission, Lease, Trajectory
 from antiphon.services.rollout.engine import EngineOutput, EngineRequest
 
 
@@ -25,6 +27,8 @@ class GroupInFlight:
                 prompt_token_ids=lease.prompt.token_ids,
                 seed=seed,
                 sampling=lease.sampling,
+                group=lease.lease_id,
+                history=lease.history,
             )
             for request_id, seed in zip(self.request_ids(), lease.seeds, strict=True)
         ]
@@ -62,7 +66,14 @@ class GroupInFlight:
             worker_id=worker_id,
             trajectories=trajectories,
             generation_s=finished_at - self.started_at,
+            drafting=self._drafting(),
         )
+
+    def _drafting(self) -> DraftingFigures | None:
+        parts = [output.drafting for output in self.outputs.values() if output.drafting is not None]
+        whole = add_figures(parts)
+        # `outputs` has them in the order in which they finished: the last one knows the newest gain.
+        return None if whole is None else dataclasses.replace(whole, gain=float(parts[-1].gain))
 
 
 def split_request_id(request_id: str) -> tuple[str, int]:

@@ -7,6 +7,7 @@ or on what was drafted, and a chain of drafts is verified by comparing tokens fo
 Legend: R rows (one per request, or drafts + 1 per request), B requests, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +18,12 @@ UInt64Array = npt.NDArray[np.uint64]
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-FLAT_VOCABULARY = 8192
+FLAT_VOCABULARY = 1024
 """Up to this many tokens the distribution is summed in one float64 pass; above, in two levels."""
 BLOCK = 512
 """Tokens of one block of the two-level sum."""
+CHUNK = 1 << 18
+"""Most logits worked on at a time on CPU: what fits its cache costs a tenth of what does not."""
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
@@ -102,6 +105,29 @@ class RowSampling:
     greedy: torch.Tensor | None = None
     """[R] bool; these rows take the most probable token."""
 
+    all_greedy: bool = False
+    """Whether `greedy` holds for every row, which spares them the rest."""
+
+    def repeat(self, times: torch.Tensor) -> "RowSampling":
+        """Return the sampling of rows in which row i stands times[i] times, [R] int64."""
+        return self._map(lambda column: column.repeat_interleave(times))
+
+    def part(self, start: int, stop: int) -> "RowSampling":
+        """Return the sampling of rows [start, stop)."""
+        return self._map(lambda column: column[start:stop])
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "RowSampling":
+        def changed(column: torch.Tensor | None) -> torch.Tensor | None:
+            return None if column is None else change(column)
+
+        return RowSampling(
+            temperature=changed(self.temperature),
+            top_k=changed(self.top_k),
+            top_p=changed(self.top_p),
+            greedy=changed(self.greedy),
+            all_greedy=self.all_greedy,
+        )
+
 
 PLAIN = RowSampling()
 """Temperature 1, nothing cut off."""
@@ -111,7 +137,7 @@ def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torc
     """Draw one token per row: the smallest t with CDF(t) > u * CDF(V - 1).
 
     Where rounding leaves no such t, the last token of nonzero probability is taken. Ties at the
-    edge of a top-k or top-p set keep the smaller token ids.
+    edge of a top-k or top-p set keep the smaller token ids. Weights are float32, sums float64.
 
     Args:
         logits: [R, V], any float dtype; left unchanged.
@@ -123,25 +149,42 @@ def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torc
         distribution (temperature, top-k, top-p); greedy rows report the unprocessed one.
         A row with NaN among its logits reports NaN.
     """
-    flat = logits.shape[-1] <= FLAT_VOCABULARY
-    scaled = logits.to(torch.float64 if flat else torch.float32)
+    count, vocabulary = logits.shape
+    most = max(1, CHUNK // vocabulary) if logits.device.type == "cpu" else count
+    if count <= most:
+        return _draw_rows(logits, u, rows)
+    parts = [
+        _draw_rows(logits[start : start + most], u[start : start + most], rows.part(start, start + most))
+        for start in range(0, count, most)
+    ]
+    return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+
+
+def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
+    top = logits.amax(-1, keepdim=True)
+    scaled = (logits - top).to(torch.float32)
     if rows.temperature is not None:
-        scaled = scaled / rows.temperature.to(scaled.dtype).unsqueeze(-1)
-    scaled = scaled - scaled.amax(-1, keepdim=True)
+        scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
     weights = scaled.exp()
-    if rows.top_k is not None:
-        _keep_top_k(weights, rows.top_k)
-    if rows.top_p is not None:
-        _keep_top_p(weights, rows.top_p)
-    tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
-    if rows.greedy is not None:
-        tokens = torch.where(rows.greedy, logits.argmax(-1), tokens)
+    if rows.all_greedy:
+        tokens, total = logits.argmax(-1), weights.sum(-1).to(torch.float64)
+    else:
+        if rows.top_k is not None:
+            _keep_top_k(weights, rows.top_k)
+        if rows.top_p is not None:
+            _keep_top_p(weights, rows.top_p)
+        flat = logits.shape[-1] <= FLAT_VOCABULARY
+        tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
+        if rows.greedy is not None:
+            tokens = torch.where(rows.greedy, logits.argmax(-1), tokens)
+            # Summed as in a batch that is greedy throughout: neighbours must not change a bit.
+            total = torch.where(rows.greedy, weights.sum(-1).to(total.dtype), total)
     chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return tokens, (chosen - total.log()).to(torch.float32)
 
 
 def _invert_flat(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    cdf = weights.cumsum(-1)
+    cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1]
     tokens = torch.searchsorted(cdf, (u * total).unsqueeze(-1), right=True).squeeze(-1)
     return torch.minimum(tokens, _last_step(cdf)), total
@@ -156,7 +199,9 @@ def _invert_blocks(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor
     # A float64 running sum over a large vocabulary costs more than the softmax. Sum blocks in
     # float64, find the block, and run through that one alone.
     rows, vocabulary = weights.shape
-    blocks = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    missing = -vocabulary % BLOCK
+    padded = torch.nn.functional.pad(weights, (0, missing)) if missing else weights
+    blocks = padded.view(rows, -1, BLOCK)
     cdf = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     total = cdf[:, -1]
     target = (u * total).unsqueeze(-1)

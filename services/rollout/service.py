@@ -74,11 +74,15 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
         dtype=config.model.dtype,
         threads=config.rollout.threads,
         sampler=config.sampling.sampler,
+        draft_tokens=config.drafting.max_window if config.drafting.enabled else 0,
+        drafting=config.drafting,
     )
 
 
 def build_engine(config: RunConfig) -> Engine:
     """Build and test the vLLM engine of a run; it takes seconds and belongs in the engine's thread.
+
+    Drafting is left on only where the test shows that drafts change nothing.
 
     Raises:
         ConfigError: when the model or a setting cannot be used here.
@@ -91,7 +95,13 @@ def build_engine(config: RunConfig) -> Engine:
     engine = VllmEngine(settings)
     report = run_self_test(engine)
     worst = max(report.law, key=lambda check: (not check.holds, check.z))
-    _log.info("engine.tested", sampler=report.sampler, law_z=round(worst.z, 2), bits_equal=report.bits_equal)
+    _log.info(
+        "engine.tested",
+        sampler=report.sampler,
+        law_z=round(worst.z, 2),
+        bits_equal=report.bits_equal,
+        drafts_hold=report.drafts_hold(bits=config.loop.mode == "fixed"),
+    )
     if not report.law_holds:
         raise IntegrityError(
             f"tokens sampled with sampling.sampler={config.sampling.sampler} do not follow the engine's own "
@@ -100,6 +110,9 @@ def build_engine(config: RunConfig) -> Engine:
         )
     if config.loop.mode == "fixed" and not report.bits_equal:
         _log.warning("engine.uneven", logprob_difference=report.logprob_difference)
+    if report.drafts is not None and (reason := report.drafts.why_not(bits=config.loop.mode == "fixed")):
+        engine.use_drafts(False)
+        _log.warning("drafting.off", reason=reason)
     return engine
 
 

@@ -3,10 +3,12 @@
 The engine core is driven directly: requests enter as token ids and leave as arrays, and nothing
 is detokenised, logged or copied per token. Weights are swapped between two steps: every request
 in flight gives up its cache, is recomputed under the new weights, and its next token starts a new
-version span.
+version span. With drafting, one step may advance a request by several tokens; vLLM's speculative
+path is entered only for the steps that have drafts to verify, so that others cost nothing.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import FinishReason, SamplingParameters, VersionSpan
 from antiphon.services.broadcast.snapshot import weights_digest as digest_of
 from antiphon.services.rollout.checkpoint_shape import end_tokens, expected_tensors
+from antiphon.services.rollout.draft_desk import DraftDesk, Script
+from antiphon.services.rollout.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.engine import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine_environment import (
     EngineSettings,
@@ -28,6 +32,8 @@ from antiphon.services.rollout.engine_environment import (
 )
 from antiphon.services.rollout.sampler_hook import SamplerHook, SamplerTable
 from antiphon.services.rollout.sampling_rules import check_sampling
+from antiphon.services.rollout.vllm_compat import spare_foreign_libraries
+from antiphon.services.rollout.vllm_plugin import register
 from antiphon.services.rollout.weight_swap import check_readable, repack_heads
 
 __all__ = ["EngineSettings", "VllmEngine", "child_environment", "prepare_environment"]
@@ -67,8 +73,25 @@ class VllmEngine:
         self._runner = runner
         self.vocabulary_size: int = int(runner.model_config.get_vocab_size())
         device = torch.device(runner.device)
-        self._table = SamplerTable(settings.max_num_seqs, settings.max_model_len, device)
-        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size)
+        self._table = SamplerTable(
+            settings.max_num_seqs, settings.max_model_len + settings.draft_tokens, device
+        )
+        self._speculative_config = runner.speculative_config
+        # On one CPU thread a step's own time is known exactly, whoever else wants the core.
+        alone = device.type == "cpu" and settings.threads == 1
+        self._clock = time.thread_time if alone else time.perf_counter
+        self._drafter: HistoryDrafter | None = None
+        self._desk: DraftDesk | None = None
+        if settings.draft_tokens:
+            self._desk = DraftDesk(
+                settings.drafting, settings.draft_tokens, settings.max_num_seqs, self.vocabulary_size
+            )
+            self._drafter = runner.drafter
+            # Else vLLM pads a prompt of one token, or cached but for one, with token ids of -1.
+            self._core.scheduler.num_spec_tokens = 0
+        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size, self._desk)
+        if self._drafter is not None and self._desk is not None:
+            self._drafter.bind(runner, self._hook, self._desk)
         self._sampler: str = settings.sampler
         self._live: dict[str, _Live] = {}
         self._internal_ids: dict[str, str] = {}
@@ -159,11 +182,39 @@ class VllmEngine:
         """
         if not self._live:
             return []
-        outputs, executed = self._core.step_fn()
-        self._core.post_step(executed)
+        outputs = self._advance()
         if not outputs:
             return []
         return [self._finish(done) for done in outputs[0].outputs if done.finish_reason is not None]
+
+    def _advance(self) -> Any:
+        """Run one step of the engine core and return its outputs, drafts for the next one handed in."""
+        drafter, desk = self._drafter, self._desk
+        if drafter is None or desk is None:
+            outputs, executed = self._core.step_fn()
+            self._core.post_step(executed)
+            return outputs
+        begun = self._clock()
+        drafting, verifying = desk.begin_step(), drafter.outstanding
+        # vLLM lays every step out for verification as soon as it knows of a drafter.
+        self._runner.speculative_config = self._speculative_config if verifying else None
+        drafter.outstanding = False
+        outputs, executed = self._core.step_fn()
+        if executed and verifying:
+            self._core.post_step(executed)
+        elif executed and drafting:
+            self._hand_in(drafter.propose_now())
+        if executed and self._hook.decoded_only:
+            requests, rows = len(self._hook.slots), self._hook.rows
+            desk.end_step(requests, rows, requests + self._hook.accepted, self._clock() - begun)
+        return outputs
+
+    def _hand_in(self, drafts: list[list[int]]) -> None:
+        if any(drafts):
+            from vllm.v1.outputs import DraftTokenIds
+
+            ids = self._runner.input_batch.req_ids
+            self._core.scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; unknown ids are ignored."""
@@ -172,7 +223,9 @@ class VllmEngine:
             self._core.abort_requests(internal)
         for internal_id in internal:
             del self._live[internal_id]
-            self._table.release(internal_id)
+            slot = self._table.release(internal_id)
+            if self._desk is not None:
+                self._desk.release(slot, None)
 
     def close(self) -> None:
         """Free the engine; it is not used again."""
@@ -191,6 +244,50 @@ class VllmEngine:
             raise ConfigError(f"the sampler cannot change while {len(self._live)} requests are in flight")
         self._hook.use(sampler)
         self._sampler = sampler
+
+    @property
+    def drafts(self) -> bool:
+        """Tell whether the engine drafts, so that history is of use to it."""
+        return self._desk is not None and self._desk.on
+
+    @property
+    def desk(self) -> DraftDesk | None:
+        """The desk that drafts, for its figures; None in an engine without drafting."""
+        return self._desk
+
+    def use_drafts(self, on: bool) -> None:
+        """Switch drafting on or off while no request is in flight.
+
+        Raises:
+            ConfigError: while requests are in flight, or to switch it on in an engine without it.
+        """
+        if self._live:
+            raise ConfigError(f"drafting cannot change while {len(self._live)} requests are in flight")
+        if self._desk is None:
+            if on:
+                raise ConfigError(
+                    "drafting.enabled needs an engine started with room for drafts; start it anew"
+                )
+            return
+        self._desk.on = on
+
+    @contextmanager
+    def scripted_drafts(self, script: Script) -> Iterator[None]:
+        """Draft from `script` inside the block, whatever it says and whether it pays or not.
+
+        Args:
+            script: (request id, completion so far) -> tokens; they must be in the vocabulary.
+
+        Raises:
+            ConfigError: in an engine without drafting.
+        """
+        if self._desk is None:
+            raise ConfigError("drafts need an engine started with draft_tokens > 0; start it anew")
+        self._desk.script = script
+        try:
+            yield
+        finally:
+            self._desk.script = None
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -214,8 +311,7 @@ class VllmEngine:
         internal_id = self._admit(request, scored)
         try:
             while True:
-                outputs, executed = self._core.step_fn()
-                self._core.post_step(executed)
+                outputs = self._advance()
                 for output in outputs[0].outputs if outputs else ():
                     if output.request_id == internal_id and output.new_prompt_logprobs_tensors is not None:
                         return _last_row(output.new_prompt_logprobs_tensors, self.vocabulary_size)
@@ -301,7 +397,9 @@ class VllmEngine:
                 data_parallel_rank=None,
             )
         )
-        self._table.admit(internal_id, request.seed, request.sampling)
+        slot = self._table.admit(internal_id, request.seed, request.sampling)
+        if self._desk is not None:
+            self._desk.admit(slot, request)
         self._core.add_request(core_request, wave)
         self._internal_ids[request.request_id] = internal_id
         self._live[internal_id] = _Live(
@@ -319,7 +417,8 @@ class VllmEngine:
         token_ids = np.array(live.request.output_token_ids, dtype=np.int32)
         count = len(token_ids)
         logprobs = self._table.logprobs(internal_id, live.prompt_length, live.prompt_length + count)
-        self._table.release(internal_id)
+        slot = self._table.release(internal_id)
+        figures = None if self._desk is None else self._desk.release(slot, token_ids)
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
@@ -333,7 +432,7 @@ class VllmEngine:
             VersionSpan(version, start, stop)
             for (version, start), stop in zip(live.spans, stops, strict=True)
         )
-        return EngineOutput(live.external_id, token_ids, logprobs, spans, FinishReason(reason))
+        return EngineOutput(live.external_id, token_ids, logprobs, spans, FinishReason(reason), figures)
 
 
 def _start_core(settings: EngineSettings) -> Any:
@@ -342,22 +441,31 @@ def _start_core(settings: EngineSettings) -> Any:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
+    spare_foreign_libraries()
+    register()  # as an entry point it is seen only once the package was installed anew
+    drafts = settings.draft_tokens
     arguments = EngineArgs(
         model=str(settings.model_dir),
         skip_tokenizer_init=True,
         dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
+        # vLLM drafts for nobody once one sequence comes within a draft of the end.
+        max_model_len=settings.max_model_len + drafts,
         max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=max(2048, settings.max_model_len, settings.max_num_seqs),
+        max_num_batched_tokens=max(2048, settings.max_model_len, settings.max_num_seqs * (1 + drafts)),
         kv_cache_memory_bytes=settings.kv_cache_bytes,
         block_size=settings.block_size,
         enable_prefix_caching=settings.prefix_caching,
+        # vLLM cannot take back what a half-read prompt drew from a generator on CPU.
+        enable_chunked_prefill=settings.sampler == "keyed",
         enforce_eager=settings.eager,
         async_scheduling=False,  # tokens must be on the host before the next step is laid out
         disable_log_stats=True,
         logprobs_mode="processed_logprobs",
         generation_config="vllm",  # sampling defaults of the model directory play no part
         seed=0,
+        speculative_config={"method": "custom_class", "model": CLASS_PATH, "num_speculative_tokens": drafts}
+        if drafts
+        else None,
     )
     try:
         config = arguments.create_engine_config()

@@ -239,7 +239,8 @@ class RolloutWorker:
             await self._pace()
             held_version = weights.held_version
             async with weights.steady():
-                reply = await self._reach("coordinator.lease_group", partial(self._ask, weights, room))
+                asking = partial(self._ask, engine, weights, room)
+                reply = await self._reach("coordinator.lease_group", asking)
                 self._accept(reply, engine, weights)
             if reply.leases or weights.held_version != held_version:
                 pause_s = FIRST_PAUSE_S
@@ -247,9 +248,15 @@ class RolloutWorker:
                 await self._change.wait(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
-    async def _ask(self, weights: WeightKeeper, room: int) -> LeaseReply:
+    async def _ask(self, engine: EngineThread, weights: WeightKeeper, room: int) -> LeaseReply:
         # Made anew for each attempt: the worker may have got another id in between.
-        request = LeaseRequest(self._worker_id(), weights.held_version, room, self._lease_wait_s)
+        request = LeaseRequest(
+            worker_id=self._worker_id(),
+            held_version=weights.held_version,
+            groups=room,
+            wait_s=self._lease_wait_s,
+            wants_history=engine.drafts,
+        )
         return await self._coordinator.lease_group(request)
 
     def _accept(self, reply: LeaseReply, engine: EngineThread, weights: WeightKeeper) -> None:

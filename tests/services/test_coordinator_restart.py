@@ -24,6 +24,7 @@ from antiphon.services.coordinator.payloads import load_submission
 from antiphon.services.coordinator.run_keeper import RunKeeper, new_state
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from antiphon.services.coordinator.service import CoordinatorService
+from tests.support.light_history import archived, judged_epochs
 from tests.support.light_parties import (
     LightPrompts,
     hello,
@@ -142,6 +143,8 @@ def test_run_survives_kills_of_the_coordinator(prepared: tuple[RunConfig, Path])
     digests = asyncio.run(run())
     state = read_state(folder, config)
     assert [ref.digest for ref in state.sealed] == digests
+    # Whatever was judged is in the archive, and nothing else: both stand in one transaction.
+    assert archived(folder) == judged_epochs(folder, config.drafting.epochs)
     if config.loop.mode == "fixed":
 
         async def unbroken() -> list[str]:

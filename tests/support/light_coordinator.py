@@ -73,6 +73,7 @@ class LightCoordinator:
         self.cancelled: list[str] = []
         self.beats: list[WorkerHeartbeat] = []
         self.hellos: list[WorkerHello] = []
+        self.asked: list[LeaseRequest] = []
         self.known: set[str] = set()
         self.draining = False
         self.finished = False
@@ -114,6 +115,7 @@ class LightCoordinator:
         )
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        self.asked.append(request)
         await self._note("lease_group")
         leases = self._grant(request)
         if not leases:

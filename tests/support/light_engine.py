@@ -31,8 +31,15 @@ class _Live:
 class LightEngine:
     """Not thread-safe: its owner's thread drives it."""
 
-    def __init__(self, before_step: Callable[[], None] | None = None) -> None:
-        """Start without weights; `before_step` is called in the engine's thread before each step."""
+    def __init__(self, before_step: Callable[[], None] | None = None, drafts: bool = False) -> None:
+        """Start without weights.
+
+        Args:
+            before_step: called in the engine's thread before each step.
+            drafts: say so; the engine only notes the requests that it got.
+        """
+        self.drafts = drafts
+        self.requests: list[EngineRequest] = []
         self.version: int | None = None
         self.weights_digest: str | None = None
         self.loaded: list[int] = []
@@ -59,6 +66,7 @@ class LightEngine:
             if request.request_id in self._live:
                 raise ContractError(f"request {request.request_id} is in flight")
             self._live[request.request_id] = _Live(request)
+            self.requests.append(request)
 
     def step(self) -> list[EngineOutput]:
         if self._before_step is not None:

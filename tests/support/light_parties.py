@@ -18,6 +18,7 @@ from antiphon.core.records import (
     Judgement,
     Lease,
     Prompt,
+    PromptHistory,
     StepCommit,
     SubmitVerdict,
 )
@@ -100,6 +101,9 @@ class LightWorker:
         self.elastic = True
         self.delay_s = 0.0
         self.lose_share = 0.0
+        self.wants_history = True
+        self.histories: dict[str, PromptHistory | None] = {}
+        """What came with the lease of each group."""
         self.held: int | None = None
         self.acknowledged: dict[str, GroupSubmission] = {}
         self.verdicts: list[SubmitVerdict] = []
@@ -117,7 +121,9 @@ class LightWorker:
         worker_id = welcome.worker_id
         while True:
             groups = int(self.rng.integers(1, 4))
-            reply = await self.coordinator.lease_group(LeaseRequest(worker_id, self.held, groups, 2.0))
+            request = LeaseRequest(worker_id, self.held, groups, 2.0, self.wants_history)
+            reply = await self.coordinator.lease_group(request)
+            self.histories |= {lease.group_id: lease.history for lease in reply.leases}
             if reply.run_finished:
                 return
             if "register again" in reply.reason:

@@ -10,7 +10,7 @@ from rich.console import Console
 from antiphon.cli.status import planes_of
 from antiphon.cli.view import LiveView, PlainView, RunHistory, make_view, picture, sparkline
 from antiphon.core.records import StepCommit
-from antiphon.core.view import PlaneView, RunView, SilentView
+from antiphon.core.view import PlaneView, RunView, SilentView, drafting_words
 from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
 
 PLANES = {
@@ -67,6 +67,19 @@ def test_the_picture_names_every_figure() -> None:
         "the loss is not finite",
     ):
         assert word in drawn
+
+
+def test_drafting_is_told_in_a_few_words_and_only_where_an_engine_drafts() -> None:
+    metrics = {"drafting_acceptance": 0.61, "drafting_tokens_per_pass": 2.125, "drafting_gain": 1.9}
+    drafted = status_at(3, last_commit=StepCommit(2, 3, "a" * 64, "b" * 64, metrics))
+    said = "61% of drafts right, 2.12 tokens per pass, 1.90x as fast as undrafted"
+    for status in (drafted, status_at(3), status_at(0)):
+        output = io.StringIO()
+        view = make_view(Console(file=output, width=200))
+        view.status(status, PLANES)
+        assert (said in output.getvalue()) == (status is drafted)
+        assert (said in text_of(picture(status, PLANES, RunHistory(), None))) == (status is drafted)
+    assert drafting_words(StepCommit(0, 1, "", "", {**metrics, "drafting_gain": 0.0})).endswith("per pass")
 
 
 def test_an_unfinished_evaluation_is_no_news() -> None:

@@ -63,7 +63,7 @@ class Project:
     def record(self, recorder: Recorder, step: int, manifest: SnapshotManifest | None = None) -> None:
         batch = self.batch(step)
         recorder.record_batch(batch)
-        metrics = {"loss": 1.0 / (step + 1), "train_s": 0.5}
+        metrics = {"loss": 1.0 / (step + 1), "train_s": 0.5, "drafting_acceptance": 0.25 * step}
         recorder.record_version(
             StepCommit(step, step + 1, f"{step:064x}", batch.digest, metrics, True), manifest
         )
@@ -118,6 +118,8 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
     assert run.data.params["loop.max_staleness"] == "2"
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
+    drafted = client.get_metric_history(run.info.run_id, "drafting_acceptance")
+    assert [(point.step, point.value) for point in drafted] == [(0, 0.0), (1, 0.25), (2, 0.5)]
     heldout = client.get_metric_history(run.info.run_id, "heldout/pass_at_1")
     assert [(point.step, point.value) for point in heldout] == [(0, 0.25), (3, 0.75)]
     datasets = {entry.dataset.name: entry.dataset for entry in run.inputs.dataset_inputs}

@@ -1,0 +1,137 @@
+"""Drafting figures: added up as they are, and believed only where they can be true.
+
+Drafts never change a token, so figures about them are worth no worker's work: a group whose
+figures contradict themselves or its trajectories is accepted, and its figures are left out whole.
+What is believed is finite and bounded, so no sum of it overflows and no share of it is NaN.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from antiphon.core.records import DraftingFigures, GroupSubmission
+
+MOST_COUNT = 2**40
+"""No count of one group is larger; sums over a run stay exact in int64."""
+MOST_SECONDS = 1e9
+"""No time of one group is longer."""
+MOST_GAIN = 1e6
+"""No engine gains more by drafting."""
+
+
+def add_figures(parts: Iterable[DraftingFigures | None]) -> DraftingFigures | None:
+    """Add up figures; parts without any count for nothing, and without a part there is no sum.
+
+    The gain of the sum is the mean of the parts' gains, weighted by their tokens; parts that
+    have not compared themselves yet (gain 0) have no say in it.
+
+    >>> one = DraftingFigures(8, 4, 6, 5, 4, 1, 0.0, 0.0, gain=2.0)
+    >>> two = add_figures([one, None, one])
+    >>> two.tokens, two.accepted, two.completions, two.gain
+    (16, 8, 2, 2.0)
+    """
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    compared = [(part.gain, max(1, part.tokens)) for part in found if part.gain > 0]
+    weight = sum(tokens for _, tokens in compared)
+    return DraftingFigures(
+        tokens=sum(int(part.tokens) for part in found),
+        passes=sum(int(part.passes) for part in found),
+        drafted=sum(int(part.drafted) for part in found),
+        covered=sum(int(part.covered) for part in found),
+        accepted=sum(int(part.accepted) for part in found),
+        with_history=sum(int(part.with_history) for part in found),
+        drafter_s=math.fsum(part.drafter_s for part in found),
+        sampler_s=math.fsum(part.sampler_s for part in found),
+        gain=math.fsum(gain * tokens for gain, tokens in compared) / weight if weight else 0.0,
+        completions=sum(int(part.completions) for part in found),
+    )
+
+
+def believed_figures(submission: GroupSubmission) -> DraftingFigures | None:
+    """Return the figures a submission carries, or None where they cannot be true.
+
+    They can be true when every count is a whole number in [0, MOST_COUNT],
+    accepted <= covered <= min(drafted, tokens), tokens are no more than the trajectories have,
+    with_history no more than there are trajectories, and times and gain are finite and in
+    [0, MOST_SECONDS] and [0, MOST_GAIN]. How many completions there are is counted here.
+    """
+    figures, trajectories = submission.drafting, submission.trajectories
+    if figures is None or not _is_possible(figures):
+        return None
+    sampled = sum(int(trajectory.token_ids.size) for trajectory in trajectories)
+    if figures.tokens > sampled or figures.with_history > len(trajectories):
+        return None
+    return dataclasses.replace(figures, completions=len(trajectories))
+
+
+def _is_possible(figures: DraftingFigures) -> bool:
+    counts = (
+        figures.tokens,
+        figures.passes,
+        figures.drafted,
+        figures.covered,
+        figures.accepted,
+        figures.with_history,
+    )
+    limits = (
+        (figures.drafter_s, MOST_SECONDS),
+        (figures.sampler_s, MOST_SECONDS),
+        (figures.gain, MOST_GAIN),
+    )
+    return (
+        all(type(count) is int and 0 <= count <= MOST_COUNT for count in counts)
+        # A comparison with NaN is false, so that NaN is out of every bound.
+        and all(isinstance(value, int | float) and 0 <= value <= most for value, most in limits)
+        and figures.accepted <= figures.covered <= min(figures.drafted, figures.tokens)
+    )
+
+
+def drafting_rates(figures: DraftingFigures) -> dict[str, float]:
+    """Return what the counts mean, every value finite; a share of nothing is 0.
+
+    Keys: acceptance (accepted / drafted), coverage (covered / tokens), tokens_per_pass,
+    history_share (completions with history / completions), drafter_ms and sampler_ms
+    (milliseconds per forward pass of a completion), gain.
+    """
+    return {
+        "acceptance": _share(figures.accepted, figures.drafted),
+        "coverage": _share(figures.covered, figures.tokens),
+        "tokens_per_pass": _share(figures.tokens, figures.passes),
+        "history_share": _share(figures.with_history, figures.completions),
+        "drafter_ms": _share(1e3 * figures.drafter_s, figures.passes),
+        "sampler_ms": _share(1e3 * figures.sampler_s, figures.passes),
+        "gain": figures.gain,
+    }
+
+
+def drafting_summary(by_epoch: Mapping[int, DraftingFigures]) -> dict[str, Any]:
+    """Return a run's drafting in plain values: totals, and the rates of each epoch in order.
+
+    Args:
+        by_epoch: epoch -> sum of the figures of its training groups.
+
+    Returns:
+        {} without figures; else the rates and counts of the run, and under `by_epoch` one dict
+        with epoch, acceptance, coverage, tokens_per_pass, history_share and tokens for each.
+    """
+    whole = add_figures(by_epoch.values())
+    if whole is None:
+        return {}
+    epochs = []
+    for epoch, figures in sorted(by_epoch.items()):
+        rates = drafting_rates(figures)
+        kept = {name: rates[name] for name in EPOCH_RATES}
+        epochs.append({"epoch": epoch, **kept, "tokens": figures.tokens})
+    counts = {name: getattr(whole, name) for name in ("tokens", "passes", "drafted", "covered", "accepted")}
+    return {**drafting_rates(whole), **counts, "completions": whole.completions, "by_epoch": epochs}
+
+
+EPOCH_RATES = ("acceptance", "coverage", "tokens_per_pass", "history_share")
+"""The rates that are told epoch by epoch."""
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

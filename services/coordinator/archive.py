@@ -1,0 +1,105 @@
+"""Archive: what was judged is kept for later drafts and sent along with the leases of its prompt.
+
+It follows `core.history` in memory and tells the journal what to keep and what to delete, in
+the transaction of the judgement; so after a restart it holds what it held. The run's state and
+its digests know nothing of it: without an archive a run is the same, only slower.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from antiphon.core.config import DraftingSection
+from antiphon.core.history import HistoryStore
+from antiphon.core.history_codec import fit_histories
+from antiphon.core.records import GroupSubmission, Lease, PastCompletion, PromptHistory
+from antiphon.core.run_state import GroupState
+from antiphon.services.coordinator import payloads
+from antiphon.services.coordinator.journal import HistoryEdit, HistoryRow
+
+REPLY_BYTES = 32 << 20
+"""Most history in one reply, half of the largest message; leases beyond it go without."""
+
+_log = structlog.get_logger("coordinator")
+
+
+class Archive:
+    """The history of one run."""
+
+    def __init__(self, section: DraftingSection) -> None:
+        """Begin without history; nothing is ever kept when drafting or its history is switched off."""
+        self._lease_bytes = section.lease_kib << 10
+        self._store: HistoryStore | None = None
+        if section.enabled and section.epochs:
+            self._store = HistoryStore(section.epochs, section.responses, section.store_mib << 20)
+
+    @property
+    def keeps(self) -> bool:
+        """Tell whether judged completions are kept at all."""
+        return self._store is not None
+
+    def load(self, rows: Iterable[HistoryRow]) -> HistoryEdit | None:
+        """Take back what the journal kept.
+
+        Returns:
+            What to delete: damaged rows, and what no longer fits under another configuration.
+        """
+        store = self._store
+        if store is None:
+            return None
+        gone: list[tuple[str, int]] = []
+        for row in rows:
+            history = payloads.load_history(row.body)
+            completions = () if history is None else history.completions
+            change = store.add(row.prompt_key, row.epoch, completions, row.evaluated)
+            gone.extend(change.gone)
+            if not change.kept:
+                gone.append((row.prompt_key, row.epoch))
+        if len(store) or gone:
+            _log.info("history.loaded", prompts=len(store), bytes=store.bytes_used, dropped=len(gone))
+        return HistoryEdit(gone=tuple(gone)) if gone else None
+
+    def take(
+        self, prompt_key: str, group: GroupState, submission: GroupSubmission, rewards: Sequence[float]
+    ) -> HistoryEdit | None:
+        """Keep a judged group and return what the journal must do; None when nothing changes.
+
+        Args:
+            prompt_key: the group's prompt.
+            group: a training group, or one prompt of an evaluation.
+            submission: its completions.
+            rewards: one for each of them, by sample.
+        """
+        if self._store is None:
+            return None
+        evaluated = group.evaluation is not None
+        epoch = group.epoch if group.evaluation is None else group.evaluation
+        completions = tuple(
+            PastCompletion(t.token_ids, t.oldest_version, epoch, t.sample_index, reward)
+            for t, reward in zip(submission.trajectories, rewards, strict=True)
+        )
+        change = self._store.add(prompt_key, epoch, completions, evaluated)
+        if not (change.kept or change.gone):
+            return None
+        kept: tuple[HistoryRow, ...] = ()
+        if change.kept:
+            body = payloads.dump_history(PromptHistory(prompt_key, epoch, completions))
+            kept = (HistoryRow(prompt_key, epoch, evaluated, body),)
+        return HistoryEdit(kept, change.gone)
+
+    def history(self, prompt_key: str) -> PromptHistory | None:
+        """Return what a lease for this prompt would carry if it were not limited."""
+        return None if self._store is None else self._store.snapshot(prompt_key)
+
+    async def attach(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Return the leases with the history of their prompts, as much as fits one reply."""
+        histories = [self.history(lease.prompt.key) for lease in leases]
+        if any(histories):
+            # Compressing what is near the limit takes milliseconds, so others need not wait for it.
+            histories = await asyncio.to_thread(fit_histories, histories, self._lease_bytes, REPLY_BYTES)
+        return [
+            dataclasses.replace(lease, history=history)
+            for lease, history in zip(leases, histories, strict=True)
+        ]

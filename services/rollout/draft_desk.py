@@ -1,0 +1,260 @@
+"""Draft desk: decides for every engine step what is drafted, and keeps the account of it.
+
+The engine tells it which requests came, what was verified and how long a step took; it answers
+with drafts. Groups share what their prompt's history and their finished siblings say. Nothing
+here knows vLLM, and nothing here can change a token: a draft is only ever a guess to verify.
+
+Legend: B rows of the batch, one per request; slots are small numbers that stand for requests.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.core.config import DraftingSection
+from antiphon.core.draft_gate import DraftGate, StepPlan
+from antiphon.core.draft_tree import DraftForest
+from antiphon.core.history import weighted
+from antiphon.core.records import DraftingFigures, IntArray
+from antiphon.core.windows import make_window
+from antiphon.services.rollout.engine import EngineRequest
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Script = Callable[[str, list[int]], Sequence[int]]
+"""(request id, completion so far) -> drafted tokens."""
+
+_REST = StepPlan(draft=False, floor=1.0)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests that draft from one another."""
+
+    handle: int
+    live: int
+    sourced: bool
+    """Whether there is anything but the requests' own text to draft from."""
+    history: bool
+
+
+class DraftDesk:
+    """Drafts of one engine. Slots are the caller's; it reuses them after `release`."""
+
+    def __init__(self, settings: DraftingSection, max_window: int, slots: int, vocabulary: int) -> None:
+        """Start empty.
+
+        Args:
+            settings: the run's drafting section.
+            max_window: most tokens of one draft the engine has room for.
+            slots: requests in flight at the same time; more are allowed.
+            vocabulary: token ids outside [0, vocabulary) are never drafted.
+        """
+        self._settings = settings
+        self._window_size = min(max_window, settings.max_window)
+        self._vocabulary = vocabulary
+        self._forest = DraftForest(slots, max_window, settings.min_match)
+        self._window = make_window(settings.window, slots, self._window_size)
+        self._gate = DraftGate(settings.probe_steps)
+        self._groups: dict[str, _Group] = {}
+        self._group_of: dict[int, str] = {}
+        self._request_of: dict[int, str] = {}
+        self._sourced = 0
+        self._plan = self._previous = _REST
+        self._drafter_s = self._sampler_s = 0.0
+        self._drafter_share_s = self._sampler_share_s = 0.0
+        self._calls = 0
+        self._size(slots)
+        self.script: Script | None = None
+        """Drafts come from here instead, ungated; for tests of the engine."""
+        self.on = True
+        """Whether drafts are wanted at all."""
+
+    def _size(self, slots: int) -> None:
+        self._prompt_length = np.zeros(slots, dtype=np.int64)
+        self._max_tokens = np.zeros(slots, dtype=np.int64)
+        self._counts = np.zeros((slots, 4), dtype=np.int64)
+        self._since = np.zeros((slots, 2), dtype=np.float64)
+
+    @property
+    def gain(self) -> float:
+        """Tokens per second relative to the last undrafted probe; 0 before the first."""
+        return self._gate.gain
+
+    @property
+    def drafter_ms(self) -> float:
+        """Mean milliseconds of one call of the drafter."""
+        return 1e3 * self._drafter_s / max(1, self._calls)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of the draft index."""
+        return self._forest.bytes_used
+
+    def admit(self, slot: int, request: EngineRequest) -> None:
+        """Take a request in; the first one of a group opens it, with its history."""
+        if slot >= len(self._prompt_length):
+            self._grow(slot + 1)
+        name = request.group or f"\0{request.request_id}"
+        group = self._groups.get(name) or self._open_group(name, request)
+        group.live += 1
+        self._sourced += group.sourced
+        self._group_of[slot] = name
+        self._request_of[slot] = request.request_id
+        length, most = len(request.prompt_token_ids), request.sampling.max_tokens
+        self._forest.open_request(slot, group.handle, length, most)
+        self._window.open(slot)
+        self._prompt_length[slot], self._max_tokens[slot] = length, most
+        self._counts[slot] = 0
+        self._since[slot] = self._drafter_share_s, self._sampler_share_s
+
+    def release(self, slot: int, completion: IntArray | None) -> DraftingFigures:
+        """Let a request go and say what drafting did for it.
+
+        Args:
+            slot: the request's; it may be given to another one.
+            completion: [T] int32 what was sampled, which its siblings may draft from; None when the
+                request was given up.
+        """
+        name = self._group_of.pop(slot)
+        del self._request_of[slot]
+        group = self._groups[name]
+        group.live -= 1
+        self._sourced -= group.sourced
+        sibling = completion is not None and group.live > 0 and self._settings.siblings != "none"
+        if sibling and completion is not None:
+            self._take_in(slot, completion)
+        self._forest.close_request(slot, sibling)
+        if group.live == 0:
+            self._forest.close_group(group.handle)
+            del self._groups[name]
+        elif sibling and not group.sourced:
+            group.sourced = True
+            self._found_sources(group.live)
+        passes, drafted, covered, accepted = (int(n) for n in self._counts[slot])
+        drafter_s, sampler_s = self._since[slot]
+        return DraftingFigures(
+            tokens=0 if completion is None else len(completion),
+            passes=passes,
+            drafted=drafted,
+            covered=covered,
+            accepted=accepted,
+            with_history=int(group.history),
+            drafter_s=float(self._drafter_share_s - drafter_s),
+            sampler_s=float(self._sampler_share_s - sampler_s),
+            gain=self._gate.gain,
+        )
+
+    def begin_step(self) -> bool:
+        """Decide whether drafts are made at the end of the step that starts now."""
+        self._previous = self._plan
+        live = len(self._group_of)
+        if self.script is not None:
+            self._plan = StepPlan(draft=True, floor=0.0)
+        elif self.on and self._sourced:
+            self._plan = self._gate.plan(live)
+        else:
+            self._plan = _REST
+        return self._plan.draft
+
+    def propose(self, slots: Int64Array, token_ids: Int32Array, lengths: Int64Array) -> list[list[int]]:
+        """Draft for the next step.
+
+        Args:
+            slots: [B] slot of each row.
+            token_ids: [>= B, L] sequences so far, prompt first.
+            lengths: [B] their lengths.
+
+        Returns:
+            B lists of drafted tokens, some or all of them empty.
+        """
+        if not self._plan.draft:
+            return [[] for _ in range(len(slots))]
+        begun = perf_counter()
+        room = self._max_tokens[slots] - (lengths - self._prompt_length[slots]) - 1
+        if self.script is not None:
+            drafts = self._scripted(slots, token_ids, lengths, room)
+        else:
+            limits = np.clip(np.minimum(self._window.limits(slots), room), 0, None)
+            tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
+            widest = int(counts.max(initial=0))
+            drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
+        spent = perf_counter() - begun
+        self._drafter_s += spent
+        self._drafter_share_s += spent / max(1, len(slots))
+        self._calls += 1
+        return drafts
+
+    def verified(self, slots: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
+        """Take note of a step that verified drafts: [B] each."""
+        counts = self._counts
+        counts[slots, 0] += 1
+        counts[slots, 1] += drafted
+        counts[slots, 2] += accepted + (accepted < drafted)
+        counts[slots, 3] += accepted
+        if self.script is None:
+            self._window.settle(slots, drafted, accepted)
+            self._forest.settle(slots, accepted)
+
+    def passed(self, slots: Int64Array) -> None:
+        """Take note of a step without drafts, [B]."""
+        self._counts[slots, 0] += 1
+
+    def sampled(self, requests: int, seconds: float) -> None:
+        """Take note of the seconds that the sampler took for a step of `requests` rows."""
+        self._sampler_s += seconds
+        self._sampler_share_s += seconds / max(1, requests)
+
+    def end_step(self, requests: int, rows: int, tokens: int, seconds: float) -> None:
+        """Take note of a step that only decoded: what the gate compares."""
+        if self.script is None and requests:
+            self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
+
+    def _take_in(self, slot: int, completion: IntArray) -> None:
+        """Bring the forest's text of a request up to date: it was not asked in steps without drafts."""
+        length = int(self._prompt_length[slot])
+        row = np.zeros((1, length + len(completion)), dtype=np.int32)
+        row[0, length:] = completion
+        slots, none = np.array([slot]), np.zeros(1, dtype=np.int64)
+        self._forest.draft(slots, row, np.array([row.shape[1]]), none, 1.0)
+
+    def _open_group(self, name: str, request: EngineRequest) -> _Group:
+        settings, history = self._settings, request.history
+        past = weighted(history, settings.recency, settings.reward_weight) if history else []
+        handle = self._forest.open_group(
+            request.prompt_token_ids, past, request.sampling.max_tokens, settings.siblings, self._vocabulary
+        )
+        lockstep = settings.siblings == "lockstep" and bool(request.group)
+        group = self._groups[name] = _Group(handle, 0, bool(past) or lockstep, bool(past))
+        if group.sourced:
+            self._found_sources(0)
+        return group
+
+    def _found_sources(self, requests: int) -> None:
+        if self._sourced * 2 <= len(self._group_of):
+            self._gate.wake()
+        self._sourced += requests
+
+    def _scripted(
+        self, slots: Int64Array, token_ids: Int32Array, lengths: Int64Array, room: Int64Array
+    ) -> list[list[int]]:
+        assert self.script is not None
+        drafts = []
+        for row, slot in enumerate(slots.tolist()):
+            request_id = self._request_of.get(slot)
+            so_far = token_ids[row, self._prompt_length[slot] : lengths[row]].tolist()
+            wanted = [] if request_id is None else list(self.script(request_id, so_far))
+            drafts.append(wanted[: max(0, min(self._window_size, int(room[row])))])
+        return drafts
+
+    def _grow(self, needed: int) -> None:
+        old, size = len(self._prompt_length), max(needed, 2 * len(self._prompt_length))
+        before = self._prompt_length, self._max_tokens, self._counts, self._since
+        self._size(size)
+        for new, kept in zip(
+            (self._prompt_length, self._max_tokens, self._counts, self._since), before, strict=True
+        ):
+            new[:old] = kept
