@@ -1,0 +1,278 @@
+"""Drafting, measured: tokens per CPU-second with drafts against the same model without.
+
+Both sides run in one process, an engine each, and take turns of a tenth of a second until both have
+done the same work. A figure is the median over rounds of the ratio within a round, after one round
+that is not counted (the warm-up, in which gate and windows get to know the load; its ratio is
+printed too). Unless said otherwise the other side is vLLM's own sampler in an engine built without
+drafting; like ours it keeps log-probabilities and draws each request from its own seed.
+
+- greedy: chain model, greedy, history holds the same outputs.
+- sampled: the demo's policy at temperature 1, groups of 8 with fresh seeds under the weights of one
+  epoch of a real run, history = the 8 responses of the epoch before.
+- unhelpful: least of (a) the chain model at temperature 1 with a scale at which chains break off,
+  (b) unseen prompts of the policy, no history, groups of one; both against the keyed sampler
+  without drafts and against vLLM's own: the smaller ratio counts.
+- no_history: as (b), drafting engine against the undrafted one with the same keyed sampler.
+- keyed_undrafted: the keyed sampler without drafts on (b).
+- vllm_ngram: vLLM's `ngram` method on the greedy and sampled loads, without our hooks, seeds and
+  log-probabilities; vllm_plain is the same without drafts: what seeds and log-probabilities cost vLLM.
+
+    .venv/bin/python benchmarks/drafting.py [--home DIR [--run ID]] [--pairs N]
+
+Without --home it first trains the demo for `--steps` steps in a scratch folder. The last line is JSON.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon.benchmarks.chain_model import build_chain_model
+from antiphon.benchmarks.measure import PROJECT, print_result, run_job, scratch_home
+from antiphon.core.config import DraftingSection
+from antiphon.services.rollout.engine_environment import child_environment
+
+CONCURRENCIES = (1, 4, 16, 64)
+SAMPLED_PROMPTS = {4: 6, 16: 16, 64: 32}
+"""Concurrency -> groups of eight in one run of the load; about a second undrafted."""
+UNSEEN_PROMPTS = {1: 8, 4: 24, 16: 64, 64: 192}
+WANDERING_PROMPTS = {1: 3, 4: 8, 16: 32, 64: 128}
+"""Concurrency -> requests in one run of the load."""
+WANDERING_SCALE = 9.0
+"""The next token of a chain has probability 0.5, so what was said before hardly recurs."""
+WANDERING_TOKENS = 48
+GREEDY = {4: (1, 16), 64: (2, 64)}
+"""Concurrency -> (times each prompt is asked, prompts)."""
+GREEDY_MEDIAN = 64.0
+"""Median length of the greedy load's chains, tokens."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--home", type=Path, help="ANTIPHON_HOME of a finished run; else one is made")
+    parser.add_argument("--run", help="id of the run (default: the newest)")
+    parser.add_argument("--steps", type=int, default=24, help="learner steps of the run that is made")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=("greedy", "sampled", "unhelpful"), default=None)
+    parser.add_argument("--no-vllm-methods", action="store_true", help="leave out vLLM's ngram and suffix")
+    arguments = parser.parse_args()
+    if "ANTIPHON_BENCHMARK_CHILD" not in os.environ:
+        # OpenMP reads its settings when a process starts.
+        os.execve(
+            sys.executable,
+            [sys.executable, *sys.argv],
+            {**child_environment(1), "ANTIPHON_BENCHMARK_CHILD": "1"},
+        )
+    with scratch_home() as scratch:
+        home = arguments.home or train(scratch, arguments.steps)
+        print_result(Report(home, arguments).measure())
+
+
+def train(home: Path, steps: int) -> Path:
+    """Train the demo for `steps` steps: 8 are an epoch of its 256 prompts."""
+    overrides = [f"run.steps={steps}", "evaluation.interval=0", "evaluation.prompts=32"]
+    job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "run", 1200)
+    print(f"a run of {steps} steps took {job.seconds:.0f} s")
+    return home
+
+
+class Report:
+    """Everything one call measures."""
+
+    def __init__(self, home: Path, arguments: argparse.Namespace) -> None:
+        self._home = home
+        self._run = arguments.run
+        self._pairs = arguments.pairs
+        self._wanted = arguments.only or ["greedy", "sampled", "unhelpful"]
+        self._methods = not arguments.no_vllm_methods
+        self._drafting = DraftingSection()
+        self._same = self._asked = 0
+        self.result: dict[str, Any] = {"pairs": arguments.pairs}
+
+    def measure(self) -> dict[str, Any]:
+        """Run all loads and return the figures."""
+        with tempfile.TemporaryDirectory() as folder:
+            if "greedy" in self._wanted:
+                self._greedy(Path(folder) / "chain")
+            if "unhelpful" in self._wanted:
+                self._wandering(Path(folder) / "wandering")
+            if {"sampled", "unhelpful"} & set(self._wanted):
+                self._policy(Path(folder) / "policy")
+        if self._asked:
+            self.result["identical_share"] = self._same / self._asked
+            self.result["identical_requests"] = self._asked
+        return self.result
+
+    def _greedy(self, folder: Path) -> None:
+        from antiphon.benchmarks.drafting_bench import greedy_work
+
+        model = build_chain_model(median_length=GREEDY_MEDIAN)
+        bench = self._chain_bench(model.save(folder))
+        self._add_vllm(bench)
+        for concurrency, (repeats, prompts) in GREEDY.items():
+            work = greedy_work(model, repeats, prompts)
+            self._load("greedy", bench, work, concurrency, native_alike=True)
+        bench.close()
+
+    def _wandering(self, folder: Path) -> None:
+        from antiphon.benchmarks.drafting_bench import wandering_work
+
+        model = build_chain_model(scale=WANDERING_SCALE)
+        bench = self._chain_bench(model.save(folder))
+        for concurrency, requests in WANDERING_PROMPTS.items():
+            work = wandering_work(model, bench, requests, WANDERING_TOKENS)
+            self._unhelpful("unhelpful_chain", bench, work, concurrency)
+        bench.close()
+
+    def _policy(self, folder: Path) -> None:
+        from antiphon.benchmarks.drafting_bench import (
+            open_bench,
+            policy_directory,
+            restore_history,
+            sampled_work,
+            serve,
+            unseen_work,
+        )
+        from antiphon.benchmarks.recorded_run import RecordedRun
+
+        run = RecordedRun(self._home, self._run)
+        epoch = run.epochs - 1
+        version = run.middle_version(epoch)
+        tensors = run.weights(version)
+        model_dir = policy_directory(run, tensors, folder)
+        bench = open_bench(model_dir, tensors, run.config.rollout.max_model_tokens, self._drafting)
+        if "sampled" in self._wanted:
+            past = restore_history(run, bench.keyed, epoch - 1)
+            serve(bench.keyed, version, tensors)
+            self.result["history"] = {
+                "epoch": epoch - 1,
+                "version_served": version,
+                "groups_recorded": past.recorded,
+                "groups_sampled_again": past.restored,
+                "recorded_that_repeat": round(past.repeated, 4),
+            }
+            print(f"history: {self.result['history']}", flush=True)
+            self._add_vllm(bench)
+            for concurrency, prompts in SAMPLED_PROMPTS.items():
+                self._load("sampled", bench, sampled_work(run, past.histories, prompts), concurrency)
+        if "unhelpful" in self._wanted:
+            for concurrency, prompts in UNSEEN_PROMPTS.items():
+                work = unseen_work(run, prompts)
+                self._unhelpful("unhelpful_unseen", bench, work, concurrency, keyed=True)
+        bench.close()
+
+    def _chain_bench(self, folder: Path) -> Any:
+        from safetensors.torch import load_file
+
+        from antiphon.benchmarks.drafting_bench import open_bench
+
+        return open_bench(folder, load_file(folder / "model.safetensors"), 640, self._drafting)
+
+    def _add_vllm(self, bench: Any) -> None:
+        if not self._methods:
+            return
+        from antiphon.benchmarks.vllm_baseline import suffix_installed
+
+        bench.add("plain", "none")
+        bench.add("ngram", "ngram")
+        if suffix_installed():
+            bench.add("suffix", "suffix")
+        else:
+            self.result["vllm_suffix"] = "absent: arctic-inference is not installed"
+
+    def _load(
+        self, name: str, bench: Any, work: Sequence[Any], concurrency: int, native_alike: bool = False
+    ) -> None:
+        """Measure a load where drafts should help."""
+        from antiphon.benchmarks.drafting_load import compare, run_load
+
+        found = compare(bench.sides(("native", "drafted"), work, concurrency), self._pairs)
+        # Greedy tokens need no seeds, so vLLM's own sampler must agree as well.
+        reference = found.warm_up["native"] if native_alike else run_load(bench.keyed, work, concurrency)
+        self._identity(found.warm_up["drafted"], reference)
+        key, ratio = f"c{concurrency}", found.ratio("drafted", "native")
+        self.result.setdefault(name, {})[key] = round(ratio, 3)
+        self._detail(f"{name}.{key}", found, bench)
+        if not bench.others:
+            return
+        others = compare(bench.sides(("native", *bench.others), work, concurrency), min(2, self._pairs))
+        for method in bench.others:
+            measured = round(others.ratio(method, "native"), 3)
+            self.result.setdefault(f"vllm_{method}", {})[f"{name}.{key}"] = measured
+            print(f"{name}.{key}: vLLM alone, {method}: {measured:.3f} of native", flush=True)
+
+    def _unhelpful(
+        self, name: str, bench: Any, work: Sequence[Any], concurrency: int, keyed: bool = False
+    ) -> None:
+        """Measure a load where drafts cannot help."""
+        from antiphon.benchmarks.drafting_load import compare
+
+        found = compare(bench.sides(("native", "keyed", "drafted"), work, concurrency), self._pairs)
+        self._identity(found.warm_up["drafted"], found.warm_up["keyed"])
+        key = f"c{concurrency}"
+        against = {base: found.ratio("drafted", base) for base in ("native", "keyed")}
+        table = self.result.setdefault("unhelpful", {})
+        table[key] = round(min(table.get(key, 9.0), *against.values()), 3)
+        parts = self.result.setdefault(name, {})
+        parts[key] = {base: round(ratio, 3) for base, ratio in against.items()}
+        if keyed:
+            self.result.setdefault("no_history", {})[key] = round(against["keyed"], 3)
+            own = self.result.setdefault("keyed_undrafted", {})
+            own[key] = round(found.ratio("keyed", "native"), 3)
+        self._detail(f"{name}.{key}", found, bench)
+
+    def _identity(self, drafted: Any, reference: Any) -> None:
+        from antiphon.benchmarks.drafting_load import identical
+
+        self._same += identical(drafted.outputs, reference.outputs)
+        self._asked += len(drafted.outputs)
+
+    def _detail(self, name: str, found: Any, bench: Any) -> None:
+        """Print a line on one load and keep its figures."""
+        from antiphon.core.drafting_figures import drafting_rates
+
+        figures = found.figures("drafted")
+        rates: Mapping[str, float] = drafting_rates(figures)
+        steps = sum(run.steps for run in found.runs["drafted"])
+        drafter_ms = 1e3 * figures.drafter_s / steps
+        low, high = found.spread("drafted", "native")
+        detail = {
+            "native_tokens_per_cpu_s": round(found.rate("native")),
+            "drafted_tokens_per_cpu_s": round(found.rate("drafted")),
+            "ratio_least": round(low, 3),
+            "ratio_most": round(high, 3),
+            "ratio_warm_up": round(found.warm_up_ratio("drafted", "native"), 3),
+            "acceptance": round(rates["acceptance"], 4),
+            "coverage": round(rates["coverage"], 4),
+            "tokens_per_pass": round(rates["tokens_per_pass"], 3),
+            "drafter_ms_per_step": round(drafter_ms, 4),
+            "tokens": found.warm_up["drafted"].tokens,
+        }
+        self.result.setdefault("loads", {})[name] = detail
+        if name == "sampled.c64":
+            self.result["acceptance"] = detail["acceptance"]
+            self.result["coverage"] = detail["coverage"]
+            self.result["tokens_per_pass"] = detail["tokens_per_pass"]
+            self.result["drafter_ms_c64"] = detail["drafter_ms_per_step"]
+        ratio = found.ratio("drafted", "native")
+        extra = (
+            f", to keyed {found.ratio('drafted', 'keyed'):.3f}, keyed undrafted "
+            f"{found.ratio('keyed', 'native'):.3f}"
+            if "keyed" in found.runs
+            else ""
+        )
+        print(
+            f"{name:21s} {ratio:.3f} [{low:.2f}, {high:.2f}] warm-up {detail['ratio_warm_up']:.2f}{extra}; "
+            f"{detail['native_tokens_per_cpu_s']} -> {detail['drafted_tokens_per_cpu_s']} tokens/CPU-s; "
+            f"acceptance {rates['acceptance']:.3f}, coverage {rates['coverage']:.3f}, "
+            f"{rates['tokens_per_pass']:.2f} tokens per pass, drafter {drafter_ms:.3f} ms per step",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

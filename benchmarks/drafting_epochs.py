@@ -1,0 +1,137 @@
+"""Drafting by epoch: real runs over a fixed set of prompts, with drafting and without, over a few seeds.
+
+Prints acceptance, coverage and tokens per pass of each epoch, and the training reward with and
+without drafting (mean and 95% interval over seeds): drafts decide speed, never tokens, so the
+rewards differ by what timing changes in elastic mode and by nothing else. The last line is JSON.
+
+    .venv/bin/python benchmarks/drafting_epochs.py [--seeds 0 1 2] [--epochs 6] [--plot FILE]
+
+A run takes about a minute; finished ones are kept in `--results` and not repeated.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon.benchmarks.drafting_runs import by_epoch, figures_of, interval, spell
+from antiphon.benchmarks.measure import print_result
+
+RATES = ("acceptance", "coverage", "tokens_per_pass")
+PROMPTS_PER_STEP = 32
+
+
+def main() -> None:
+    """Run, tabulate and draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=128, help="size of the prompt set, a multiple of 32")
+    parser.add_argument("--results", type=Path, default=None, help="file of finished runs, to go on with")
+    parser.add_argument("--plot", type=Path, default=None, help="PNG of the drafting rates by epoch")
+    arguments = parser.parse_args()
+    if arguments.prompts % PROMPTS_PER_STEP:
+        parser.error(f"--prompts={arguments.prompts} must be a multiple of {PROMPTS_PER_STEP}")
+    with tempfile.TemporaryDirectory() as folder:
+        results = arguments.results or Path(folder) / "results.jsonl"
+        runs = {
+            on: [_run(seed, on, arguments.epochs, arguments.prompts, results) for seed in arguments.seeds]
+            for on in (True, False)
+        }
+    result = summarise(runs, arguments.prompts // PROMPTS_PER_STEP)
+    result["seeds"] = arguments.seeds
+    print_table(result)
+    if arguments.plot is not None:
+        plot(result, arguments.plot)
+    print_result(result)
+
+
+def summarise(runs: dict[bool, list[dict[str, Any]]], steps_per_epoch: int) -> dict[str, Any]:
+    """Return rates by epoch over seeds, and rewards with and without drafting."""
+    drafted = [run["drafting"].get("by_epoch", []) for run in runs[True]]
+    epochs = min((len(rates) for rates in drafted), default=0)
+    rates = {
+        name: [interval([run[e][name] for run in drafted]) for e in range(epochs)]
+        for name in (*RATES, "history_share")
+    }
+    rewards = {on: [by_epoch(run["rewards"], steps_per_epoch) for run in found] for on, found in runs.items()}
+    whole = min(len(run) for found in rewards.values() for run in found)
+    last = {on: [run[whole - 1] for run in found] for on, found in rewards.items()}
+    difference = [one - other for one, other in zip(last[True], last[False], strict=True)]
+    return {
+        **rates,
+        "reward_with": [interval([run[e] for run in rewards[True]]) for e in range(whole)],
+        "reward_without": [interval([run[e] for run in rewards[False]]) for e in range(whole)],
+        "last_epoch_reward_difference": interval(difference),
+        "within_interval": abs(interval(difference)[0]) <= max(interval(difference)[1], 1e-12),
+        "pass_after_with": interval([run["pass_after"] for run in runs[True]]),
+        "pass_after_without": interval([run["pass_after"] for run in runs[False]]),
+        "loop_s_with": interval([run["loop_s"] for run in runs[True]]),
+        "loop_s_without": interval([run["loop_s"] for run in runs[False]]),
+        "last_epoch_rewards": {"with": last[True], "without": last[False]},
+    }
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """Print one line per epoch."""
+    print("epoch  acceptance  coverage  tokens/pass  history   reward with   reward without")
+    for epoch in range(len(result["reward_with"])):
+        cells = [
+            f"{result[name][epoch][0]:.3f}" if epoch < len(result[name]) else "-"
+            for name in (*RATES, "history_share")
+        ]
+        with_, without = result["reward_with"][epoch], result["reward_without"][epoch]
+        print(
+            f"{epoch:5d} {cells[0]:>11s} {cells[1]:>9s} {cells[2]:>12s} {cells[3]:>8s}   "
+            f"{with_[0]:.3f} ± {with_[1]:.3f}  {without[0]:.3f} ± {without[1]:.3f}"
+        )
+    last = result["last_epoch_rewards"]
+    print(f"last epoch's reward: with {spell(last['with'])}, without {spell(last['without'])}")
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Draw acceptance and coverage, and tokens per pass, over the epochs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
+    _lines(left, result, ("acceptance", "coverage"))
+    left.set_ylim(0.0, 1.0)
+    left.set_ylabel("share")
+    left.legend(frameon=False)
+    _lines(right, result, ("tokens_per_pass",))
+    right.set_ylim(bottom=0.0)
+    right.set_ylabel("tokens per forward pass")
+    figure.suptitle("Drafts from history in real runs, mean and 95% interval over seeds", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    pyplot.close(figure)
+
+
+def _lines(axes: Any, result: dict[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        means, halves = zip(*result[name], strict=True) if result[name] else ((), ())
+        axes.errorbar(range(len(means)), means, yerr=halves, marker="o", capsize=3, label=name)
+    axes.set_xlabel("epoch")
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _run(seed: int, on: bool, epochs: int, prompts: int, results: Path) -> dict[str, Any]:
+    overrides = [
+        f"run.seed={seed}",
+        f"run.steps={epochs * prompts // PROMPTS_PER_STEP}",
+        f"environment.train_size={prompts}",
+        f"loop.prompts_per_step={PROMPTS_PER_STEP}",
+        f"drafting.enabled={str(on).lower()}",
+        "evaluation.interval=0",
+    ]
+    return figures_of(f"seed {seed}, drafting {'on' if on else 'off'}", overrides, results)
+
+
+if __name__ == "__main__":
+    main()
