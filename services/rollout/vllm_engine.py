@@ -97,6 +97,7 @@ class VllmEngine:
         self._internal_ids: dict[str, str] = {}
         self._counter = 0
         self._plain_parameters: dict[int, Any] = {}
+        self._read_prompts()
         self._version: int | None = None
         self._digest: str | None = None
         self._rehearsing = False
@@ -244,6 +245,12 @@ class VllmEngine:
             raise ConfigError(f"the sampler cannot change while {len(self._live)} requests are in flight")
         self._hook.use(sampler)
         self._sampler = sampler
+        self._read_prompts()
+
+    def _read_prompts(self) -> None:
+        # In parts, or in one go: vLLM draws at the end of each part, and on CPU its own sampler cannot
+        # take back what that drew from a request's generator.
+        self._core.scheduler.scheduler_config.enable_chunked_prefill = self._sampler == "keyed"
 
     @property
     def drafts(self) -> bool:
@@ -455,8 +462,6 @@ def _start_core(settings: EngineSettings) -> Any:
         kv_cache_memory_bytes=settings.kv_cache_bytes,
         block_size=settings.block_size,
         enable_prefix_caching=settings.prefix_caching,
-        # vLLM cannot take back what a half-read prompt drew from a generator on CPU.
-        enable_chunked_prefill=settings.sampler == "keyed",
         enforce_eager=settings.eager,
         async_scheduling=False,  # tokens must be on the host before the next step is laid out
         disable_log_stats=True,
