@@ -116,6 +116,7 @@ def _lines(axes: Any, result: dict[str, Any], names: Sequence[str]) -> None:
         means, halves = zip(*result[name], strict=True) if result[name] else ((), ())
         axes.errorbar(range(len(means)), means, yerr=halves, marker="o", capsize=3, label=name)
     axes.set_xlabel("epoch")
+    axes.set_xticks(range(len(result[names[0]])))
     axes.grid(alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

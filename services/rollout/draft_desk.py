@@ -2,17 +2,21 @@
 
 The engine tells it which requests came, what was verified and how long a step took; it answers
 with drafts. Groups share what their prompt's history and their finished siblings say. Nothing
-here knows vLLM, and nothing here can change a token: a draft is only ever a guess to verify.
+here knows vLLM, and nothing here can change a token: a draft is only ever a guess to verify. Nor
+can a fault in here end a run: the desk says so once, closes, and the engine goes on without it.
 
 Legend: B rows of the batch, one per request; slots are small numbers that stand for requests.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from time import perf_counter
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from antiphon.core.config import DraftingSection
 from antiphon.core.draft_gate import DraftGate, StepPlan
@@ -26,6 +30,12 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Script = Callable[[str, list[int]], Sequence[int]]
 """(request id, completion so far) -> drafted tokens."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_F = TypeVar("_F")
+
+_log = structlog.get_logger(__name__)
 
 _REST = StepPlan(draft=False, floor=1.0)
 
@@ -41,6 +51,30 @@ class _Group:
     history: bool
 
 
+def _guarded(
+    fallback: _F,
+) -> Callable[[Callable[Concatenate["DraftDesk", _P], _T]], Callable[Concatenate["DraftDesk", _P], _T | _F]]:
+    """Let a method answer `fallback` once the desk is closed, and close the desk if the method fails."""
+
+    def wrap(
+        method: Callable[Concatenate["DraftDesk", _P], _T],
+    ) -> Callable[Concatenate["DraftDesk", _P], _T | _F]:
+        @wraps(method)
+        def call(desk: "DraftDesk", /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
+            if desk.closed:
+                return fallback
+            try:
+                return method(desk, *arguments, **options)
+            # Whatever is wrong with a draft source, the run must go on: drafts only save time.
+            except Exception as error:  # noqa: BLE001
+                desk.close(f"the drafter failed: {type(error).__name__}: {error}")
+                return fallback
+
+        return call
+
+    return wrap
+
+
 class DraftDesk:
     """Drafts of one engine. Slots are the caller's; it reuses them after `release`."""
 
@@ -54,16 +88,9 @@ class DraftDesk:
             vocabulary: token ids outside [0, vocabulary) are never drafted.
         """
         self._settings = settings
+        self._max_window = max_window
         self._window_size = min(max_window, settings.max_window)
         self._vocabulary = vocabulary
-        self._forest = DraftForest(slots, max_window, settings.min_match)
-        self._window = make_window(settings.window, slots, self._window_size)
-        self._gate = DraftGate(settings.probe_steps)
-        self._groups: dict[str, _Group] = {}
-        self._group_of: dict[int, str] = {}
-        self._request_of: dict[int, str] = {}
-        self._sourced = 0
-        self._plan = self._previous = _REST
         self._drafter_s = self._sampler_s = 0.0
         self._drafter_share_s = self._sampler_share_s = 0.0
         self._calls = 0
@@ -72,6 +99,26 @@ class DraftDesk:
         """Drafts come from here instead, ungated; for tests of the engine."""
         self.on = True
         """Whether drafts are wanted at all."""
+        self.open()
+
+    def open(self) -> None:
+        """Begin, or begin anew after a fault; no request may be in flight."""
+        slots, settings = len(self._prompt_length), self._settings
+        self._forest = DraftForest(slots, self._max_window, settings.min_match)
+        self._window = make_window(settings.window, slots, self._window_size)
+        self._gate = DraftGate(settings.probe_steps)
+        self._groups: dict[str, _Group] = {}
+        self._group_of: dict[int, str] = {}
+        self._request_of: dict[int, str] = {}
+        self._sourced = 0
+        self._plan = self._previous = _REST
+        self.closed = False
+        """Whether a fault ended drafting."""
+
+    def close(self, reason: str) -> None:
+        """Draft no more: one line in the log, and every call from now on does nothing."""
+        self.closed, self.on, self.script = True, False, None
+        _log.warning("drafting.off", reason=reason)
 
     def _size(self, slots: int) -> None:
         self._prompt_length = np.zeros(slots, dtype=np.int64)
@@ -94,6 +141,7 @@ class DraftDesk:
         """Bytes of the draft index."""
         return self._forest.bytes_used
 
+    @_guarded(None)
     def admit(self, slot: int, request: EngineRequest) -> None:
         """Take a request in; the first one of a group opens it, with its history."""
         if slot >= len(self._prompt_length):
@@ -111,13 +159,17 @@ class DraftDesk:
         self._counts[slot] = 0
         self._since[slot] = self._drafter_share_s, self._sampler_share_s
 
-    def release(self, slot: int, completion: IntArray | None) -> DraftingFigures:
+    @_guarded(None)
+    def release(self, slot: int, completion: IntArray | None) -> DraftingFigures | None:
         """Let a request go and say what drafting did for it.
 
         Args:
             slot: the request's; it may be given to another one.
             completion: [T] int32 what was sampled, which its siblings may draft from; None when the
                 request was given up.
+
+        Returns:
+            None once drafting has ended by a fault.
         """
         name = self._group_of.pop(slot)
         del self._request_of[slot]
@@ -148,6 +200,7 @@ class DraftDesk:
             gain=self._gate.gain,
         )
 
+    @_guarded(False)
     def begin_step(self) -> bool:
         """Decide whether drafts are made at the end of the step that starts now."""
         self._previous = self._plan
@@ -160,7 +213,10 @@ class DraftDesk:
             self._plan = _REST
         return self._plan.draft
 
-    def propose(self, slots: Int64Array, token_ids: Int32Array, lengths: Int64Array) -> list[list[int]]:
+    @_guarded(None)
+    def propose(
+        self, slots: Int64Array, token_ids: Int32Array, lengths: Int64Array
+    ) -> list[list[int]] | None:
         """Draft for the next step.
 
         Args:
@@ -169,7 +225,7 @@ class DraftDesk:
             lengths: [B] their lengths.
 
         Returns:
-            B lists of drafted tokens, some or all of them empty.
+            B lists of drafted tokens, some or all of them empty; None once drafting has ended by a fault.
         """
         if not self._plan.draft:
             return [[] for _ in range(len(slots))]
@@ -188,6 +244,7 @@ class DraftDesk:
         self._calls += 1
         return drafts
 
+    @_guarded(None)
     def verified(self, slots: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
         """Take note of a step that verified drafts: [B] each."""
         counts = self._counts
@@ -199,15 +256,18 @@ class DraftDesk:
             self._window.settle(slots, drafted, accepted)
             self._forest.settle(slots, accepted)
 
+    @_guarded(None)
     def passed(self, slots: Int64Array) -> None:
         """Take note of a step without drafts, [B]."""
         self._counts[slots, 0] += 1
 
+    @_guarded(None)
     def sampled(self, requests: int, seconds: float) -> None:
         """Take note of the seconds that the sampler took for a step of `requests` rows."""
         self._sampler_s += seconds
         self._sampler_share_s += seconds / max(1, requests)
 
+    @_guarded(None)
     def end_step(self, requests: int, rows: int, tokens: int, seconds: float) -> None:
         """Take note of a step that only decoded: what the gate compares."""
         if self.script is None and requests:

@@ -1,20 +1,17 @@
 """HistoryDrafter: the class that vLLM's public `custom_class` hook asks for drafts.
 
 vLLM names no request in that call, so the drafter reads the rows from the runner it is bound to.
-A failure inside never reaches the engine: the drafter says so once and drafts no more.
+A failure in the desk never reaches the engine: the desk says so once and answers no more.
 """
 
 from typing import Any
 
 import numpy as np
-import structlog
 
 from antiphon.services.rollout.draft_desk import DraftDesk
 
 CLASS_PATH = f"{__name__}.HistoryDrafter"
 """What `speculative_config.model` must say."""
-
-_log = structlog.get_logger(__name__)
 
 
 class HistoryDrafter:
@@ -54,16 +51,11 @@ class HistoryDrafter:
         rows = len(sampled_token_ids)
         if self._desk is None:
             return [[] for _ in range(rows)]
-        try:
-            slots = self._hook.slots
-            lengths = np.asarray(num_tokens_no_spec[: len(slots)], dtype=np.int64)
-            drafts = self._desk.propose(slots, token_ids_cpu, lengths)
-        # Whatever is wrong with a draft source, the run must go on: drafts only save time.
-        except Exception as error:  # noqa: BLE001
-            self._desk.on = False
-            self._desk.script = None
-            drafts = [[] for _ in range(rows)]
-            _log.warning("drafting.off", reason=f"the drafter failed: {type(error).__name__}: {error}")
+        slots = self._hook.slots
+        lengths = np.asarray(num_tokens_no_spec[: len(slots)], dtype=np.int64)
+        drafts: list[list[int]] = self._desk.propose(slots, token_ids_cpu, lengths) or [
+            [] for _ in range(rows)
+        ]
         self.outstanding = any(drafts)
         return drafts
 

@@ -276,6 +276,8 @@ class VllmEngine:
                     "drafting.enabled needs an engine started with room for drafts; start it anew"
                 )
             return
+        if on and self._desk.closed:
+            self._desk.open()
         self._desk.on = on
 
     @contextmanager

@@ -257,20 +257,32 @@ def test_a_history_that_lies_changes_nothing(engine, plain, lie):
     assert engine.drafts and not [entry for entry in logs if entry["event"] == "drafting.off"]
 
 
-def test_a_broken_drafter_disables_itself_with_one_line_and_the_run_goes_on(engine, plain, monkeypatch):
+BREAKABLE = [
+    "_forest.draft",
+    "_forest.settle",
+    "_forest.open_group",
+    "_forest.close_request",
+    "_window.limits",
+    "_gate.observe",
+]
+
+
+@pytest.mark.parametrize("part", BREAKABLE)
+def test_a_broken_drafter_disables_itself_with_one_line_and_the_run_goes_on(engine, plain, monkeypatch, part):
     def fail(*_):
         raise ZeroDivisionError("a drafter with a fault")
 
-    batch = requests()[:64]
+    batch = requests()[-64:]
     answers = {r.prompt_token_ids: plain[r.request_id].token_ids for r in batch}
-    monkeypatch.setattr(engine.desk._forest, "draft", fail)
+    holder, _, name = part.partition(".")
+    monkeypatch.setattr(getattr(engine.desk, holder), name, fail)
     with capture_logs() as logs:
         drafted = run_to_end(engine, with_history(batch, lambda prompt: [answers[prompt]]))
         drafted += run_to_end(engine, with_history(batch, lambda prompt: [answers[prompt]]))
     assert compare([plain[o.request_id] for o in drafted], drafted).flipped == 0
     off = [entry for entry in logs if entry["event"] == "drafting.off"]
     assert len(off) == 1 and "a drafter with a fault" in off[0]["reason"]
-    assert not engine.drafts
+    assert not engine.drafts and engine.unfinished == 0
     monkeypatch.undo()
     engine.use_drafts(True)
     with engine.scripted_drafts(follow(texts_for(plain, "right"))):
@@ -547,7 +559,7 @@ def test_vllm_has_what_the_sampler_hook_takes_the_place_of(engine):
     assert rejection_sampler.MAX_SPEC_LEN >= 64  # drafting.max_window's own limit
     batch = engine._runner.input_batch
     rows, length = SEQUENCES, MAX_LEN + WINDOW
-    assert isinstance(batch.req_ids, list) and batch.num_reqs == 0
+    assert isinstance(batch.req_ids, list) and batch.num_reqs == len(batch.req_ids)
     assert batch.token_ids_cpu.shape == (rows, length) and batch.token_ids_cpu.dtype == np.int32
     for name in ("num_tokens_no_spec", "num_computed_tokens_cpu", "num_prompt_tokens"):
         column = getattr(batch, name)
