@@ -181,7 +181,7 @@ class DraftingSection(_Section):
     doubling is x2 after full acceptance, else /2; additive is +2, else back to 2."""
     max_window: int = Field(default=16, ge=1, le=64)
     """Most tokens of one draft; the engine reserves room for as many."""
-    min_match: int = Field(default=3, ge=1, le=8)
+    min_match: int = Field(default=2, ge=1, le=8)
     """Shortest context, in tokens, that must recur before anything is drafted from it."""
     siblings: Literal["finished", "lockstep", "none"] = "finished"
     """Draft from completions of the same group: once they finished, already while they are being

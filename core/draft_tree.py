@@ -5,11 +5,13 @@ prompt itself. A drafted token is the branch with the most votes in the suffix t
 documents and of the request's own text, at the longest context that recurs; a vote is the
 document's weight (recency and reward, set by the caller) times a factor for the length of the match.
 The tree is kept as chains of equal contexts (see `core.draft_kernels`), from which any of its nodes is
-gathered in bounded time; drafts are read along one path of it, or as a tree of candidates.
+gathered in bounded time; drafts are read along one path of it, or as a tree of candidates. After a
+token that no document foresaw, a request goes on beside the text it had followed (an anchor): there
+a shorter match than `min_match`, or none, will do.
 
 Costs: a sampled token is taken in with one hash (constant); a draft of W tokens looks at a bounded number
-of occurrences per token; a document of T tokens is indexed in O(T); 12 bytes a token for tokens, chain
-and weight, and 4 to 8 for its head entry (before the arrays' room for growth). Drafts depend on the
+of occurrences per token; a document of T tokens is indexed in O(T). A stored token takes 16 bytes (token,
+two chain links, weight) and 8 to 16 of head tables, and arrays grow by half. Drafts depend on the
 calls alone, never on time or chance. Nothing that a document holds can raise an error, and none
 of it can change what an engine samples: drafts are only proposals.
 
@@ -24,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core import draft_kernels as kernels
-from antiphon.core.draft_arena import BlockMap
+from antiphon.core.draft_arena import DraftArena, grown
+from antiphon.core.draft_growth import Sprouts, grow
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FloatArray, IntArray
 
@@ -45,6 +48,17 @@ HEADS_AHEAD = 1 << 16
 """Most head entries prepared for tokens that are still to be sampled."""
 TREE_NODES = 4_096
 """Most nodes considered while a tree is grown."""
+PRIOR_CHANCES = (
+    (0.10, 0.12, 0.14, 0.16, 0.18),
+    (0.15, 0.28, 0.28, 0.42, 0.42),
+    (0.30, 0.36, 0.44, 0.55, 0.55),
+    (0.37, 0.50, 0.60, 0.75, 0.75),
+    (0.62, 0.66, 0.66, 0.75, 0.78),
+    (0.26, 0.80, 0.86, 0.92, 0.98),
+)
+"""Acceptance by vote share (down) and length of match (across) in replays of recorded responses."""
+PRIOR_POWERS = (1.2, 1.0, 0.7)
+"""Exponent of it for one, a few and many candidates that agree."""
 PRIOR_OUTCOMES = 8.0
 """How many outcomes the guess for a kind of token weighs before any was observed."""
 
@@ -92,28 +106,17 @@ def best_chain(tree: DraftTree, limit: int, floor: float) -> tuple[IntArray, Flo
 
 @dataclass(slots=True)
 class _Group:
-    """What the tables do not hold of a group: its blocks and documents."""
+    """What the tables do not hold of a group."""
 
     share: Share
     prefix: IntArray
-    head: int
-    head_cells: int
     blocks: list[tuple[int, int]]
+    """(first position, positions) lent to it."""
     documents: list[tuple[int, int]]
+    """(start, length) of its indexed texts."""
     positions: int
-    tokens: int
+    """Positions in its chains, live texts in lock-step not counted."""
     requests: set[int]
-
-
-@dataclass(slots=True)
-class _Request:
-    """What the tables do not hold of a request: its blocks."""
-
-    group: int
-    block: int
-    cells: int
-    head: int
-    head_cells: int
 
 
 class DraftForest:
@@ -141,58 +144,40 @@ class DraftForest:
             )
         self._window = max_window
         self._gram = min_match
-        self._cells = BlockMap()
-        self._head_cells = BlockMap()
-        self._tokens = np.full(1 << 12, -1, dtype=np.int32)
-        self._previous = np.full((1 << 12, 2), -1, dtype=np.int32)
-        self._weights = np.zeros(1 << 12, dtype=np.float32)
-        self._heads = np.full(1 << 12, -1, dtype=np.int32)
+        self._arena = DraftArena(min_match)
         self._groups: dict[int, _Group] = {}
         self._free_groups: list[int] = []
-        self._requests: dict[int, _Request] = {}
-        self._group_table = np.zeros((8, kernels.GROUP_COLUMNS), dtype=np.int64)
-        self._stored = 0
-        self._powers = kernels.growth_powers()
-        self._hits, self._misses = _prior()
-        self._candidates = (
-            np.zeros(kernels.CANDIDATES, dtype=np.int64),
-            np.zeros(kernels.CANDIDATES, dtype=np.float64),
-            np.zeros(kernels.CANDIDATES, dtype=np.int64),
-            np.zeros(kernels.CANDIDATES, dtype=np.int64),
-            np.zeros(kernels.CANDIDATES, dtype=np.float64),
-            np.zeros(kernels.CANDIDATES, dtype=np.int64),
+        self._blocks: dict[int, tuple[int, int]] = {}
+        """Slot of each live request -> (first position, positions) lent to it."""
+        self._group_table = np.zeros((8, 4), dtype=np.int64)
+        self._requests = np.zeros((slots, 8), dtype=np.int64)
+        self._node = kernels.Node(
+            *(np.zeros(kernels.CANDIDATES, dtype=kind) for kind in ("i8", "f8", "i8", "i8", "f8", "i8"))
         )
-        self._slots = 0
-        self._reserve_slots(slots)
+        hits, misses = prior()
+        self._memory = kernels.Memory(
+            hits=hits,
+            misses=misses,
+            kinds=np.zeros((slots, max_window), dtype=np.int16),
+            pending=np.zeros(slots, dtype=np.int64),
+            anchors=np.full((slots, kernels.ANCHORS), -1, dtype=np.int64),
+            trails=np.zeros((slots, 2 + kernels.CANDIDATES), dtype=np.int64),
+            factors=kernels.vote_factors(),
+        )
+        self._reserve_rows(slots)
         self._rehearse()
 
     @property
     def bytes_used(self) -> int:
         """Bytes of all arrays, room for growth included."""
-        arrays = (
-            self._tokens,
-            self._previous,
-            self._weights,
-            self._heads,
-            self._group_table,
-            self._request_table,
-            self._kinds,
-            self._kind_counts,
-            self._drafts,
-            self._counts,
-            self._chances,
-            self._hits,
-            self._misses,
-            self._powers,
-            *self._candidates,
-        )
-        return sum(array.nbytes for array in arrays)
+        arrays = (self._group_table, self._requests, self._drafts, self._counts, self._chances)
+        return self._arena.bytes_used + sum(array.nbytes for array in (*arrays, *self._node, *self._memory))
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens of all documents and live texts, in their prefixes and prompts too."""
-        live = sum(int(self._request_table[slot, kernels.LENGTH]) for slot in self._requests)
-        return self._stored + live
+        """Tokens of all documents and live texts, with the prompts and the prefixes of texts."""
+        documents = sum(length for group in self._groups.values() for _, length in group.documents)
+        return documents + sum(int(self._requests[slot, kernels.LENGTH]) for slot in self._blocks)
 
     def open_group(
         self,
@@ -216,50 +201,45 @@ class DraftForest:
                 or "none".
             vocabulary: token ids at or above this are never drafted.
         """
-        asked = np.asarray(prompt[-PROMPT_TOKENS:], dtype=np.int64).ravel()
-        asked = np.where((asked >= 0) & (asked < vocabulary), asked, -1).astype(np.int32)
+        asked = known_tokens(prompt, vocabulary)
         prefix = asked[max(0, len(asked) - PREFIX_TOKENS) :]
         texts = [(asked, PROMPT_WEIGHT)] if len(asked) else []
         for token_ids, weight in completions:
-            usable = _usable(token_ids, weight, vocabulary)
-            if usable is not None:
-                texts.append((np.concatenate([prefix, usable]), float(weight)))
+            tokens = usable(token_ids, weight, vocabulary)
+            if tokens is not None:
+                texts.append((np.concatenate([prefix, tokens]), float(weight)))
         cells = 1 + sum(len(text) + 1 for text, _ in texts)
-        ahead = min(max(capacity, 0), HEADS_AHEAD)
-        head_cells = _power_of_two(cells + ahead)
-        block = self._lend(cells)
-        head = self._lend_heads(2 * head_cells)
+        block = self._arena.lend_text(cells, 0.0)
+        head, mask = self._arena.lend_table(cells + min(max(capacity, 0), HEADS_AHEAD))
         handle = self._free_groups.pop() if self._free_groups else len(self._groups)
         if handle >= len(self._group_table):
-            self._group_table = _grown(self._group_table, handle + 1, 0)
-        self._group_table[handle] = (head, head_cells - 1, vocabulary, share == "lockstep")
-        group = _Group(share, prefix.astype(np.int32), head, head_cells, [(block, cells)], [], 0, 0, set())
-        self._groups[handle] = group
+            self._group_table = grown(self._group_table, handle + 1, 0)
+        self._group_table[handle] = (head, mask, max(0, min(vocabulary, 2**31 - 1)), share == "lockstep")
+        self._groups[handle] = _Group(share, prefix, [(block, cells)], [], 0, set())
         place = block + 1
-        for text, text_weight in texts:
-            self._tokens[place : place + len(text)] = text
-            self._weights[place : place + len(text)] = text_weight
-            self._add_document(group, place, len(text))
+        for text, vote in texts:
+            self._arena.write(place, text, vote)
+            self._add_document(handle, place, len(text))
             place += len(text) + 1
         return handle
 
     def close_group(self, group: int) -> None:
         """Forget a group and free its memory; requests still open in it are closed first."""
-        held = self._groups.pop(group, None)
+        held = self._groups.get(group)
         if held is None:
             return
         for slot in list(held.requests):
             self._forget(slot)
         for block, cells in held.blocks:
-            self._cells.free(block, cells)
-        self._head_cells.free(held.head, 2 * held.head_cells)
-        self._stored -= held.tokens
+            self._arena.free_text(block, cells)
+        self._arena.free_table(*self._table(group))
+        del self._groups[group]
         self._free_groups.append(group)
 
     def open_request(
         self, slot: int, group: int, prompt_length: int, max_tokens: int, own_text: bool = True
     ) -> None:
-        """Follow a request from the end of its prompt on.
+        """Follow a request from the end of its group's prompt on.
 
         Args:
             slot: the row's number, from 0 to a million; a request that still holds it is closed, unfinished.
@@ -277,49 +257,26 @@ class DraftForest:
                 f"slot={slot} cannot follow group={group}; open the group first and use slots from 0 "
                 "to 1,000,000"
             )
-        if slot in self._requests:
-            self.close_request(slot, finished=False)
+        self.close_request(slot, finished=False)
         self._reserve_slots(slot + 1)
-        prefix = held.prefix
-        capacity = len(prefix) + max(0, min(max_tokens, LONGEST_DOCUMENT))
+        prefix = len(held.prefix)
+        capacity = prefix + max(0, min(max_tokens, LONGEST_DOCUMENT))
         cells = 1 + capacity + self._window + 1  # separators, and room for the draft behind the text
-        block = self._lend(cells)
-        self._weights[block : block + cells] = LIVE_WEIGHT
-        head, head_cells = 0, 0
-        shared = held.share == "lockstep"
-        if not shared and own_text:
-            head_cells = _power_of_two(capacity + 1)
-            head = self._lend_heads(2 * head_cells)
-        elif shared:
-            self._reserve_heads(held, min(capacity, HEADS_AHEAD))
-        self._anchors[slot] = -1
-        self._trails[slot] = 0
-        self._requests[slot] = _Request(group, block, cells, head, head_cells)
+        block = self._arena.lend_text(cells, LIVE_WEIGHT)
+        self._arena.write(block + 1, held.prefix, LIVE_WEIGHT)
+        head, mask = 0, -1
+        if held.share == "lockstep":
+            self._reserve_table(group, min(capacity, HEADS_AHEAD))
+            self._arena.index(block + 1, prefix, *self._table(group))
+        elif own_text:
+            head, mask = self._arena.lend_table(capacity + 1)
+            self._arena.index(block + 1, prefix, head, mask)
+        self._blocks[slot] = block, cells
         held.requests.add(slot)
-        self._request_table[slot] = (
-            group,
-            block + 1,
-            len(prefix),
-            capacity,
-            max(0, prompt_length),
-            head,
-            head_cells - 1,
-            1,
-        )
-        self._tokens[block + 1 : block + 1 + len(prefix)] = prefix
-        own_head, own_mask = (held.head, held.head_cells - 1) if shared else (head, head_cells - 1)
-        if own_mask >= 0:
-            kernels.link(
-                self._tokens,
-                self._previous,
-                self._heads,
-                block + 1,
-                block + 2 + len(prefix),
-                self._gram,
-                own_head,
-                own_mask,
-            )
-        self._kind_counts[slot] = 0
+        self._requests[slot] = (group, block + 1, prefix, capacity, max(0, prompt_length), head, mask, 1)
+        self._memory.pending[slot] = 0
+        self._memory.anchors[slot] = -1
+        self._memory.trails[slot] = 0
 
     def close_request(self, slot: int, finished: bool) -> None:
         """Stop following a slot; a slot that is not followed changes nothing.
@@ -328,28 +285,25 @@ class DraftForest:
             slot: the row's number.
             finished: the text is whole and stays as a sibling's, if the group shares.
         """
-        request = self._requests.get(slot)
-        if request is None:
+        if slot not in self._blocks:
             return
-        held = self._groups[request.group]
-        start, length = (int(x) for x in self._request_table[slot, [kernels.START, kernels.LENGTH]])
+        group, start, length = (int(x) for x in self._requests[slot, : kernels.LENGTH + 1])
+        held = self._groups[group]
         # In lock-step the chains already run through the text, so it has to stay.
-        keep = held.share == "lockstep" or (finished and held.share == "finished")
-        if not keep or length == 0:
+        if not (held.share == "lockstep" or (finished and held.share == "finished")):
             self._forget(slot)
             return
+        block, cells = self._blocks[slot]
         kept = 1 + length + 1
-        self._cells.free(request.block + kept, request.cells - kept)
-        held.blocks.append((request.block, kept))
-        self._drop_request(slot)
+        self._arena.free_text(block + kept, cells - kept)
+        self._drop(slot)
+        held.blocks.append((block, kept))
         if held.share == "lockstep":
             held.documents.append((start, length))
             held.positions += length + 1
-            held.tokens += length
-            self._stored += length
         else:
-            self._reserve_heads(held, length + 1)
-            self._add_document(held, start, length)
+            self._reserve_table(group, length + 1)
+            self._add_document(group, start, length)
 
     def draft(
         self, slots: Int64Array, token_ids: IntArray, lengths: Int64Array, limits: Int64Array, floor: float
@@ -366,38 +320,18 @@ class DraftForest:
             floor: a draft ends before the first token whose path probability is below this.
 
         Returns:
-            drafts [B, W] int32 and path probabilities [B, W] float32, meaningful up to counts [B] int32.
-            They are views, valid until the next call.
+            drafts [B, W] int32, counts [B] int32 and path probabilities [B, W] float32, the first and the
+            last meaningful up to counts. They are views, valid until the next call.
         """
         rows = len(slots)
         if rows > len(self._counts):
             self._reserve_rows(rows)
         drafts, counts, chances = self._drafts[:rows], self._counts[:rows], self._chances[:rows]
         kernels.draft_rows(
-            self._tokens,
-            self._previous,
-            self._weights,
-            self._heads,
-            self._request_table,
-            self._group_table,
-            _contiguous(slots, np.int64),
-            _contiguous(token_ids, np.int32),
-            self._anchors,
-            self._trails,
-            _contiguous(lengths, np.int64),
-            _contiguous(limits, np.int64),
-            float(floor),
-            self._gram,
-            self._powers,
-            self._hits,
-            self._misses,
-            self._kinds,
-            self._kind_counts,
-            drafts,
-            counts,
-            chances,
-            *self._candidates,
-        )
+            self._arena.texts, self._node, self._memory, self._requests, self._group_table, self._gram,
+            contiguous(slots, np.int64), contiguous(token_ids, np.int32), contiguous(lengths, np.int64),
+            contiguous(limits, np.int64), float(floor), drafts, counts, chances,
+        )  # fmt: skip
         return drafts, counts, chances
 
     def settle(self, slots: Int64Array, accepted: Int64Array) -> None:
@@ -405,174 +339,95 @@ class DraftForest:
 
         Args:
             slots: [B] int64.
-            accepted: [B] int64, tokens of the whole last draft that were accepted.
+            accepted: [B] int64, tokens of the last draft that were accepted. All of it must have been
+                verified: the first token that was not accepted counts as rejected.
         """
-        kernels.settle_rows(
-            _contiguous(slots, np.int64),
-            _contiguous(accepted, np.int64),
-            self._kinds,
-            self._kind_counts,
-            self._hits,
-            self._misses,
-        )
+        kernels.settle_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
 
     def grow_tree(self, slot: int, budget: int) -> DraftTree:
         """Return the `budget` most probable candidates below the text taken in by the last `draft`.
 
-        Expansion is best first; a node's candidates are gathered as in `draft`, so that
+        Expansion is best first, at most W deep; a node's candidates are gathered as in `draft`, so that
         `best_chain` of the tree is a prefix of the slot's draft. A slot that is not followed has none.
         """
-        made = max(0, min(budget, TREE_NODES))
-        if made == 0 or slot not in self._requests:
-            return DraftTree(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
-        request = self._request_table[slot]
-        _, _, spans, names, sums, crowd = self._candidates
-        nodes = min(TREE_NODES, (made + 1) * kernels.CANDIDATES)
-        pool = (made + 2) * kernels.CANDIDATES
-        order = np.zeros(made, dtype=np.int64)
-        tokens = np.zeros(nodes, dtype=np.int64)
-        parents = np.zeros(nodes, dtype=np.int64)
-        chances = np.zeros(nodes, dtype=np.float64)
-        picked = kernels.grow(
-            self._tokens,
-            self._previous,
-            self._weights,
-            self._heads,
-            request,
-            self._group_table[request[kernels.GROUP]],
-            self._gram,
-            self._anchors[slot],
-            self._powers,
-            self._hits,
-            self._misses,
-            self._window,
-            np.zeros(pool, dtype=np.int64),
-            np.zeros(pool, dtype=np.float64),
-            tokens,
-            parents,
-            chances,
-            *(np.zeros(nodes, dtype=np.int64) for _ in range(5)),
-            names,
-            sums,
-            crowd,
-            spans,
-            order,
+        picks = max(0, min(budget, TREE_NODES)) if slot in self._blocks else 0
+        made, pool = picks * kernels.CANDIDATES, (picks + 1) * kernels.CANDIDATES
+        sprouts = Sprouts(
+            nodes=np.zeros((made, 7), dtype=np.int64),
+            chances=np.zeros(made, dtype=np.float64),
+            places=np.zeros(pool, dtype=np.int64),
+            votes=np.zeros(pool, dtype=np.float64),
+            picked=np.zeros(picks, dtype=np.int64),
         )
-        order = order[:picked]
-        index = np.full(nodes + 1, -1, dtype=np.int32)  # the last entry serves parent -1
-        index[order] = np.arange(picked, dtype=np.int32)
+        if picks:
+            request = self._requests[slot]
+            picks = grow(
+                self._arena.texts, self._node, self._memory, slot, request,
+                self._group_table[request[kernels.GROUP]], self._gram, self._window, sprouts,
+            )  # fmt: skip
+        order = sprouts.picked[:picks]
+        index = np.full(made + 1, -1, dtype=np.int32)  # the last entry serves parent -1
+        index[order] = np.arange(picks, dtype=np.int32)
         return DraftTree(
-            tokens=tokens[order].astype(np.int32),
-            parents=index[parents[order]],
-            probabilities=chances[order].astype(np.float32),
+            tokens=sprouts.nodes[order, 0].astype(np.int32),
+            parents=index[sprouts.nodes[order, 1]],
+            probabilities=sprouts.chances[order].astype(np.float32),
         )
 
-    def _add_document(self, group: _Group, start: int, length: int) -> None:
+    def _table(self, group: int) -> tuple[int, int]:
+        head, mask = self._group_table[group, [kernels.HEAD, kernels.MASK]]
+        return int(head), int(mask)
+
+    def _add_document(self, group: int, start: int, length: int) -> None:
         """Put a text that lies in the arena into its group's chains."""
-        kernels.link(
-            self._tokens,
-            self._previous,
-            self._heads,
-            start,
-            start + length + 1,
-            self._gram,
-            group.head,
-            group.head_cells - 1,
-        )
-        group.documents.append((start, length))
-        group.positions += length + 1
-        group.tokens += length
-        self._stored += length
+        held = self._groups[group]
+        self._arena.index(start, length, *self._table(group))
+        held.documents.append((start, length))
+        held.positions += length + 1
 
-    def _reserve_heads(self, group: _Group, more: int) -> None:
-        """Make a group's head table as large as its positions; doubling keeps it constant a token."""
-        live = (
-            [slot for slot in group.requests if slot in self._requests] if group.share == "lockstep" else []
-        )
-        lengths = self._request_table[live, kernels.LENGTH] if live else np.zeros(0, dtype=np.int64)
-        if group.positions + int(lengths.sum()) + more <= group.head_cells:
+    def _reserve_table(self, group: int, more: int) -> None:
+        """Make a group's head tables as large as its positions; doubling keeps that constant per token."""
+        held = self._groups[group]
+        columns = [kernels.START, kernels.LENGTH]
+        live = [tuple(self._requests[slot, columns].tolist()) for slot in sorted(held.requests)]
+        if held.share != "lockstep":
+            live = []
+        positions = held.positions + sum(length + 1 for _, length in live)
+        head, mask = self._table(group)
+        if positions + more <= mask + 1:
             return
-        self._head_cells.free(group.head, 2 * group.head_cells)
-        group.head_cells = _power_of_two(group.positions + int(lengths.sum()) + more)
-        group.head = self._lend_heads(2 * group.head_cells)
-        spans = [
-            *group.documents,
-            *(
-                (int(self._request_table[s, kernels.START]), int(n))
-                for s, n in zip(live, lengths, strict=True)
-            ),
-        ]
-        for start, length in spans:
-            kernels.link(
-                self._tokens,
-                self._previous,
-                self._heads,
-                start,
-                start + length + 1,
-                self._gram,
-                group.head,
-                group.head_cells - 1,
-            )
-        for handle, held in self._groups.items():
-            if held is group:
-                self._group_table[handle, kernels.HEAD] = group.head
-                self._group_table[handle, kernels.MASK] = group.head_cells - 1
+        self._arena.free_table(head, mask)
+        head, mask = self._arena.lend_table(positions + more)
+        self._group_table[group, [kernels.HEAD, kernels.MASK]] = head, mask
+        for start, length in (*held.documents, *live):
+            self._arena.index(start, length, head, mask)
 
     def _forget(self, slot: int) -> None:
-        request = self._requests[slot]
-        self._cells.free(request.block, request.cells)
-        self._drop_request(slot)
+        block, cells = self._blocks[slot]
+        self._arena.free_text(block, cells)
+        self._drop(slot)
 
-    def _drop_request(self, slot: int) -> None:
-        request = self._requests.pop(slot)
-        if request.head_cells:
-            self._head_cells.free(request.head, 2 * request.head_cells)
-        self._request_table[slot, kernels.LIVE] = 0
-        self._kind_counts[slot] = 0
-        group = self._groups.get(request.group)
-        if group is not None:
-            group.requests.discard(slot)
-
-    def _lend(self, cells: int) -> int:
-        """Return a block of the token arena, filled with separators."""
-        block = self._cells.lend(cells)
-        if self._cells.top > len(self._tokens):
-            self._tokens = _grown(self._tokens, self._cells.top, -1)
-            self._previous = _grown(self._previous, self._cells.top, -1)
-            self._weights = _grown(self._weights, self._cells.top, 0)
-        self._tokens[block : block + cells] = -1
-        self._previous[block : block + cells] = -1
-        return block
-
-    def _lend_heads(self, cells: int) -> int:
-        block = self._head_cells.lend(cells)
-        if self._head_cells.top > len(self._heads):
-            self._heads = _grown(self._heads, self._head_cells.top, -1)
-        self._heads[block : block + cells] = -1
-        return block
+    def _drop(self, slot: int) -> None:
+        head, mask = (int(x) for x in self._requests[slot, [kernels.OWN_HEAD, kernels.OWN_MASK]])
+        if mask >= 0:
+            self._arena.free_table(head, mask)
+        del self._blocks[slot]
+        self._groups[int(self._requests[slot, kernels.GROUP])].requests.discard(slot)
+        self._requests[slot, kernels.LIVE] = 0
+        self._memory.pending[slot] = 0
 
     def _reserve_slots(self, slots: int) -> None:
-        if slots <= self._slots:
+        if slots <= len(self._requests):
             return
-        size = max(slots, 2 * self._slots)
-        table = np.zeros((size, kernels.REQUEST_COLUMNS), dtype=np.int64)
-        kinds = np.zeros((size, self._window), dtype=np.int16)
-        kind_counts = np.zeros(size, dtype=np.int64)
-        anchors = np.full((size, kernels.ANCHORS), -1, dtype=np.int64)
-        trails = np.zeros((size, 2 + kernels.CANDIDATES), dtype=np.int64)
-        if self._slots:
-            table[: self._slots] = self._request_table
-            kinds[: self._slots] = self._kinds
-            kind_counts[: self._slots] = self._kind_counts
-            anchors[: self._slots] = self._anchors
-            trails[: self._slots] = self._trails
-        self._anchors: Int64Array = anchors
-        self._trails: Int64Array = trails
-        self._request_table: Int64Array = table
-        self._kinds: npt.NDArray[np.int16] = kinds
-        self._kind_counts: Int64Array = kind_counts
-        self._slots = size
-        self._reserve_rows(size)
+        self._requests = grown(self._requests, slots, 0)
+        rows = len(self._requests)
+        self._memory = self._memory._replace(
+            kinds=grown(self._memory.kinds, rows, 0)[:rows],
+            pending=grown(self._memory.pending, rows, 0)[:rows],
+            anchors=grown(self._memory.anchors, rows, -1)[:rows],
+            trails=grown(self._memory.trails, rows, 0)[:rows],
+        )
+        self._reserve_rows(rows)
 
     def _reserve_rows(self, rows: int) -> None:
         self._drafts = np.zeros((rows, self._window), dtype=np.int32)
@@ -590,17 +445,26 @@ class DraftForest:
         self.settle(one, one)
         self.close_request(0, finished=True)
         self.close_group(group)
-        self._hits, self._misses = _prior()
+        self._memory.hits[:], self._memory.misses[:] = prior()
 
 
-def _prior() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def prior() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the hits and misses every kind of token starts with, [BUCKETS] float64 each."""
-    shares = np.array([0.25, 0.4, 0.55, 0.65, 0.75, 0.85])
-    likely = np.repeat(shares, kernels.LENGTHS * kernels.CROWDS)
-    return likely * PRIOR_OUTCOMES, (1.0 - likely) * PRIOR_OUTCOMES
+    chances = np.array(PRIOR_CHANCES)[:, :, None] ** np.array(PRIOR_POWERS)
+    return chances.ravel() * PRIOR_OUTCOMES, (1.0 - chances.ravel()) * PRIOR_OUTCOMES
 
 
-def _usable(token_ids: Any, weight: float, vocabulary: int) -> IntArray | None:
+def known_tokens(prompt: Sequence[int], vocabulary: int) -> IntArray:
+    """Return the end of a prompt as int32, with separators where an id is outside the vocabulary.
+
+    >>> known_tokens([3, 9, -4, 2], vocabulary=5).tolist()
+    [3, -1, -1, 2]
+    """
+    least = min(vocabulary, 2**31 - 1)
+    return np.array([t if 0 <= t < least else -1 for t in prompt[-PROMPT_TOKENS:]], dtype=np.int32)
+
+
+def usable(token_ids: Any, weight: float, vocabulary: int) -> IntArray | None:
     """Return a completion's tokens, or None where nothing could be drafted from them."""
     tokens = np.asarray(token_ids)
     sound = (
@@ -610,28 +474,12 @@ def _usable(token_ids: Any, weight: float, vocabulary: int) -> IntArray | None:
         and np.isfinite(weight)
         and weight > 0.0
     )
-    if not sound or int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+    if not sound or int(tokens.min()) < 0 or int(tokens.max()) >= min(vocabulary, 2**31 - 1):
         return None
     return tokens.astype(np.int32, copy=False)
 
 
-def _power_of_two(cells: int) -> int:
-    """Return the smallest power of two that holds `cells`, at least 16.
-
-    >>> [_power_of_two(n) for n in (1, 16, 17)]
-    [16, 16, 32]
-    """
-    return 1 << max(4, (cells - 1).bit_length())
-
-
-def _grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:
-    """Return a copy of at least `cells` rows and twice the old length, the new ones filled."""
-    grown = np.full((max(cells, 2 * len(array)), *array.shape[1:]), fill, dtype=array.dtype)
-    grown[: len(array)] = array
-    return grown
-
-
-def _contiguous(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+def contiguous(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
     """Return the array itself where it has the kernels' layout: another would compile them anew."""
     if array.dtype == dtype and array.flags.c_contiguous:
         return array
