@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-CANDIDATES = 24
+CANDIDATES = 16
 """Most occurrences that vote on a branch; the newest of a chain come first."""
-OWN_CANDIDATES = 8
+OWN_CANDIDATES = 6
 """Of these, room kept for the request's own text."""
 LONG_GRAM = 6
 """Context of the long chains, asked first: they lead to long matches past all the short ones."""
