@@ -44,10 +44,10 @@ WANDERING_PROMPTS = {1: 3, 4: 8, 16: 32, 64: 128}
 WANDERING_SCALE = 9.0
 """The next token of a chain has probability 0.5, so what was said before hardly recurs."""
 WANDERING_TOKENS = 48
-GREEDY = {4: (1, 16), 64: (2, 64)}
+GREEDY = {4: (1, 16), 64: (4, 32)}
 """Concurrency -> (times each prompt is asked, prompts)."""
-GREEDY_MEDIAN = 64.0
-"""Median length of the greedy load's chains, tokens."""
+GREEDY_PROMPTS, GREEDY_MEDIAN = 32, 180.0
+"""Chains of the greedy load and their median length, tokens: about a worked answer to a school problem."""
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ class Report:
     def _greedy(self, folder: Path) -> None:
         from antiphon.benchmarks.drafting_bench import greedy_work
 
-        model = build_chain_model(median_length=GREEDY_MEDIAN)
+        model = build_chain_model(prompts=GREEDY_PROMPTS, median_length=GREEDY_MEDIAN)
         bench = self._chain_bench(model.save(folder))
         self._add_vllm(bench)
         for concurrency, (repeats, prompts) in GREEDY.items():

@@ -39,12 +39,21 @@ _log = structlog.get_logger(__name__)
 
 _REST = StepPlan(draft=False, floor=1.0)
 
+IDLE_SHARE = 8
+"""Of the steps in which there is nothing to draft from, one in so many is shown to the gate."""
+
 
 @dataclass(slots=True)
 class _Group:
     """Requests that draft from one another."""
 
-    handle: int
+    prompt: Sequence[int]
+    past: Sequence[tuple[IntArray, float]]
+    """Past completions and their weights, until the forest has them."""
+    capacity: int
+    """Most tokens of one of its requests."""
+    handle: int | None
+    """The forest's name for it; None before anything was drafted for one of its requests."""
     live: int
     sourced: bool
     """Whether there is anything but the requests' own text to draft from."""
@@ -110,6 +119,9 @@ class DraftDesk:
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[int, str] = {}
         self._request_of: dict[int, str] = {}
+        self._waiting: set[int] = set()
+        """Slots that the forest was not told of yet: nothing was drafted since they came."""
+        self._idle_steps = 0
         self._sourced = 0
         self._plan = self._previous = _REST
         self.closed = False
@@ -152,10 +164,10 @@ class DraftDesk:
         self._sourced += group.sourced
         self._group_of[slot] = name
         self._request_of[slot] = request.request_id
-        length, most = len(request.prompt_token_ids), request.sampling.max_tokens
-        self._forest.open_request(slot, group.handle, length, most)
+        self._waiting.add(slot)
         self._window.open(slot)
-        self._prompt_length[slot], self._max_tokens[slot] = length, most
+        self._prompt_length[slot] = len(request.prompt_token_ids)
+        self._max_tokens[slot] = request.sampling.max_tokens
         self._counts[slot] = 0
         self._since[slot] = self._drafter_share_s, self._sampler_share_s
 
@@ -178,10 +190,15 @@ class DraftDesk:
         self._sourced -= group.sourced
         sibling = completion is not None and group.live > 0 and self._settings.siblings != "none"
         if sibling and completion is not None:
+            self._follow(slot, group)
             self._take_in(slot, completion)
-        self._forest.close_request(slot, sibling)
+        if slot in self._waiting:
+            self._waiting.remove(slot)
+        else:
+            self._forest.close_request(slot, sibling)
         if group.live == 0:
-            self._forest.close_group(group.handle)
+            if group.handle is not None:
+                self._forest.close_group(group.handle)
             del self._groups[name]
         elif sibling and not group.sourced:
             group.sourced = True
@@ -234,7 +251,9 @@ class DraftDesk:
         if self.script is not None:
             drafts = self._scripted(slots, token_ids, lengths, room)
         else:
-            limits = np.clip(np.minimum(self._window.limits(slots), room), 0, None)
+            for slot in tuple(self._waiting):
+                self._follow(slot, self._groups[self._group_of[slot]])
+            limits = np.maximum(np.minimum(self._window.limits(slots), room), 0)
             tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
             widest = int(counts.max(initial=0))
             drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
@@ -270,8 +289,28 @@ class DraftDesk:
     @_guarded(None)
     def end_step(self, requests: int, rows: int, tokens: int, seconds: float) -> None:
         """Take note of a step that only decoded: what the gate compares."""
-        if self.script is None and requests:
-            self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
+        if self.script is not None or not requests:
+            return
+        if not self._sourced and not self._previous.draft:
+            # Nothing to decide: one step in a few keeps the undrafted time known.
+            self._idle_steps += 1
+            if self._idle_steps % IDLE_SHARE:
+                return
+        self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
+
+    def _follow(self, slot: int, group: _Group) -> None:
+        """Tell the forest of a request, and of its group, if it was not told yet."""
+        if slot not in self._waiting:
+            return
+        self._waiting.remove(slot)
+        if group.handle is None:
+            group.handle = self._forest.open_group(
+                group.prompt, group.past, group.capacity, self._settings.siblings, self._vocabulary
+            )
+            group.past = ()
+        self._forest.open_request(
+            slot, group.handle, int(self._prompt_length[slot]), int(self._max_tokens[slot])
+        )
 
     def _take_in(self, slot: int, completion: IntArray) -> None:
         """Bring the forest's text of a request up to date: it was not asked in steps without drafts."""
@@ -284,11 +323,16 @@ class DraftDesk:
     def _open_group(self, name: str, request: EngineRequest) -> _Group:
         settings, history = self._settings, request.history
         past = weighted(history, settings.recency, settings.reward_weight) if history else []
-        handle = self._forest.open_group(
-            request.prompt_token_ids, past, request.sampling.max_tokens, settings.siblings, self._vocabulary
-        )
         lockstep = settings.siblings == "lockstep" and bool(request.group)
-        group = self._groups[name] = _Group(handle, 0, bool(past) or lockstep, bool(past))
+        group = self._groups[name] = _Group(
+            prompt=request.prompt_token_ids,
+            past=past,
+            capacity=request.sampling.max_tokens,
+            handle=None,
+            live=0,
+            sourced=bool(past) or lockstep,
+            history=bool(past),
+        )
         if group.sourced:
             self._found_sources(0)
         return group

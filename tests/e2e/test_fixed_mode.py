@@ -51,6 +51,15 @@ def test_evaluations_beside_training_change_no_bit(runs: dict[str, Run]) -> None
     assert evaluated["weights"] == calm["weights"]
 
 
+def test_drafting_on_off_and_from_siblings_in_another_order_change_no_bit(runs: dict[str, Run]) -> None:
+    calm, disturbed, undrafted = (runs[f"S2k1-{name}"] for name in ("calm", "disturbed", "undrafted"))
+    assert calm["accepted"] > 0
+    assert disturbed["accepted"] > 0
+    assert undrafted["accepted"] == 0
+    assert undrafted["batches"] == calm["batches"] == disturbed["batches"]
+    assert undrafted["weights"] == calm["weights"] == disturbed["weights"]
+
+
 def test_the_settings_that_may_matter_do(runs: dict[str, Run]) -> None:
     assert len({runs[f"{case}-calm"]["weights"] for case in ("S0k1", "S2k1", "S2k2")}) == 3
     # Under S=2 the first three batches all come from the base model; only what trains between differs.

@@ -31,6 +31,7 @@ from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
+from antiphon.services.rollout.engine import EngineOutput
 from antiphon.services.rollout.service import ChunkSource, engine_settings
 from antiphon.services.rollout.vllm_engine import VllmEngine
 from antiphon.services.rollout.worker import RolloutWorker
@@ -54,6 +55,7 @@ class Manner:
     delays: int | None = None
     """Seed of random pauses in worker and judge."""
     evaluates: bool = False
+    drafts: bool = True
 
 
 def make_config(max_staleness: int, publish_interval: int) -> RunConfig:
@@ -85,7 +87,14 @@ def make_config(max_staleness: int, publish_interval: int) -> RunConfig:
 
 
 class KeptEngine(VllmEngine):
-    """An engine that outlives the worker that used it."""
+    """An engine that outlives the worker that used it, and counts the drafts that were right."""
+
+    accepted = 0
+
+    def step(self) -> list[EngineOutput]:
+        outputs = super().step()
+        self.accepted += sum(o.drafting.accepted for o in outputs if o.drafting is not None)
+        return outputs
 
     def close(self) -> None:
         self.abort(list(self._live))
@@ -130,6 +139,8 @@ async def flow(
 async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: Manner) -> dict[str, object]:
     """Live one run from its first event to its last."""
     folder.mkdir(parents=True)
+    engine.use_drafts(manner.drafts)
+    engine.accepted = 0
     (folder / "config.yaml").write_text(dump_config(config))
     store = ArtifactStore(folder / "store")
     journal = Journal(folder / "journal.db", RUN_ID)
@@ -188,6 +199,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
         "batches": [commit.batch_digest for commit in commits],
         "trajectories": sum(status.staleness_histogram.values()),
         "evaluations": len(status.evaluations),
+        "accepted": engine.accepted,
     }
 
 
@@ -202,6 +214,7 @@ def main() -> None:
         manners = {"calm": Manner(), "disturbed": Manner(concurrent_groups=3, delays=seed)}
         if (max_staleness, publish_interval) == (2, 1):
             manners["evaluated"] = Manner(concurrent_groups=8, evaluates=True)
+            manners["undrafted"] = Manner(drafts=False)
         for name, manner in manners.items():
             results[f"{case}-{name}"] = asyncio.run(run_once(config, folder / case / name, engine, manner))
             print(case, name, results[f"{case}-{name}"], flush=True)
