@@ -31,6 +31,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from antiphon.core.draft_costs import MOST_FIXED_ROWS, Surplus
 from antiphon.core.errors import ContractError
 
 LEAST_FLOOR = 0.02
@@ -63,8 +64,6 @@ FIXED_ROWS = 8.0
 """Fixed cost of a step in rows until two batch sizes were measured."""
 LONGEST_STEP_S = 3600.0
 """Steps that seem longer, or shorter than a nanosecond, are mistakes of a clock and not taken in."""
-MOST_FIXED_ROWS = 4096.0
-"""A step whose time does not grow with the batch at all counts as this many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,49 +77,6 @@ class StepPlan:
 
 
 _NO_DRAFT = StepPlan(draft=False, floor=1.0)
-
-
-class _Surplus:
-    """Seconds d + c x of a drafted step beyond an undrafted one: a two-state Kalman filter.
-
-    Residuals are cut at three standard deviations, so that a step during which the process was
-    descheduled moves nothing much; the noise is estimated from the cut residuals, so that a lasting
-    change is followed after some ten steps.
-    """
-
-    __slots__ = ("covariance", "fixed_s", "fixed_variance", "noise", "row_s", "row_variance")
-
-    def __init__(self, row_s: float, undrafted_s: float, fixed_s: float = 0.0) -> None:
-        self.fixed_s = fixed_s
-        self.row_s = row_s
-        self.fixed_variance = (0.1 * undrafted_s) ** 2
-        self.row_variance = row_s * row_s
-        self.covariance = 0.0
-        self.noise = 0.05**2
-        """Variance of a step's seconds, relative to the square of the undrafted step's."""
-
-    def learn(self, drafted: int, seconds: float, undrafted_s: float) -> float:
-        """Take in a drafted step; return its seconds with the excess of an outlier cut off."""
-        self.fixed_variance = min(self.fixed_variance + (0.001 * undrafted_s) ** 2, (0.1 * undrafted_s) ** 2)
-        self.row_variance += (0.01 * self.row_s) ** 2
-        # The cap moves with the batch; without this the three could stop being a covariance.
-        most = 0.99 * math.sqrt(self.fixed_variance * self.row_variance)
-        self.covariance = min(max(self.covariance, -most), most)
-        predicted = undrafted_s + self.fixed_s + self.row_s * drafted
-        fixed_part = self.fixed_variance + drafted * self.covariance
-        row_part = self.covariance + drafted * self.row_variance
-        variance = fixed_part + drafted * row_part + self.noise * undrafted_s * undrafted_s
-        bound = 3.0 * math.sqrt(variance)
-        residual = min(max(seconds - predicted, -bound), bound)
-        fixed_gain, row_gain = fixed_part / variance, row_part / variance
-        self.fixed_s = max(self.fixed_s + fixed_gain * residual, 0.0)
-        self.row_s = max(self.row_s + row_gain * residual, 1e-4 * undrafted_s / MOST_FIXED_ROWS)
-        self.fixed_variance = max(self.fixed_variance - fixed_gain * fixed_part, 0.0)
-        self.covariance -= fixed_gain * row_part
-        self.row_variance = max(self.row_variance - row_gain * row_part, 0.0)
-        relative = residual / undrafted_s
-        self.noise = max(self.noise + (relative * relative - self.noise) / 32.0, 1e-6)
-        return min(seconds, max(2.0 * predicted, predicted + bound))
 
 
 class _Lane:
@@ -157,7 +113,7 @@ class _Lane:
         self.owed = FIRST_BASELINE
         self.undrafted_at = 0
         self.refresh = FIRST_REFRESH
-        self.surplus: _Surplus | None = None
+        self.surplus: Surplus | None = None
         self.open = True
         self.changed_at = 0
         """Step of the last opening or closing."""
@@ -383,11 +339,11 @@ class DraftGate:
             return 0.0
         return self._lanes[min(measured, key=lambda i: abs(i - place))].level_s
 
-    def _first_surplus(self, row_s: float, undrafted_s: float) -> _Surplus:
+    def _first_surplus(self, row_s: float, undrafted_s: float) -> Surplus:
         known = self._latest.surplus if self._latest is not None else None
         if known is None:
-            return _Surplus(row_s, undrafted_s)
-        return _Surplus(known.row_s, undrafted_s, known.fixed_s)
+            return Surplus(row_s, undrafted_s)
+        return Surplus(known.row_s, undrafted_s, known.fixed_s)
 
     def _fit_shape(self) -> None:
         """Fit u(B) = a + b B through the lanes, each counting by its relative error: fixed = a / b."""

@@ -20,7 +20,7 @@ Legend: B rows of one call, L width of the engine's rows, W the largest window, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +28,14 @@ import numpy.typing as npt
 from antiphon.core import draft_kernels as kernels
 from antiphon.core.draft_arena import DraftArena, grown
 from antiphon.core.draft_growth import Sprouts, grow
+from antiphon.core.draft_rows import draft_rows, settle_rows
+from antiphon.core.draft_sources import LONGEST_DOCUMENT, contiguous, known_tokens, prior, usable
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FloatArray, IntArray
 
 Int64Array = npt.NDArray[np.int64]
 Share = Literal["finished", "lockstep", "none"]
 
-LONGEST_DOCUMENT = 1 << 18
-"""Completions beyond this are dropped and longer requests are not followed beyond it, tokens."""
-PROMPT_TOKENS = 8_192
-"""Of a longer prompt only the last tokens serve as a document."""
 PREFIX_TOKENS = 8
 """Tokens of the prompt's end that stand before each text, so that its very beginning has a context."""
 PROMPT_WEIGHT = 0.5
@@ -48,19 +46,6 @@ HEADS_AHEAD = 1 << 16
 """Most head entries prepared for tokens that are still to be sampled."""
 TREE_NODES = 4_096
 """Most nodes considered while a tree is grown."""
-PRIOR_CHANCES = (
-    (0.10, 0.12, 0.14, 0.16, 0.18),
-    (0.15, 0.28, 0.28, 0.42, 0.42),
-    (0.30, 0.36, 0.44, 0.55, 0.55),
-    (0.37, 0.50, 0.60, 0.75, 0.75),
-    (0.62, 0.66, 0.66, 0.75, 0.78),
-    (0.26, 0.80, 0.86, 0.92, 0.98),
-)
-"""Acceptance by vote share (down) and length of match (across) in replays of recorded responses."""
-PRIOR_POWERS = (1.2, 1.0, 0.7)
-"""Exponent of it for one, a few and many candidates that agree."""
-PRIOR_OUTCOMES = 8.0
-"""How many outcomes the guess for a kind of token weighs before any was observed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,7 +312,7 @@ class DraftForest:
         if rows > len(self._counts):
             self._reserve_rows(rows)
         drafts, counts, chances = self._drafts[:rows], self._counts[:rows], self._chances[:rows]
-        kernels.draft_rows(
+        draft_rows(
             self._arena.texts, self._node, self._memory, self._requests, self._group_table, self._gram,
             contiguous(slots, np.int64), contiguous(token_ids, np.int32), contiguous(lengths, np.int64),
             contiguous(limits, np.int64), float(floor), drafts, counts, chances,
@@ -342,7 +327,7 @@ class DraftForest:
             accepted: [B] int64, tokens of the last draft that were accepted. All of it must have been
                 verified: the first token that was not accepted counts as rejected.
         """
-        kernels.settle_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
+        settle_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
 
     def grow_tree(self, slot: int, budget: int) -> DraftTree:
         """Return the `budget` most probable candidates below the text taken in by the last `draft`.
@@ -446,41 +431,3 @@ class DraftForest:
         self.close_request(0, finished=True)
         self.close_group(group)
         self._memory.hits[:], self._memory.misses[:] = prior()
-
-
-def prior() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the hits and misses every kind of token starts with, [BUCKETS] float64 each."""
-    chances = np.array(PRIOR_CHANCES)[:, :, None] ** np.array(PRIOR_POWERS)
-    return chances.ravel() * PRIOR_OUTCOMES, (1.0 - chances.ravel()) * PRIOR_OUTCOMES
-
-
-def known_tokens(prompt: Sequence[int], vocabulary: int) -> IntArray:
-    """Return the end of a prompt as int32, with separators where an id is outside the vocabulary.
-
-    >>> known_tokens([3, 9, -4, 2], vocabulary=5).tolist()
-    [3, -1, -1, 2]
-    """
-    least = min(vocabulary, 2**31 - 1)
-    return np.array([t if 0 <= t < least else -1 for t in prompt[-PROMPT_TOKENS:]], dtype=np.int32)
-
-
-def usable(token_ids: Any, weight: float, vocabulary: int) -> IntArray | None:
-    """Return a completion's tokens, or None where nothing could be drafted from them."""
-    tokens = np.asarray(token_ids)
-    sound = (
-        tokens.ndim == 1
-        and 0 < tokens.size <= LONGEST_DOCUMENT
-        and np.issubdtype(tokens.dtype, np.integer)
-        and np.isfinite(weight)
-        and weight > 0.0
-    )
-    if not sound or int(tokens.min()) < 0 or int(tokens.max()) >= min(vocabulary, 2**31 - 1):
-        return None
-    return tokens.astype(np.int32, copy=False)
-
-
-def contiguous(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-    """Return the array itself where it has the kernels' layout: another would compile them anew."""
-    if array.dtype == dtype and array.flags.c_contiguous:
-        return array
-    return np.ascontiguousarray(array, dtype=dtype)
