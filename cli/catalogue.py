@@ -16,6 +16,9 @@ from antiphon.core.metrics import (
     DRAFTING_METRICS,
     LEARNER_METRICS,
     STALENESS_METRICS,
+    SUMMARY_METRICS,
+    SYSTEM_METRICS,
+    TOTAL_METRICS,
     Metric,
     staleness_metric,
 )
@@ -63,6 +66,13 @@ def catalogue_page() -> str:
     parts.append(
         f"And for each staleness N that occurs in the batch, such as `{example}`:\n\n{_metric_table(split)}"
     )
+    for title, prefix, metrics in (
+        ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
+        ("At the end of a run", "summary/", SUMMARY_METRICS),
+        ("Of the machine, while a run goes on", "system/", SYSTEM_METRICS),
+    ):
+        named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
+        parts.append(f"{title}:\n\n{_metric_table(named)}")
     parts.append(
         "## Journal events\n\nWhat happened to a run, by kind; its state is their fold (`core/events.py`).\n"
     )

@@ -1,20 +1,9 @@
 """evaluate: the held-out score of a run's policy versions; a living run measures on request."""
 
-import asyncio
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
-
-from antiphon.core.errors import ConfigError, UnavailableError
-
-if TYPE_CHECKING:
-    from antiphon.services.coordinator.api import EvaluationRecord
-    from antiphon.services.coordinator.client import CoordinatorClient
-
-POLL_S = 1.0
-"""Pause between two looks at an evaluation that is going on."""
 
 
 def evaluate(
@@ -34,27 +23,11 @@ def evaluate(
         timeout_s: longest wait for an evaluation, seconds.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.cli.attach import attached
-    from antiphon.flows.run_directory import find_run, store_directory
+    from antiphon.flows.scores import held_out_scores, write_scores
 
-    home = home_directory()
-    directory = find_run(home, run)
-
-    async def ask() -> "list[EvaluationRecord]":
-        async with attached(directory, store_directory(home)) as (coordinator, living):
-            if version is None:
-                status = await coordinator.status()
-                return sorted((e for e in status.evaluations if e.complete), key=lambda e: e.version)
-            return [await _score(coordinator, directory.name, version, living, timeout_s)]
-
-    scores = asyncio.run(ask())
-    plain = [{"version": e.version, "pass_at_1": e.reward_mean, "prompts": e.prompts} for e in scores]
+    run_id, scores = held_out_scores(home_directory(), run, version, timeout_s)
     if results is not None:
-        results.parent.mkdir(parents=True, exist_ok=True)
-        temporary = results.with_name(results.name + ".tmp")
-        content = {"run": directory.name, "evaluations": plain}
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(results)
+        write_scores(run_id, scores, results)
     for score in scores:
         print(
             f"version {score.version}: held-out pass@1 {score.reward_mean:.4f} over {score.prompts} prompts"
@@ -62,31 +35,3 @@ def evaluate(
     if not scores:
         print("nothing was evaluated yet")
     return 0
-
-
-async def _score(
-    coordinator: "CoordinatorClient", run_id: str, version: int, living: bool, timeout_s: float
-) -> "EvaluationRecord":
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    while True:
-        status = await coordinator.status()
-        found = next((e for e in status.evaluations if e.version == version and e.complete), None)
-        if found is not None:
-            return found
-        measured = ", ".join(str(e.version) for e in status.evaluations if e.complete) or "none"
-        if not living or status.finished:
-            raise ConfigError(
-                f"--version {version} of {run_id} was not evaluated and the run is not going on; "
-                f"evaluated versions: {measured}"
-            )
-        if status.newest_version is None or version > status.newest_version:
-            raise ConfigError(
-                f"--version {version} of {run_id} is not published; newest is {status.newest_version}"
-            )
-        if loop.time() > deadline:
-            raise UnavailableError(
-                f"version {version} was not evaluated within {timeout_s:g} s: {status.waiting or 'no reason'}"
-            )
-        await coordinator.open_evaluation(version)
-        await asyncio.sleep(POLL_S)

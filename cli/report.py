@@ -15,7 +15,7 @@ def report(run: str | None = None, /, *, out: Annotated[Path | None, Parameter(n
         out: file to write; by default report.html in the run's folder.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.cli.attach import all_events, attached
+    from antiphon.flows.attach import all_events, attached
     from antiphon.flows.run_directory import find_run, store_directory
     from antiphon.lineage.report import build_report
     from antiphon.lineage.store import ArtifactStore

@@ -35,8 +35,8 @@ def status(
         watch: keep looking until the run is finished.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.cli.attach import coordinator_address, look
     from antiphon.core.config import load_config
+    from antiphon.flows.attach import coordinator_address, look
     from antiphon.flows.run_directory import find_run, list_runs
 
     home = home_directory()
@@ -96,8 +96,8 @@ def planes_of(status: "RunStatus", rates: Mapping[str, float]) -> dict[str, "Pla
 
 
 def _watch(address: str, run_id: str) -> int:
-    from antiphon.cli.attach import look
     from antiphon.cli.view import make_view
+    from antiphon.flows.attach import look
 
     view = make_view()
     tokens, at = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""up and down: serve the Prefect and MLflow pages of what was recorded, and stop exactly those."""
+"""up and down: serve the pages of what was recorded and, on demand, S3; stop exactly those."""
 
 import json
 import os
@@ -15,6 +15,7 @@ import psutil
 
 from antiphon.cli.arguments import home_directory
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage import s3_server
 from antiphon.tasks.prefect_server import HOST, answers, begin_prefect_server, check_port, free_port
 
 START_TIMEOUT_S = 180.0
@@ -49,12 +50,14 @@ class Page:
             return False
 
 
-def up(*, prefect_port: int = 4200, mlflow_port: int = 5000) -> int:
+def up(*, prefect_port: int = 4200, mlflow_port: int = 5000, s3: bool = False, s3_port: int = 8333) -> int:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
     Args:
         prefect_port: port of the Prefect pages; 0 picks a free one.
         mlflow_port: port of the MLflow pages; 0 picks a free one.
+        s3: serve a bucket for artifacts too; its folder and keys lie in the home directory.
+        s3_port: port of the S3 server; 0 picks a free one.
     """
     home = home_directory()
     home.mkdir(parents=True, exist_ok=True)
@@ -64,6 +67,8 @@ def up(*, prefect_port: int = 4200, mlflow_port: int = 5000) -> int:
         check_port(prefect_port, "--prefect-port")
     if "mlflow" not in pages and mlflow_port:
         check_port(mlflow_port, "--mlflow-port")
+    if s3 and "s3" not in pages and s3_port:
+        check_port(s3_port, "--s3-port")
     for name, begin, port in (
         ("prefect", _begin_prefect, prefect_port),
         ("mlflow", _begin_mlflow, mlflow_port),
@@ -72,9 +77,17 @@ def up(*, prefect_port: int = 4200, mlflow_port: int = 5000) -> int:
             pages[name] = begin(home, port)
             # Written down before the wait, so that `down` finds it whatever happens meanwhile.
             write_pages(home, pages)
+    if s3 and "s3" not in pages:
+        server = s3_server.begin_s3(home / "s3", s3_port, outlive=True)
+        pages["s3"] = _page("s3", server.endpoint_url, server.process)
+        write_pages(home, pages)
+        server.wait_ready(START_TIMEOUT_S)
     for name in ("prefect", "mlflow"):
         _wait(pages[name], home)
         print(f"{name}: {pages[name].url}", flush=True)
+    if "s3" in pages:
+        keys = s3_server.credentials_file(home / "s3")
+        print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {keys}", flush=True)
     print("stop them with: antiphon down")
     return 0
 
@@ -86,11 +99,14 @@ def down() -> int:
     living = [page for page in pages.values() if page.alive()]
     for page in living:
         os.killpg(page.pid, signal.SIGTERM)
-    deadline = time.perf_counter() + STOP_GRACE_S
+    started = time.perf_counter()
     for page in living:
-        while page.alive() and time.perf_counter() < deadline:
+        grace = s3_server.STOP_GRACE_S if page.name == "s3" else STOP_GRACE_S
+        while page.alive() and time.perf_counter() < started + grace:
             time.sleep(POLL_S)
         _kill_group(page.pid)
+        if page.name == "s3":
+            s3_server.remove_sockets(home / "s3")
         print(f"{page.name}: stopped")
     (home / "up.json").unlink(missing_ok=True)
     if not living:

@@ -4,6 +4,7 @@ Every field has a doc string; `docs/configuration.md` is generated from them. Th
 the name. What can be computed from other fields is a function elsewhere, never a field.
 """
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import SamplingParameters
+
+_STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?|/.*")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
 
 
 class _Section(BaseModel):
@@ -247,6 +251,44 @@ class RecordSection(_Section):
     """Pin versions and batches in the DVC-tracked ledger."""
     ledger: str = "ledger"
     """Folder of the DVC-tracked ledger, relative to the project."""
+    checkpoint_stride: int = Field(default=4, ge=0)
+    """Every how many-th of the learner's checkpoints enters the ledger, so that a replay of late steps
+    can start there; 0 pins none, and replays start from the base model."""
+    store: str | None = None
+    """Where artifacts go besides the store in the home directory: `s3://bucket/prefix`, or the absolute
+    path of a shared folder; null keeps them on this machine. Keys come from the environment alone."""
+    store_endpoint: str | None = None
+    """Address of the S3 server, such as `http://127.0.0.1:8333`; null takes AWS_ENDPOINT_URL_S3, else
+    Amazon's."""
+    traces: int = Field(default=3, ge=0, le=32)
+    """Trajectories of each evaluated version that MLflow shows as traces; 0 shows none."""
+    system_metrics_s: float = Field(default=10.0, ge=0.0)
+    """Seconds between two samples of CPU and memory in MLflow; 0 takes none."""
+    worker_usd_per_hour: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Price of one rollout worker, US dollars per hour; runs are compared by what they cost."""
+    learner_usd_per_hour: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Price of the machine of the learner and the other services, US dollars per hour."""
+
+    @model_validator(mode="after")
+    def _check_store(self) -> Self:
+        # Values are not repeated: people who put keys into an address would find them in a log.
+        store, endpoint = self.store, self.store_endpoint
+        if store is not None and not _STORE.fullmatch(store):
+            raise ValueError(
+                "record.store is neither s3://bucket/prefix nor the absolute path of a folder; keys belong "
+                "in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            raise ValueError(
+                "record.store_endpoint is no address such as http://127.0.0.1:8333; keys belong in "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        if endpoint is not None and not (store or "").startswith("s3://"):
+            raise ValueError(
+                f"record.store_endpoint={endpoint} is for a record.store that begins with s3://, but that is "
+                f"{store}; correct either"
+            )
+        return self
 
 
 class ServicesSection(_Section):

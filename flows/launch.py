@@ -7,13 +7,15 @@ cancel from Prefect), every service this process started is gone when `open_run`
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import structlog
 
 from antiphon.core.config import RunConfig
@@ -25,19 +27,27 @@ from antiphon.environments.codec import TextCodec, resolve_model_path
 from antiphon.environments.registry import make_environment
 from antiphon.flows import run_directory
 from antiphon.flows.outcome import RunOutcome, summarise, write_results
+from antiphon.lineage.outbox_uploader import Uploader
 from antiphon.lineage.recorder import Recorder, find_project
 from antiphon.lineage.report import build_report
 from antiphon.lineage.run_picture import fold
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.s3_remote import RemoteStore
+from antiphon.lineage.store import ArtifactStore, open_store
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import RunStatus
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.learner.client import LearnerClient
+from antiphon.services.process import configure_logs
 from antiphon.services.rollout.engine_environment import child_environment
 from antiphon.services.serving import is_loopback
 from antiphon.tasks import run_context
-from antiphon.tasks.prefect_server import begin_prefect_server, check_port, client_environment
+from antiphon.tasks.prefect_server import (
+    ServerKeeper,
+    begin_prefect_server,
+    check_port,
+    client_environment,
+)
 from antiphon.tasks.provision import Supervisor, service_specs, worker_spec
 from antiphon.tasks.run_context import ClientLoop, RunContext
 
@@ -94,7 +104,9 @@ def preflight(config: RunConfig, home: Path) -> None:
     Raises:
         ConfigError: for a missing model, a tokenizer that does not match, an unknown
             environment, impossible parameters, prompts too long for the engine, an address
-            that cannot be listened on, or a ledger outside a DVC project.
+            that cannot be listened on, a ledger outside a DVC project, or a remote store
+            that refuses.
+        UnavailableError: when the remote store does not answer.
     """
     services = config.services
     if not is_loopback(services.host):
@@ -105,6 +117,8 @@ def preflight(config: RunConfig, home: Path) -> None:
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
     if config.record.dvc:
         find_project(None, home)
+    if config.record.store is not None:
+        RemoteStore(config.record.store, config.record.store_endpoint).check()
     check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
     codec = TextCodec.load(resolve_model_path(config.model.path))
     section = config.environment
@@ -142,6 +156,9 @@ class LiveRun:
         records: dict[str, Any] = {}
         if run.recorder is not None:
             records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
+        if run.uploader is not None:
+            run.uploader.flush(RECORD_TIMEOUT_S)
+            records["uploads"] = asdict(run.uploader.report())
         outcome = summarise(
             run_id=run.run_id,
             run_dir=run.run_dir,
@@ -175,16 +192,27 @@ async def _collect_events(run: RunContext) -> list[Any]:
 
 
 @contextmanager
-def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[LiveRun]:
+def open_run(
+    config: RunConfig, run_id: str | None, home: Path, claimed: Callable[[Path], None] = lambda _: None
+) -> Iterator[LiveRun]:
     """Start (or go on with) a run's services and yield it; stop everything at the end.
+
+    Args:
+        config: the resolved configuration.
+        run_id: a run to go on with; None means the configuration's own.
+        home: the home directory.
+        claimed: told the run's directory as soon as this process has it, before anything starts.
 
     Raises:
         ConfigError: before anything is started, for what cannot be meant.
         AntiphonError: when a service does not start; its own sentence is quoted.
     """
     opened = time.perf_counter()
+    if not structlog.is_configured():
+        configure_logs("warning")  # a Prefect worker started this process, not our command
     surroundings = _surroundings.get() or Surroundings()
     if surroundings.live is not None:
+        claimed(surroundings.live.context.run_dir)
         yield surroundings.live
         return
     view, options = surroundings.view, surroundings.options
@@ -193,6 +221,7 @@ def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[Live
     run_directory.create(place, config)
     with ExitStack() as stack:
         stack.enter_context(run_directory.lock(place.directory))
+        claimed(place.directory)
         view.message(f"{'going on with' if place.resumed else 'starting'} run {place.run_id}")
         failure: list[str] = []
         supervisor = Supervisor(place.directory, config.services.restart_limit, failure.append)
@@ -206,10 +235,19 @@ def open_run(config: RunConfig, run_id: str | None, home: Path) -> Iterator[Live
         stack.callback(lambda: context.stop("the run was closed"))
         run_context.register(context)
         stack.callback(lambda: run_context.unregister(place.run_id))
+        if config.record.store is not None:
+            context.uploader = Uploader(open_store(context.store_root, config.record))
+            stack.callback(_close_uploads, context.uploader, place.directory)
         if config.record.mlflow or config.record.dvc:
             chunks = ChunkStore(place.directory / "chunks")
             context.recorder = Recorder(
-                place.run_id, config, place.directory, home, context.store_root, read_chunk=chunks.get
+                place.run_id,
+                config,
+                place.directory,
+                home,
+                context.store_root,
+                read_chunk=chunks.get,
+                decode=decoder(config),
             )
             stack.callback(_close_records, context.recorder, place.directory)
             if place.resumed:
@@ -260,10 +298,21 @@ def _start_services(
     )
 
 
+def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:
+    """Return what turns token ids into text; the tokenizer is loaded when it is first needed."""
+    codec = cache(lambda: TextCodec.load(resolve_model_path(config.model.path)))
+    return lambda token_ids: codec().decode(token_ids)
+
+
 def _close_records(recorder: Recorder, directory: Path) -> None:
     """Write what is queued; a run that was interrupted makes up for the rest when it goes on."""
     finished = run_directory.is_finished(directory)
     recorder.close(RECORD_TIMEOUT_S if finished else INTERRUPTED_RECORD_S)
+
+
+def _close_uploads(uploader: Uploader, directory: Path) -> None:
+    """Send what is left; what the time does not suffice for waits on the disk for the next run."""
+    uploader.close(RECORD_TIMEOUT_S if run_directory.is_finished(directory) else INTERRUPTED_RECORD_S)
 
 
 def _close_clients(context: RunContext) -> None:
@@ -381,7 +430,8 @@ def run_post_train(
         live = stack.enter_context(open_run(config, run_id, home))
         if server is not None:
             server.wait_healthy(SERVER_START_S)
-        stack.enter_context(_given(replace(surroundings, live=live)))
+            stack.callback(ServerKeeper(server, home).close)
+        stack.enter_context(surrounded(replace(surroundings, live=live)))
         from prefect.exceptions import CancelledRun
 
         from antiphon.flows.post_train import flush_events, post_train
@@ -391,13 +441,20 @@ def run_post_train(
             result = post_train(config, live.context.run_id)
         except CancelledRun as error:
             raise AntiphonError("the run was cancelled; start it again to go on") from error
+        except httpx.HTTPError as error:
+            finished = run_directory.is_finished(live.context.run_dir)
+            raise UnavailableError(
+                f"the Prefect server at {os.environ['PREFECT_API_URL']} went away and was not told the end; "
+                f"{'the run is complete' if finished else 'the same command goes on'}"
+            ) from error
     if not isinstance(result, dict):
         raise AntiphonError(f"the run did not complete: {result}")
     return RunOutcome.from_summary(result)
 
 
 @contextmanager
-def _given(surroundings: Surroundings) -> Iterator[None]:
+def surrounded(surroundings: Surroundings) -> Iterator[None]:
+    """Hand `surroundings` to the flows that are called inside."""
     token = _surroundings.set(surroundings)
     try:
         yield

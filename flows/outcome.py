@@ -74,6 +74,8 @@ class RunOutcome:
         )
         if self.drafting:
             said.append(drafting_line(self.drafting))
+        if waiting := self.records.get("uploads", {}).get("pending", 0):
+            said.append(f"{waiting} artifacts are not in the remote store yet: ./antiphon push sends them")
         said.append(f"final weights {self.weights_digest}")
         said.append(f"report: {report}")
         said.append("look around: ./antiphon up   (Prefect and MLflow pages; ./antiphon down stops them)")

@@ -7,6 +7,7 @@ flow moves handles: tokens and weights travel between the services.
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +25,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
+from antiphon.flows.hooks import clear_up, remember_flow_run
 from antiphon.flows.launch import RunOutcome, open_run
+from antiphon.flows.outages import await_server, hold_events
 from antiphon.flows.run_directory import home_directory
 from antiphon.flows.schedule import Handle, StageSkipped, drive
 from antiphon.tasks.broadcast import broadcast
@@ -33,6 +36,7 @@ from antiphon.tasks.record import record
 from antiphon.tasks.reward import reward
 from antiphon.tasks.rollout import collect, evaluate
 from antiphon.tasks.run_context import RunContext
+from antiphon.tasks.run_page import RunPage
 
 _log = structlog.get_logger(__name__)
 
@@ -110,6 +114,8 @@ def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
     task_runner=ThreadPoolTaskRunner(max_workers=96),
     persist_result=False,
     validate_parameters=True,
+    on_cancellation=[clear_up],
+    on_crashed=[clear_up],
 )
 def post_train(config: RunConfig, run_id: str = "") -> Any:
     """Post-train a policy: rollout, reward, training and broadcast, overlapped within the bound.
@@ -118,8 +124,14 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
         config: everything the run depends on; defaults are the demo's.
         run_id: a run to go on with; empty starts the configuration's next one.
     """
-    with open_run(config, run_id or None, home_directory()) as live:
-        flow_run_id = UUID(str(flow_run.get_id()))
+    hold_events()
+    flow_run_id = UUID(str(flow_run.get_id()))
+
+    def claimed(run_dir: Path) -> None:
+        remember_flow_run(run_dir, str(flow_run_id))
+
+    with open_run(config, run_id or None, home_directory(), claimed) as live:
+        page = RunPage(live.context, flow_run_id, home_directory())
         watcher = threading.Thread(
             target=watch_cancellation, args=(live.context, flow_run_id), name="cancel", daemon=True
         )
@@ -132,10 +144,13 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
         except AntiphonError:
             if live.context.stop_reason == CANCEL_REASON:
                 return Cancelled(message="The run was cancelled; start it again to go on.")
+            await_server()
             raise
         finally:
+            page.close()
             live.context.stop("the flow ended")
             watcher.join(2 * CANCEL_POLL_S)
+    await_server()
     return outcome.summary()
 
 

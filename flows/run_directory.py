@@ -15,6 +15,7 @@ from typing import IO
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
+from antiphon.lineage.ledger_layout import shard_directories
 
 FREE_BYTES = 512 << 20
 """Least free space a run starts with."""
@@ -63,10 +64,22 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
         candidate = f"{stem}-{number}"
         directory = runs / candidate
         if not directory.exists():
+            if _has_ledger(config, candidate, home):
+                continue  # of another home, or of a clone whose ledgers came with git
             return RunPlace(candidate, directory, resumed=False)
         if not fresh and not is_finished(directory) and (directory / "config.yaml").exists():
             return RunPlace(candidate, directory, resumed=True)
     raise ConfigError(f"too many runs named {stem} under {runs}; give run.name another value")
+
+
+def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
+    """Tell whether somebody's run of that name is in the ledger: two runs never share one."""
+    if not config.record.dvc:
+        return False
+    from antiphon.lineage.recorder import find_project  # brings Arrow, which most verbs do without
+
+    folder = find_project(None, home) / config.record.ledger
+    return bool(shard_directories(folder, run_id))
 
 
 def _check_same(config: RunConfig, directory: Path) -> None:

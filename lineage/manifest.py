@@ -109,8 +109,15 @@ def flatten_config(config: RunConfig) -> dict[str, str]:
     return flat
 
 
+def source_tree() -> Path:
+    """Return the folder of the running code: the checkout, or where the package was installed."""
+    return Path(__file__).resolve().parents[1]
+
+
 def code_revision(project: Path) -> dict[str, Any]:
     """Return the git revision and whether tracked files differ from it; empty without git."""
+    if not (project / ".git").exists():
+        return {}  # an installed package may lie inside somebody else's repository
     revision = _git(project, "rev-parse", "HEAD")
     if revision is None:
         return {}

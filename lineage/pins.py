@@ -1,85 +1,92 @@
-"""Pins: every artifact of a run as an entry of a DVC-tracked directory, appended in process.
+"""Pins: every artifact of a run as an entry of DVC-tracked directories, appended in process.
 
-A run's ledger is the directory ``<folder>/<run>`` with its own ``<folder>/<run>.dvc``.
-Appending hashes one file and adds it to the project's DVC cache (about a millisecond, where
-the command needs seconds); publishing writes the tree of all entries and the ``.dvc`` file.
-What was appended and not yet published stands in a journal beside them, so a crash between
-the two loses nothing. ``dvc status``, ``push``, ``pull`` and ``checkout`` work on the result.
+A run's ledger is the directory ``<folder>/<run>`` with its own ``<folder>/<run>.dvc``, and
+further shards of the same form in a long run. Appending hashes one file and adds it to the
+project's DVC cache (about a millisecond, where the command needs seconds); publishing writes
+the tree of the newest shard and its ``.dvc`` file. What was appended and not yet published
+stands in a journal beside them, so a crash between the two loses nothing. ``dvc status``,
+``push``, ``pull``, ``checkout`` and ``gc`` work on the result.
 """
 
-import json
-import os
-from collections.abc import Iterator
+import fcntl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import IO
 
-import structlog
-import yaml
 from dvc.exceptions import DvcException, NotDvcRepoError
 from dvc.repo import Repo
-from dvc_data.hashfile.hash import hash_file
-from dvc_data.hashfile.hash_info import HashInfo
-from dvc_data.hashfile.meta import Meta
-from dvc_data.hashfile.tree import Tree
-from dvc_objects.fs import generic
-from dvc_objects.fs.local import localfs
 
-from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.ledger_layout import (
+    GITIGNORE,
+    SHARD_ENTRIES,
+    check_rel,
+    journal_of,
+    shard_directories,
+    shard_name,
+)
+from antiphon.lineage.ledger_shard import Shard
 from antiphon.lineage.store import write_atomically
-
-_log = structlog.get_logger("antiphon.lineage")
-
-GITIGNORE = """\
-# Git keeps the .dvc files; the artifacts they name are DVC's.
-/*/
-/*.journal
-/.incoming-*
-"""
-"""Written into a new ledger folder. A rule in a parent folder would make DVC overlook the pointers."""
 
 
 class Ledger:
     """The pinned artifacts of one run; used by one thread of one process at a time."""
 
-    def __init__(self, project: Path, folder: str, run_id: str) -> None:
+    def __init__(self, project: Path, folder: str, run_id: str, shard_entries: int = SHARD_ENTRIES) -> None:
         """Open a run's ledger, going on where an earlier process stopped.
 
         Args:
             project: folder inside a DVC project.
             folder: where ledgers lie, relative to the project.
             run_id: the run; names the directory and its ``.dvc`` file.
+            shard_entries: entries after which the next directory begins.
 
         Raises:
-            ConfigError: when `project` is in no DVC project.
+            ConfigError: when `project` is in no DVC project, or another process has the ledger open.
             UnavailableError: when the cache or the folder cannot be used.
         """
         self._repo = _open_project(project)
-        self._cache = self._repo.cache.local
-        self.directory = Path(self._repo.root_dir) / folder / run_id
-        self.pointer = self.directory.with_name(f"{run_id}.dvc")
-        self._journal = self.directory.with_name(f"{run_id}.journal")
-        self._tree = Tree()
-        self._unpublished = 0
-        with _in_words(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            ignore = self.directory.with_name(".gitignore")
+        self._folder = Path(self._repo.root_dir) / folder
+        self._run_id = run_id
+        self._shard_entries = shard_entries
+        with _in_words(self._folder / run_id):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self._folder / run_id)
+            ignore = self._folder / ".gitignore"
             if not ignore.exists():
                 write_atomically(ignore, GITIGNORE.encode())
-            self._restore()
+            places = shard_directories(self._folder, run_id)
+            self._shards = [Shard(self._repo, place) for place in places]
+        self._homes = {rel: shard for shard in self._shards for rel in shard.entries}
+
+    @property
+    def directory(self) -> Path:
+        """Return the directory of the first shard; a short run has no other."""
+        return self._shards[0].directory
+
+    @property
+    def pointer(self) -> Path:
+        """Return the ``.dvc`` file of the first shard."""
+        return self._shards[0].pointer
 
     @property
     def unpublished(self) -> int:
         """Entries appended since the last `publish`."""
-        return self._unpublished
+        return sum(shard.unpublished for shard in self._shards)
 
     def __len__(self) -> int:
-        return len(self._tree)
+        return len(self._homes)
 
     def md5(self, rel: str) -> str | None:
         """Return the md5 under which an entry is pinned, or None."""
-        known = self._tree.get(_key(rel))
-        return str(known[1].value) if known and known[1] else None
+        shard = self._homes.get(rel)
+        return shard.entries[rel].md5 if shard else None
+
+    def path(self, rel: str) -> Path | None:
+        """Return where an entry's file lies, or None when there is no such entry."""
+        shard = self._homes.get(rel)
+        return shard.directory / rel if shard else None
 
     def append(self, rel: str, payload: Path | bytes) -> str:
         """Pin one artifact under the ledger's path `rel` and return its md5.
@@ -91,120 +98,67 @@ class Ledger:
             IntegrityError: when `rel` already holds something else; entries never change.
             UnavailableError: when there is no space left, or the file is missing.
         """
-        target = self.directory.joinpath(*_key(rel))
+        rel = check_rel(rel)
         with _in_words(self.directory):
-            if isinstance(payload, bytes):
-                if not target.exists():
-                    write_atomically(target, payload)
-                source = target
-                if target.read_bytes() != payload:
-                    raise IntegrityError(f"{target} already holds other bytes; ledger entries never change")
-            else:
-                source = payload
-            meta, found = hash_file(str(source), localfs, "md5")
-            known = self.md5(rel)
-            if known is not None and known == found.value and target.exists():
-                return known
-            if known is not None and known != found.value:
-                raise IntegrityError(
-                    f"ledger entry {rel} of {self.directory.name} is pinned as {known}, not {found.value}; "
-                    "entries never change"
-                )
-            self._cache.add(str(source), localfs, found.value, hardlink=True)
-            if source is not target:
-                self._materialise(found, target)
-            self._remember(rel, str(found.value), int(meta.size))
-        return str(found.value)
+            shard = self._homes.get(rel) or self._open_shard()
+            md5 = shard.append(rel, payload)
+        self._homes[rel] = shard
+        return md5
 
     def publish(self) -> str:
-        """Write the tree of all entries and the ``.dvc`` file that names it; return its md5.
+        """Write what is new as trees and ``.dvc`` files; return the newest shard's tree.
 
         Raises:
             UnavailableError: when there is no space left.
         """
         with _in_words(self.directory):
-            self._tree.digest()
-            self._cache.add(self._tree.path, self._tree.fs, self._tree.oid, hardlink=False)
-            self._tree.fs.rm_file(self._tree.path)  # DVC keeps it in memory for the process's life
-            _flush(self._journal)
-            out = {
-                "md5": self._tree.oid,
-                "size": sum(meta.size for _, meta, _ in self._tree),
-                "nfiles": len(self._tree),
-                "hash": "md5",
-                "path": self.directory.name,
-            }
-            write_atomically(self.pointer, yaml.safe_dump({"outs": [out]}, sort_keys=False).encode())
-        self._unpublished = 0
-        return str(self._tree.oid)
+            for shard in self._shards[:-1]:
+                if shard.unpublished:
+                    shard.publish()
+            return self._shards[-1].publish()
 
     def close(self) -> None:
-        """Publish what is new and let go of the project's databases."""
-        if self._unpublished:
+        """Publish what is new and let go of the project's databases and of the ledger."""
+        if self.unpublished:
             self.publish()
         self._repo.close()
+        self._lock.close()
 
-    def _materialise(self, info: HashInfo, target: Path) -> None:
-        if target.exists():
-            target.unlink()  # an earlier attempt ended between linking and the journal
-        target.parent.mkdir(parents=True, exist_ok=True)
-        cached = self._cache.oid_to_path(info.value)
-        generic.transfer(
-            self._cache.fs, cached, localfs, str(target), links=[*self._cache.cache_types, "copy"]
-        )
-        self._repo.state.save(str(target), localfs, info)
+    def _open_shard(self) -> Shard:
+        newest = self._shards[-1]
+        if len(newest.entries) < self._shard_entries:
+            return newest
+        if newest.unpublished:
+            newest.publish()  # a full shard is written once more and then never again
+        self._shards.append(Shard(self._repo, self._folder / shard_name(self._run_id, len(self._shards))))
+        return self._shards[-1]
 
-    def _remember(self, rel: str, md5: str, size: int) -> None:
-        line = json.dumps({"rel": rel, "md5": md5, "size": size}) + "\n"
-        with self._journal.open("a", encoding="utf-8") as journal:
-            journal.write(line)
-        self._tree.add(_key(rel), Meta(size=size), HashInfo("md5", md5))
-        self._unpublished += 1
 
-    def _restore(self) -> None:
-        journalled = {entry["rel"]: entry for entry in self._journalled()}
-        for rel, md5 in self._published():
-            size = journalled[rel]["size"] if rel in journalled else self._cached_size(md5)
-            self._tree.add(_key(rel), Meta(size=size), HashInfo("md5", md5))
-        published = len(self._tree)
-        for rel, entry in journalled.items():
-            if self._tree.get(_key(rel)) is None and self._intact(entry):
-                self._tree.add(_key(rel), Meta(size=entry["size"]), HashInfo("md5", entry["md5"]))
-        self._unpublished = len(self._tree) - published
+@contextmanager
+def dvc_cache(project: Path) -> Iterator[Callable[[str], Path]]:
+    """Yield what tells where the project's DVC cache keeps an object of a given md5.
 
-    def _published(self) -> Iterator[tuple[str, str]]:
-        if not self.pointer.is_file():
-            return
-        out = yaml.safe_load(self.pointer.read_text(encoding="utf-8"))["outs"][0]
-        path = Path(self._cache.oid_to_path(out["md5"]))
-        if not path.is_file():
-            raise UnavailableError(
-                f"{self.pointer} names a tree that is not in the DVC cache; "
-                f"run `dvc pull {self.pointer}` first"
-            )
-        for item in json.loads(path.read_bytes()):
-            yield item["relpath"], item["md5"]
+    Raises:
+        ConfigError: when `project` is in no DVC project.
+    """
+    repo = _open_project(project)
+    try:
+        yield lambda md5: Path(repo.cache.local.oid_to_path(md5))
+    finally:
+        repo.close()
 
-    def _cached_size(self, md5: str) -> int:
-        cached = Path(self._cache.oid_to_path(md5))
-        return cached.stat().st_size if cached.is_file() else 0
 
-    def _journalled(self) -> Iterator[dict[str, Any]]:
-        if not self._journal.is_file():
-            return
-        text = self._journal.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            # A process died while writing the last line; nobody was told that entry was pinned.
-            os.truncate(self._journal, len(whole.encode()))
-        for line in whole.splitlines():
-            yield json.loads(line)
-
-    def _intact(self, entry: dict[str, Any]) -> bool:
-        if self._cached_size(entry["md5"]) == entry["size"]:
-            return True
-        _log.warning("ledger.entry_lost", run=self.directory.name, rel=entry["rel"], md5=entry["md5"])
-        return False
+def _lock(directory: Path) -> IO[str]:
+    handle = journal_of(directory).open("a", encoding="utf-8")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise ConfigError(
+            f"another process is writing the ledger {directory}; two runs of one name cannot share it: "
+            "wait for that one, or give this one another run.name or record.ledger"
+        ) from None
+    return handle
 
 
 def _open_project(project: Path) -> Repo:
@@ -221,21 +175,6 @@ def _open_project(project: Path) -> Repo:
         raise UnavailableError(
             f"cannot open the DVC project of {project}: {error}; repair it or set record.dvc=false"
         ) from error
-
-
-def _key(rel: str) -> tuple[str, ...]:
-    path = PurePosixPath(rel)
-    if path.is_absolute() or not path.parts or ".." in path.parts:
-        raise IntegrityError(
-            f"{rel!r} is no path inside a ledger; use relative names such as batches/t000001"
-        )
-    return path.parts
-
-
-def _flush(path: Path) -> None:
-    if path.is_file():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 @contextmanager

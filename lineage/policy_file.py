@@ -6,6 +6,8 @@ them in; equal snapshots give equal files.
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
@@ -24,6 +26,9 @@ _DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+
+_HEADER_LIMIT = 100_000_000
+"""Bytes of the longest header the format allows."""
 
 
 def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]) -> bytes:
@@ -62,3 +67,16 @@ def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # readers want tensors at multiples of eight bytes
     return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def policy_facts(path: Path) -> dict[str, Any]:
+    """Return what a policy file says of itself (`run`, `version`, `weights_digest`); {} for a foreign one."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _HEADER_LIMIT:
+            return {}
+        try:
+            facts = json.loads(json.loads(file.read(length))["__metadata__"]["antiphon"])
+        except (ValueError, KeyError, TypeError):
+            return {}
+    return dict(facts)

@@ -8,7 +8,7 @@ holds; what was written before is skipped, so records lost in a crash are made u
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,19 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
-from antiphon.lineage.manifest import build_manifest, canonical_json, flatten_config, manifest_digest
+from antiphon.lineage.documents import run_document
+from antiphon.lineage.in_order import InOrder
+from antiphon.lineage.manifest import source_tree
 from antiphon.lineage.policy_file import encode_policy
-from antiphon.lineage.run_log import Evaluation, RunLog
-from antiphon.lineage.store import ArtifactStore, write_atomically
-from antiphon.lineage.tracking import Tracker, model_name
+from antiphon.lineage.replay_pins import due, pin_checkpoint, pin_model
+from antiphon.lineage.run_log import Evaluation, RunLog, now
+from antiphon.lineage.store import open_store, write_atomically
+from antiphon.lineage.tracking import Tracker
+from antiphon.lineage.tracking_feed import TrackingFeed, worker_mix
 from antiphon.lineage.writer import Writer, WriterReport
 
 if TYPE_CHECKING:
-    from antiphon.lineage.pins import Ledger
+    from antiphon.lineage.document_pins import DocumentPins
 
 PUBLISH_ENTRIES = 16
 """New ledger entries after which the tree is published; a run's tail comes with `close`."""
@@ -65,6 +69,7 @@ class Recorder:
         store_root: Path,
         project: Path | None = None,
         read_chunk: Callable[[str], bytes] | None = None,
+        decode: Callable[[Iterable[int]], str] | None = None,
     ) -> None:
         """Open the records of a run, going on where an earlier process stopped.
 
@@ -78,28 +83,34 @@ class Recorder:
                 above `home` or the working directory.
             read_chunk: gives the bytes of a snapshot's chunk by digest; without it versions
                 are pinned by their digests alone, not with their weights.
+            decode: turns token ids into text, for the trajectories that MLflow shows; called by
+                its writer. Without it no trajectories are shown.
 
         Raises:
             ConfigError: when record.dvc is true outside a DVC project.
         """
         self._run_id = run_id
         self._config = config
-        self._store = ArtifactStore(store_root)
+        self._store = open_store(store_root, config.record)
         self._read_chunk = read_chunk
         self._project = find_project(project, home) if config.record.dvc else None
         self._run_dir = run_dir
         self._timed = _Timed()
         self._batches: dict[int, BatchRef] = {}
         self._log = RunLog(run_dir)
-        self._ledger: Ledger | None = None
+        self._pins: DocumentPins | None = None
+        self._in_order = InOrder()
         self._ledger_writer = Writer("ledger") if self._project else None
-        self._tracker = Tracker(run_dir, home, config.run.name, run_id) if config.record.mlflow else None
+        self._feed: TrackingFeed | None = None
+        if config.record.mlflow:
+            tracker = Tracker(run_dir, home, config.run.name, run_id)
+            self._feed = TrackingFeed(tracker, config, self._store, self._log, decode)
         self._open()
 
     def record_base(self, manifest: SnapshotManifest) -> None:
         """Record version 0, the model the run starts from."""
         with self._timed:
-            self._record_policy(0, {"version": 0, "weights_digest": manifest.weights_digest}, step=0)
+            self._record_base(self._log.add_base(manifest.weights_digest))
             self._pin_weights(manifest)
 
     def record_batch(self, batch: BatchRef) -> None:
@@ -113,15 +124,17 @@ class Recorder:
                 "reward_mean": batch.reward_mean,
                 "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
             }
-            self._record_batch(batch.step, batch.digest, batch.timings_digest, profile)
+            self._record_batch(batch.step, batch.digest, batch.timings_digest, profile, now())
 
     def record_version(self, commit: StepCommit, manifest: SnapshotManifest | None) -> None:
         """Record a committed step and the version it made, with its weights when published."""
         with self._timed:
-            line = self._log.add_step(commit, self._batches.pop(commit.step, None))
+            batch = self._batches.pop(commit.step, None)
+            line = self._log.add_step(commit, batch, worker_mix(self._store, batch))
             self._record_step(line)
             if manifest is not None:
                 self._pin_weights(manifest)
+            self._pin_checkpoint(commit.version)
 
     def has_step(self, step: int) -> bool:
         """Tell whether a step was recorded, by this process or an earlier one."""
@@ -139,37 +152,41 @@ class Recorder:
                 self._record_evaluation(self._log.add_evaluation(evaluation))
 
     def attach(self, path: Path) -> None:
-        """Attach a file, such as the report, to the MLflow run."""
+        """Attach a file, such as the report, to the MLflow run; figures of a page also by themselves."""
         with self._timed:
-            if self._tracker is not None:
-                self._tracker.log_artifact(path)
+            if self._feed is not None:
+                self._feed.attach(path)
 
     def report(self) -> RecorderReport:
         """Return what recording cost so far."""
-        writers = [w.report() for w in (self._ledger_writer, self._tracker) if w is not None]
+        tracker = self._feed.tracker if self._feed is not None else None
+        writers = [w.report() for w in (self._ledger_writer, tracker) if w is not None]
         return self._summary(tuple(writers))
 
     def flush(self, timeout_s: float) -> RecorderReport:
         """Wait up to `timeout_s` until everything told so far is written; publish the ledger."""
         deadline = time.perf_counter() + timeout_s
+        with self._timed.lock:
+            self._in_order.release()
         if self._ledger_writer is not None:
             self._ledger_writer.put("publish", self._publish)
             self._ledger_writer.flush(timeout_s)
-        if self._tracker is not None:
-            self._tracker.flush(max(0.0, deadline - time.perf_counter()))
+        if self._feed is not None:
+            self._feed.tracker.flush(max(0.0, deadline - time.perf_counter()))
         return self.report()
 
     def close(self, timeout_s: float) -> RecorderReport:
         """Write what is left, for at most `timeout_s` seconds, and stop; names what is missing."""
         deadline = time.perf_counter() + timeout_s
         writers = []
+        with self._timed.lock:
+            self._in_order.release()
         if self._ledger_writer is not None:
             self._ledger_writer.put("close", self._close_ledger)
             writers.append(self._ledger_writer.close(timeout_s))
-        if self._tracker is not None:
-            finished = len(self._log.steps) >= self._config.run.steps
-            self._tracker.set_status("FINISHED" if finished else "KILLED")
-            writers.append(self._tracker.close(max(1.0, deadline - time.perf_counter())))
+        if self._feed is not None:
+            self._feed.end()
+            writers.append(self._feed.tracker.close(max(1.0, deadline - time.perf_counter())))
         report = self._summary(tuple(writers))
         if not report.complete:
             reasons = [reason for writer in report.writers for reason in writer.failures[-3:]]
@@ -180,94 +197,72 @@ class Recorder:
         # The manifest asks git and the machine: on the writers' side of the queue.
         if self._ledger_writer is not None:
             self._ledger_writer.put("ledger", self._open_ledger)
-        if self._tracker is not None:
-            tags = {"antiphon.run_id": self._run_id, "antiphon.mode": self._config.loop.mode}
-            self._tracker.start_run(flatten_config(self._config), tags)
         if self._ledger_writer is None:
-            write_atomically(self._run_dir / "manifest.json", self._manifest())
+            manifest = run_document(self._config, self._run_id, source_tree(), lambda _: None)
+            write_atomically(self._run_dir / "manifest.json", manifest)
+        if self._log.base is not None:
+            self._record_base(self._log.base)
+        elif self._log.steps:
+            self._in_order = InOrder(reached=0)  # an older release told nobody of version 0 here
         for line in self._log.steps.values():
             if line["batch"] is not None:
                 timings_digest = line["timings"]["timings_digest"]
-                self._record_batch(line["step"], line["batch_digest"], timings_digest, line["batch"])
+                at = line["timings"]["at"]
+                self._record_batch(line["step"], line["batch_digest"], timings_digest, line["batch"], at)
             self._record_step(line)
         for line in self._log.evaluations.values():
             self._record_evaluation(line)
 
-    def _manifest(self) -> bytes:
-        manifest = build_manifest(self._config, self._run_id, self._project or Path.cwd())
-        return canonical_json({**manifest, "digest": manifest_digest(manifest)})
-
     def _open_ledger(self) -> None:
-        from antiphon.lineage.pins import Ledger  # DVC's import belongs on the writer's thread too
+        # DVC's import belongs on the writer's thread too.
+        from antiphon.lineage.document_pins import DocumentPins
+        from antiphon.lineage.pins import Ledger
 
         if self._project is None:
             return
-        self._ledger = Ledger(self._project, self._config.record.ledger, self._run_id)
-        kept = self._run_dir / "manifest.json"
-        if not kept.exists():
-            write_atomically(kept, self._manifest())
-        if self._ledger.md5("manifest.json") is None:
-            self._ledger.append("manifest.json", kept.read_bytes())
+        ledger = Ledger(self._project, self._config.record.ledger, self._run_id)
+        self._pins = DocumentPins(ledger, self._store, self._run_id)
+        self._pins.run(self._config, self._run_dir / "manifest.json")
+        pin_model(ledger, self._config.model.path)
+
+    def _record_base(self, line: Mapping[str, Any]) -> None:
+        self._record_policy(0, line, step=0)
 
     def _record_batch(
-        self, step: int, digest: str, timings_digest: str, profile: Mapping[str, object]
+        self, step: int, digest: str, timings_digest: str, profile: Mapping[str, Any], at: float
     ) -> None:
         name = f"batch-t{step:06d}"
 
         def track(md5: str | None) -> None:
-            source = {
-                "uri": str(self._store.path(digest)),
-                "digest": digest,
-                "timings_digest": timings_digest,
-                "dvc_md5": md5,
-            }
-            if self._tracker is not None:
-                self._tracker.log_batch(name, digest, source, profile)
+            if self._feed is not None:
+                self._feed.batch(step, digest, timings_digest, profile, at, md5)
 
-        def pin(ledger: "Ledger") -> str:
-            md5 = ledger.append(f"batches/t{step:06d}.parquet", self._object(digest))
-            ledger.append(f"batches/t{step:06d}.timings.parquet", self._object(timings_digest))
-            return md5
+        def pin(pins: "DocumentPins") -> str:
+            return pins.batch(step, digest, timings_digest, profile)
 
-        self._queue(name, pin, track)
+        # Its document names the versions that sampled it, the newest being the one made before.
+        self._in_order.tell(step + 1, lambda: self._queue(name, pin, track))
 
     def _record_step(self, line: Mapping[str, Any]) -> None:
         step, version = int(line["step"]), int(line["version"])
         facts = {key: line[key] for key in ("step", "version", "weights_digest", "batch_digest", "metrics")}
         self._record_policy(version, facts, step)
-        figures = {**line["metrics"], **{k: v for k, v in line["timings"].items() if _is_number(k, v)}}
-        for key, value in (line["batch"] or {}).items():
-            if not isinstance(value, dict):
-                figures[f"batch/{key}"] = value
-        histogram = (line["batch"] or {}).get("staleness_histogram", {})
-        for staleness, count in histogram.items():
-            figures[f"batch/staleness_{staleness}"] = count
-        figures["version"] = version
 
         def track(_: str | None) -> None:
-            if self._tracker is not None:
-                self._tracker.log_step(step, figures, model_name(version))
+            if self._feed is not None:
+                self._feed.step(line)
 
-        self._queue(f"step {step}", None, track)
+        self._in_order.tell(version, lambda: self._queue(f"step {step}", None, track))
 
     def _record_policy(self, version: int, facts: Mapping[str, Any], step: int) -> None:
-        document = canonical_json({"run_id": self._run_id, "parent": max(0, version - 1), **facts})
-
         def track(md5: str | None) -> None:
-            params = {
-                "version": str(version),
-                "parent": str(max(0, version - 1)),
-                "weights_digest": str(facts["weights_digest"]),
-                "batch_digest": str(facts.get("batch_digest", "")),
-                "dvc_md5": md5 or "",
-            }
-            if self._tracker is not None:
-                self._tracker.log_version(version, params, step)
+            if self._feed is not None:
+                self._feed.version(version, facts, step, md5)
 
-        def pin(ledger: "Ledger") -> str:
-            return ledger.append(f"versions/v{version:06d}.json", document)
+        def pin(pins: "DocumentPins") -> str:
+            return pins.version(version, facts)
 
-        self._queue(f"version {version}", pin, track)
+        self._in_order.tell(version, lambda: self._queue(f"version {version}", pin, track), completes=True)
 
     def _pin_weights(self, manifest: SnapshotManifest) -> None:
         read_chunk = self._read_chunk
@@ -275,8 +270,8 @@ class Recorder:
             return
         rel = f"versions/v{manifest.version:06d}.safetensors"
 
-        def pin(ledger: "Ledger") -> str:
-            known = ledger.md5(rel)
+        def pin(pins: "DocumentPins") -> str:
+            known = pins.ledger.md5(rel)
             if known is not None:
                 return known
             try:
@@ -286,29 +281,35 @@ class Recorder:
                 raise IntegrityError(
                     f"the weights of version {manifest.version} were gone before they were pinned: {error}"
                 ) from error
-            return ledger.append(rel, self._store.path(self._store.put(payload)))
+            return pins.ledger.append(rel, self._store.path(self._store.put(payload)))
 
         self._queue(f"weights {manifest.version}", pin, lambda _: None)
+
+    def _pin_checkpoint(self, version: int) -> None:
+        interval, stride = self._config.learner.checkpoint_interval, self._config.record.checkpoint_stride
+        if due(version, interval, stride):
+            shelf = self._run_dir / "checkpoints"
+            self._queue(
+                f"checkpoint {version}",
+                lambda pins: pin_checkpoint(pins.ledger, shelf, version),
+                lambda _: None,
+            )
 
     def _record_evaluation(self, line: Mapping[str, Any]) -> None:
         version = int(line["version"])
         facts = {key: value for key, value in line.items() if key != "timings"}
-        figures = {
-            "heldout/pass_at_1": line["reward_mean"],
-            "heldout/completion_tokens_mean": line["completion_tokens_mean"],
-        }
 
-        def pin(ledger: "Ledger") -> str:
-            return ledger.append(f"evaluations/v{version:06d}.json", canonical_json(facts))
+        def pin(pins: "DocumentPins") -> str:
+            return pins.evaluation(version, facts)
 
         def track(_: str | None) -> None:
-            if self._tracker is not None:
-                self._tracker.log_evaluation(version, figures)
+            if self._feed is not None:
+                self._feed.evaluation(line)
 
-        self._queue(f"evaluation {version}", pin, track)
+        self._in_order.tell(version + 1, lambda: self._queue(f"evaluation {version}", pin, track))
 
     def _queue(
-        self, label: str, pin: Callable[["Ledger"], str] | None, track: Callable[[str | None], None]
+        self, label: str, pin: Callable[["DocumentPins"], str] | None, track: Callable[[str | None], None]
     ) -> None:
         """Pin first, so that MLflow can name the md5; track even when pinning failed for good."""
         if self._ledger_writer is None:
@@ -318,9 +319,9 @@ class Recorder:
         def job() -> None:
             md5 = None
             try:
-                if pin is not None and self._ledger is not None:
-                    md5 = pin(self._ledger)
-                    self._publish_when_due(self._ledger)
+                if pin is not None and self._pins is not None:
+                    md5 = pin(self._pins)
+                    self._publish_when_due()
             except UnavailableError:
                 raise  # tried again
             except AntiphonError:
@@ -330,22 +331,18 @@ class Recorder:
 
         self._ledger_writer.put(label, job)
 
-    def _publish_when_due(self, ledger: "Ledger") -> None:
-        if ledger.unpublished >= max(PUBLISH_ENTRIES, PUBLISH_SHARE * len(ledger)):
+    def _publish_when_due(self) -> None:
+        ledger = self._pins.ledger if self._pins else None
+        if ledger is not None and ledger.unpublished >= max(PUBLISH_ENTRIES, PUBLISH_SHARE * len(ledger)):
             ledger.publish()
 
     def _publish(self) -> None:
-        if self._ledger is not None and self._ledger.unpublished:
-            self._ledger.publish()
+        if self._pins is not None and self._pins.ledger.unpublished:
+            self._pins.ledger.publish()
 
     def _close_ledger(self) -> None:
-        if self._ledger is not None:
-            self._ledger.close()
-
-    def _object(self, digest: str) -> Path:
-        if not self._store.has(digest):
-            raise IntegrityError(f"object {digest} is not in {self._store.root}, so it cannot be pinned")
-        return self._store.path(digest)
+        if self._pins is not None:
+            self._pins.ledger.close()
 
     def _summary(self, writers: tuple[WriterReport, ...]) -> RecorderReport:
         calls = self._timed.milliseconds
@@ -365,20 +362,16 @@ class _Timed:
 
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._local = threading.local()
 
     def __enter__(self) -> None:
         self._local.started = time.perf_counter()
-        self._lock.acquire()
+        self.lock.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.milliseconds.append((time.perf_counter() - self._local.started) * 1e3)
-        self._lock.release()
-
-
-def _is_number(key: str, value: object) -> bool:
-    return key != "at" and isinstance(value, int | float)
+        self.lock.release()
 
 
 def find_project(project: Path | None, home: Path) -> Path:

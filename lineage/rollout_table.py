@@ -6,6 +6,7 @@ the same rows. Writer settings are fixed here, so the bytes depend on the rows, 
 and the pyarrow release, which the run's manifest records.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,6 +133,16 @@ def decode_batch(payload: bytes) -> list[BatchRow]:
     ]
 
 
+def sampled_versions(payload: bytes) -> tuple[int, ...]:
+    """Return the policy versions that sampled any token of a batch, ascending.
+
+    Raises:
+        IntegrityError: when the bytes are no batch table.
+    """
+    spans = _read(payload, BATCH_SCHEMA).column("spans").combine_chunks().flatten()
+    return tuple(sorted(set(spans.field("version").to_pylist())))
+
+
 _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage")
 
 
@@ -149,6 +160,16 @@ def decode_timings(payload: bytes) -> list[RowTiming]:
     """
     table = _read(payload, TIMINGS_SCHEMA, _OLD_TIMINGS_SCHEMA)
     return [RowTiming(**row) for row in table.to_pylist()]
+
+
+def count_workers(payload: bytes) -> dict[str, int]:
+    """Return how many trajectories of a timings file each worker sampled, by worker id.
+
+    Raises:
+        IntegrityError: when the bytes are no timings table.
+    """
+    table = _read(payload, TIMINGS_SCHEMA, _OLD_TIMINGS_SCHEMA, columns=("worker_id",))
+    return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
 
 
 def _check_row(row: BatchRow) -> None:
@@ -214,20 +235,22 @@ def _write(columns: Sequence[Any], schema: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _read(payload: bytes, *schemas: Any) -> Any:
+def _read(payload: bytes, *schemas: Any, columns: Sequence[str] = ()) -> Any:
     known = {schema.metadata[b"antiphon.table"].decode(): schema.names for schema in schemas}
     name = next(iter(known))
     try:
-        table = pq.ParquetFile(pa.BufferReader(payload)).read(use_threads=False)
+        file = pq.ParquetFile(pa.BufferReader(payload))
+        names = file.schema_arrow.names
+        table = file.read(columns=list(columns) or None, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise IntegrityError(
             f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
             "fetch the file again"
         ) from error
     found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
-    if table.schema.names != known.get(found):
+    if names != known.get(found):
         raise IntegrityError(
-            f"a {found or 'foreign'} table with columns {table.schema.names} was given where a {name} table "
+            f"a {found or 'foreign'} table with columns {names} was given where a {name} table "
             "is needed; pass the digest of the right file"
         )
     return table

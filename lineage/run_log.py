@@ -1,13 +1,14 @@
 """Run log: one line per step and per evaluation, in the run's own directory.
 
-`metrics.jsonl` holds what each step was made of and what it measured; apart from its
-`timings` object a line depends on the configuration alone (in fixed mode). It is written
-before any record leaves the process, so that whatever MLflow or the ledger missed can be
-brought in from it later.
+`base.json` holds what version 0 was, `metrics.jsonl` what each step was made of and what it
+measured; apart from its `timings` object a line depends on the configuration alone (in fixed
+mode). It is written before any record leaves the process, so that whatever MLflow or the
+ledger missed can be brought in from it later.
 """
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any, Protocol
 from antiphon.core.errors import UnavailableError
 from antiphon.core.metrics import DRAFTING_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.lineage.store import write_atomically
 
 STEPS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+BASE_FILE = "base.json"
 
 
 class Evaluation(Protocol):
@@ -51,19 +54,50 @@ class RunLog:
     def __init__(self, run_dir: Path) -> None:
         self._steps_path = run_dir / STEPS_FILE
         self._evaluations_path = run_dir / EVALUATIONS_FILE
+        self._base_path = run_dir / BASE_FILE
+        self.base = read_base(run_dir)
         _drop_torn_line(self._steps_path)
         _drop_torn_line(self._evaluations_path)
         self.steps = {int(line["step"]): line for line in read_steps(run_dir)}
         self.evaluations = {int(line["version"]): line for line in read_evaluations(run_dir)}
+        self._opened_s = time.monotonic()
+        self._before_s = max(
+            (line["timings"].get("wall_s", 0.0) for line in self.steps.values()), default=0.0
+        )
 
-    def add_step(self, commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
+    @property
+    def wall_s(self) -> float:
+        """Seconds the run has been going, those after its last step before a break left out."""
+        return self._before_s + time.monotonic() - self._opened_s
+
+    def add_base(self, weights_digest: str) -> dict[str, Any]:
+        """Note once what version 0 was and return it.
+
+        Raises:
+            UnavailableError: when the file cannot be written.
+        """
+        if self.base is None:
+            self.base = {"version": 0, "weights_digest": weights_digest}
+            write_atomically(self._base_path, json.dumps(self.base, sort_keys=True).encode() + b"\n")
+        return self.base
+
+    def add_step(
+        self, commit: StepCommit, batch: BatchRef | None, workers: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
         """Append a step once and return its line.
+
+        Args:
+            commit: the step.
+            batch: what it trained on; None when that is not known any more.
+            workers: worker id -> trajectories of the batch that it sampled.
 
         Raises:
             UnavailableError: when the file cannot be written.
         """
         if commit.step not in self.steps:
-            self.steps[commit.step] = line = step_line(commit, batch)
+            line = step_line(commit, batch)
+            line["timings"] |= {"wall_s": self.wall_s, "workers": dict(workers or {})}
+            self.steps[commit.step] = line
             _append(self._steps_path, line)
         return self.steps[commit.step]
 
@@ -79,7 +113,7 @@ class RunLog:
                 "prompts": evaluation.prompts,
                 "reward_mean": evaluation.reward_mean,
                 "completion_tokens_mean": evaluation.completion_tokens_mean,
-                "timings": {"at": _now()},
+                "timings": {"at": now()},
             }
             self.evaluations[evaluation.version] = line
             _append(self._evaluations_path, line)
@@ -97,7 +131,7 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
         "published": commit.published,
         "metrics": {name: value for name, value in commit.metrics.items() if name not in timings},
         "batch": None,
-        "timings": {**timings, "at": _now()},
+        "timings": {**timings, "at": now()},
     }
     if batch is not None:
         line["batch"] = {
@@ -139,6 +173,15 @@ def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
     return sorted(_read(run_dir / EVALUATIONS_FILE), key=lambda line: int(line["version"]))
 
 
+def read_base(run_dir: Path) -> dict[str, Any] | None:
+    """Return what version 0 of a run was, or None where nobody noted it."""
+    path = run_dir / BASE_FILE
+    if not path.is_file():
+        return None
+    base: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return base
+
+
 def _read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
@@ -165,5 +208,6 @@ def _drop_torn_line(path: Path) -> None:
         os.truncate(path, whole)
 
 
-def _now() -> float:
+def now() -> float:
+    """Return Unix seconds, as the lines carry them."""
     return datetime.now(UTC).timestamp()

@@ -1,83 +1,96 @@
-"""Tracking: the run, its versions and its batches in MLflow, without anybody waiting for it.
+"""Tracking: the run, its versions, batches and scores in MLflow, without anybody waiting for it.
 
 Everything happens on one writer thread, the import and the first migration of the database
 included. A run that goes on after a break continues the same MLflow run, and what is there
-already is not written again. MLflow being away delays records; it never stops the loop.
+already is not written again. MLflow being away delays records; it never stops the loop. Where
+it refuses for good, one sentence says why, and the run goes on without it.
 """
 
-import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.lineage.store import write_atomically
-from antiphon.lineage.writer import Writer, WriterReport
+from antiphon.lineage.system_metrics import SystemSample
+from antiphon.lineage.traces import SampledTrajectory, log_trace
+from antiphon.lineage.tracking_champion import crown
+from antiphon.lineage.tracking_figures import figure_files
+from antiphon.lineage.tracking_run import (
+    HELDOUT,
+    RunPlan,
+    TrackedRun,
+    model_name,
+    open_tracked_run,
+)
+from antiphon.lineage.tracking_totals import VersionTotals
+from antiphon.lineage.writer import FIRST_PAUSE_S, Writer, WriterReport
 
-PARAMS_PER_CALL = 100
-"""MLflow's limit for one batch of parameters."""
-DATASET_DIGEST_DIGITS = 32
-"""MLflow keeps at most 36 characters; the whole digest stands in the dataset's source."""
-MODEL_PAGE = 100
-"""Logged models read at once when a run is resumed."""
+__all__ = ["HELDOUT", "Tracker", "model_name"]
 
 _PERMANENT = frozenset(
     {
         "BAD_REQUEST",
+        "ENDPOINT_NOT_FOUND",
         "INVALID_PARAMETER_VALUE",
         "INVALID_STATE",
-        "PERMISSION_DENIED",
+        "NOT_FOUND",
         "RESOURCE_ALREADY_EXISTS",
         "RESOURCE_DOES_NOT_EXIST",
-        "UNAUTHENTICATED",
     }
 )
 """MLflow's error codes that another attempt would only repeat."""
-
-
-@dataclass(slots=True)
-class _Service:
-    """What the writer thread holds once MLflow answered."""
-
-    client: Any
-    experiment_id: str
-    run_id: str
-    models: dict[str, str] = field(default_factory=dict)
-    """Logged model's name -> its id."""
-    linked: set[str] = field(default_factory=set)
-    """Ids of logged models that the run names as its outputs."""
-    steps: set[int] = field(default_factory=set)
-    evaluations: set[int] = field(default_factory=set)
-    inputs: set[str] = field(default_factory=set)
+_STRANGERS = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
+"""And those that every further call would repeat."""
+_DEFAULTS = {
+    # No usage statistics, and no wait of minutes for a server that is gone.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+_WORDS = 300
+"""Characters of a foreign error that are quoted."""
 
 
 class Tracker:
     """One MLflow run, written from one thread."""
 
-    def __init__(self, run_dir: Path, home: Path, experiment: str, run_id: str) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        home: Path,
+        experiment: str,
+        run_id: str,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
         """Prepare a run; nothing is imported or opened before the first call is queued.
 
         Args:
             run_dir: keeps `mlflow.json`, which says which MLflow run this is.
             home: its `mlflow` folder holds the database and the artifacts, unless
                 MLFLOW_TRACKING_URI names another place.
-            experiment: MLflow experiment.
+            experiment: MLflow experiment, and the registered model whose alias `champion`
+                evaluations move.
             run_id: our run id; the MLflow run's name.
+            first_pause_s: pause before a second attempt; it doubles with each further one.
         """
         self._mapping = run_dir / "mlflow.json"
         self._folder = home / "mlflow"
         self._experiment = experiment
-        self._run_id = run_id
+        self.run_id = run_id
         own = f"sqlite:///{(self._folder / 'mlflow.db').absolute()}"
         self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or own
         self._is_own = self.tracking_uri == own
-        self._writer = Writer("mlflow")
-        self._service: _Service | None = None
+        self._writer = Writer("mlflow", first_pause_s)
+        self._run: TrackedRun | None = None
+        self._uncertain = False
+        """A call got no answer, so what MLflow has must be read before the next one."""
+        self._refusal = ""
+        """Why nothing more is written; said once."""
 
     @property
     def writer_cpu_s(self) -> float:
@@ -90,35 +103,95 @@ class Tracker:
 
     def start_run(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Open the MLflow run, or the one an earlier process opened; the first call to make."""
-        self._writer.put("run", lambda: self._open(dict(params), dict(tags)))
+        root = self._folder / "artifacts" if self._is_own else None
+        plan = RunPlan(self._experiment, self.run_id, dict(params), dict(tags), root)
+        self._writer.put("run", lambda: self._open(plan))
 
-    def log_step(self, step: int, metrics: Mapping[str, float], model: str | None = None) -> None:
-        """Log the metrics of a step in one call, also for the logged model that it made."""
-        self._put(f"step {step}", lambda s: _log_step(s, step, metrics, model))
+    def log_step(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        at: float,
+        totals: Sequence[VersionTotals] = (),
+        samples: Sequence[SystemSample] = (),
+    ) -> None:
+        """Log the metrics of a step in one call, also for the logged model that it made.
+
+        Args:
+            step: the step; its model is that of version `step + 1`.
+            metrics: name -> value.
+            at: Unix seconds of the commit.
+            totals: what versions had cost that are known by now.
+            samples: looks at the machine since the last call.
+        """
+        self._put(f"step {step}", lambda run: run.log_step(step, metrics, at, totals, samples))
 
     def log_version(self, version: int, params: Mapping[str, str], step: int) -> None:
         """Register a policy version as a logged model of the run, ready for comparison."""
-        name = model_name(version)
-        self._put(f"version {version}", lambda s: _create_model(s, name, params))
-        self._put(f"version {version} link", lambda s: _finish_model(s, name, step))
+        self._put(f"version {version}", lambda run: run.create_model(version, params))
+        self._put(f"version {version} link", lambda run: run.finish_model(version, step))
 
     def log_batch(
         self, name: str, digest: str, source: Mapping[str, Any], profile: Mapping[str, Any]
     ) -> None:
         """Note a rollout batch as a dataset that the run trained on."""
-        self._put(f"dataset {name}", lambda s: _log_input(s, name, digest, source, profile))
+        self._put(f"dataset {name}", lambda run: run.log_input(name, digest, source, profile))
 
-    def log_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
-        """Log the held-out scores of a version, at the step of that number."""
-        self._put(f"evaluation {version}", lambda s: _log_evaluation(s, version, metrics))
+    def log_evaluation(self, version: int, metrics: Mapping[str, float], prompts: int, at: float) -> None:
+        """Log the held-out scores of a version, and let it be champion if none scored as high.
 
-    def log_artifact(self, path: Path) -> None:
-        """Attach a file to the run."""
-        self._put(f"artifact {path.name}", lambda s: s.client.log_artifact(s.run_id, str(path)))
+        Args:
+            version: the policy version.
+            metrics: name -> value; `HELDOUT` is the score that champions are compared by.
+            prompts: held-out prompts that were judged.
+            at: Unix seconds of the evaluation's end.
+        """
+        reward = metrics.get(HELDOUT)
+        label = f"evaluation {version}"
+        self._put(label, lambda run: run.log_evaluation(version, metrics, prompts, at))
+        if reward is not None:
+            self._put(f"{label} champion", lambda run: crown(run, self._experiment, version, reward, prompts))
+
+    def log_traces(self, version: int, at: float, read: Callable[[], Sequence[SampledTrajectory]]) -> None:
+        """Show a few trajectories of a version as traces of its evaluation.
+
+        Args:
+            version: the policy version that sampled them.
+            at: Unix seconds of their end.
+            read: gives the trajectories; called by the writer, at most once when all goes well.
+        """
+
+        def write(run: TrackedRun) -> None:
+            if version in run.traced:
+                return
+            found = read()
+            child, model_id = run.evaluation_run(version, at), run.models.get(model_name(version))
+            for trajectory in found:
+                log_trace(run.uri, run.experiment_id, child, model_id, trajectory, at)
+            run.mark_traced(version, len(found))
+
+        self._put(f"trajectories of version {version}", write)
+
+    def log_summary(self, step: int, metrics: Mapping[str, float], at: float) -> None:
+        """Log what the run says of itself after `step` steps, for tables of runs."""
+        self._put("summary", lambda run: run.log_summary(step, metrics, at))
+
+    def log_artifact(self, path: Path, folder: str | None = None) -> None:
+        """Attach a file to the run, in a folder of its artifacts if one is named."""
+        self._put(f"artifact {path.name}", lambda run: run.client.log_artifact(run.run_id, str(path), folder))
+
+    def log_figures(self, report: Path) -> None:
+        """Attach the figures of a report page as files of their own, under `figures/`."""
+
+        def write(run: TrackedRun) -> None:
+            for name, text in figure_files(report.read_text(encoding="utf-8")).items():
+                run.client.log_text(run.run_id, text, f"figures/{name}")
+
+        self._put(f"figures of {report.name}", write)
 
     def set_status(self, status: str) -> None:
         """Close the MLflow run as FINISHED, FAILED or KILLED; a resumed run opens it again."""
-        self._put("status", lambda s: s.client.set_terminated(s.run_id, status))
+        self._put("status", lambda run: run.client.set_terminated(run.run_id, status))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued is dealt with; False when the time runs out."""
@@ -128,182 +201,80 @@ class Tracker:
         """Write what is queued, for at most `timeout_s` seconds, and say what was left."""
         return self._writer.close(timeout_s)
 
-    def _put(self, label: str, call: Callable[[_Service], object]) -> None:
+    def _put(self, label: str, call: Callable[[TrackedRun], object]) -> None:
         def job() -> None:
-            if self._service is None:
-                raise ContractError("no MLflow run was opened; see the first failure of this writer")
-            with _in_words(self.tracking_uri):
-                call(self._service)
+            if self._refusal:
+                return  # the first refusal said why and made the records incomplete
+            run = self._run
+            if run is None:
+                raise ContractError("no MLflow run was opened; start_run comes first")
+            if self._uncertain:
+                with self._in_words():
+                    run.reload()
+                self._uncertain = False
+            try:
+                with self._in_words():
+                    call(run)
+            except UnavailableError:
+                self._uncertain = True
+                raise
+            except ContractError as error:
+                self._find_refusal(run)
+                if self._refusal:
+                    raise ContractError(self._refusal) from error
+                raise
 
         self._writer.put(label, job)
 
-    def _open(self, params: dict[str, str], tags: dict[str, str]) -> None:
+    def _open(self, plan: RunPlan) -> None:
         if self._is_own:
             self._folder.mkdir(parents=True, exist_ok=True)
-        with _in_words(self.tracking_uri):
-            client = _client(self.tracking_uri)
-            service = self._find_run(client)
-            if service is None:
-                experiment_id = self._experiment_id(client)
-                run = client.create_run(experiment_id, tags=tags, run_name=self._run_id)
-                service = _Service(client, experiment_id, run.info.run_id)
-                known = {"tracking_uri": self.tracking_uri, "run_id": service.run_id}
-                write_atomically(self._mapping, json.dumps(known, indent=2).encode() + b"\n")
-                _log_params(service, params)
-            self._service = service
-
-    def _experiment_id(self, client: Any) -> str:
-        found = client.get_experiment_by_name(self._experiment)
-        if found is not None:
-            return str(found.experiment_id)
-        place = (self._folder / "artifacts" / self._experiment).absolute().as_uri() if self._is_own else None
-        return str(client.create_experiment(self._experiment, artifact_location=place))
-
-    def _find_run(self, client: Any) -> _Service | None:
-        from mlflow.exceptions import MlflowException
-
-        if not self._mapping.is_file():
-            return None
-        known = json.loads(self._mapping.read_text(encoding="utf-8"))
-        if known["tracking_uri"] != self.tracking_uri:
-            return None
         try:
-            run = client.get_run(known["run_id"])
+            with self._in_words():
+                self._run = open_tracked_run(
+                    _client(self.tracking_uri), self.tracking_uri, plan, self._mapping
+                )
+        except ContractError as error:
+            self._refusal = self._refusal or f"{error}; the run goes on without MLflow"
+            raise ContractError(self._refusal) from error
+
+    def _find_refusal(self, run: TrackedRun) -> None:
+        if self._refusal:
+            return
+        with self._in_words():
+            gone = run.why_gone()
+        if gone:
+            self._refusal = f"{gone}; the run goes on without MLflow"
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        uri = self.tracking_uri
+        try:
+            yield
         except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None  # somebody cleared the database: begin anew
-            raise
-        client.update_run(run.info.run_id, status="RUNNING")
-        service = _Service(client, run.info.experiment_id, run.info.run_id)
-        service.linked = {output.model_id for output in run.outputs.model_outputs}
-        service.inputs = {entry.dataset.name for entry in run.inputs.dataset_inputs}
-        service.steps = {m.step for m in client.get_metric_history(service.run_id, "version")}
-        service.evaluations = {m.step for m in client.get_metric_history(service.run_id, "heldout/pass_at_1")}
-        token = None
-        while True:
-            page = client.search_logged_models(
-                [service.experiment_id],
-                filter_string=f"source_run_id = '{service.run_id}'",
-                max_results=MODEL_PAGE,
-                page_token=token,
-            )
-            service.models |= {model.name: model.model_id for model in page}
-            token = page.token
-            if not token:
-                return service
-
-
-def model_name(version: int) -> str:
-    """Return the logged model's name of a policy version.
-
-    >>> model_name(7)
-    'policy-v7'
-    """
-    return f"policy-v{version}"
+            words = " ".join(str(error).split())[:_WORDS]
+            if error.error_code in _STRANGERS:
+                self._refusal = (
+                    f"MLflow at {uri} refused the user or the password ({error.error_code}); set "
+                    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the run goes on without MLflow"
+                )
+                raise ContractError(self._refusal) from error
+            if error.error_code in _PERMANENT:
+                raise ContractError(f"MLflow at {uri} refused: {words}") from error
+            raise UnavailableError(f"MLflow at {uri} failed: {words}; it is tried again") from error
+        except (SQLAlchemyError, OSError) as error:
+            words = " ".join(str(error).split())[:_WORDS]
+            raise UnavailableError(f"cannot reach MLflow at {uri}: {words}; it is tried again") from error
 
 
 def _client(uri: str) -> Any:
-    # Before the import: no usage statistics, and no wait of minutes for a server that is gone.
-    for name, value in (
-        ("MLFLOW_DISABLE_TELEMETRY", "true"),
-        ("DO_NOT_TRACK", "true"),
-        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"),
-        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "20"),
-        ("GIT_PYTHON_REFRESH", "quiet"),
-    ):
+    for name, value in _DEFAULTS.items():  # before the import, which reads some of them
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
-
-
-def _log_params(service: _Service, params: Mapping[str, str]) -> None:
-    from mlflow.entities import Param
-
-    entries = [Param(name, value) for name, value in params.items()]
-    for start in range(0, len(entries), PARAMS_PER_CALL):
-        service.client.log_batch(service.run_id, params=entries[start : start + PARAMS_PER_CALL])
-
-
-def _log_step(service: _Service, step: int, metrics: Mapping[str, float], model: str | None) -> None:
-    if step in service.steps:
-        return
-    _log_metrics(service, step, metrics, service.models.get(model or ""))
-    service.steps.add(step)
-
-
-def _log_evaluation(service: _Service, version: int, metrics: Mapping[str, float]) -> None:
-    if version in service.evaluations:
-        return
-    _log_metrics(service, version, metrics, service.models.get(model_name(version)))
-    service.evaluations.add(version)
-
-
-def _log_metrics(service: _Service, step: int, metrics: Mapping[str, float], model_id: str | None) -> None:
-    from mlflow.entities import Metric
-
-    now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    entries = [Metric(name, float(value), now_ms, step, model_id=model_id) for name, value in metrics.items()]
-    service.client.log_batch(service.run_id, metrics=entries)
-
-
-def _create_model(service: _Service, name: str, params: Mapping[str, str]) -> None:
-    if name in service.models:
-        return
-    model = service.client.create_logged_model(
-        service.experiment_id,
-        name=name,
-        source_run_id=service.run_id,
-        params=dict(params),
-        model_type="policy",
-    )
-    service.models[name] = model.model_id
-
-
-def _finish_model(service: _Service, name: str, step: int) -> None:
-    from mlflow.entities import LoggedModelOutput
-
-    model_id = service.models.get(name)
-    if model_id is None or model_id in service.linked:
-        return
-    service.client.finalize_logged_model(model_id, "READY")
-    service.client.log_outputs(service.run_id, [LoggedModelOutput(model_id, step)])
-    service.linked.add(model_id)
-
-
-def _log_input(
-    service: _Service, name: str, digest: str, source: Mapping[str, Any], profile: Mapping[str, Any]
-) -> None:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    if name in service.inputs:
-        return
-    dataset = Dataset(
-        name,
-        digest[:DATASET_DIGEST_DIGITS],
-        "local",
-        json.dumps(source, sort_keys=True),
-        profile=json.dumps(profile, sort_keys=True),
-    )
-    entry = DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
-    service.client.log_inputs(service.run_id, datasets=[entry])
-    service.inputs.add(name)
-
-
-@contextmanager
-def _in_words(uri: str) -> Iterator[None]:
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except MlflowException as error:
-        words = " ".join(str(error).split())[:300]
-        if error.error_code in _PERMANENT:
-            raise ContractError(f"MLflow at {uri} refused: {words}") from error
-        raise UnavailableError(f"MLflow at {uri} failed: {words}; it is tried again") from error
-    except (SQLAlchemyError, OSError) as error:
-        words = " ".join(str(error).split())[:300]
-        raise UnavailableError(f"cannot reach MLflow at {uri}: {words}; it is tried again") from error

@@ -117,8 +117,10 @@ class Writer:
                 outcome = ""
             except UnavailableError as error:
                 attempt += 1
+                if attempt == 1:  # once for each outage; the report counts the attempts
+                    _log.warning("record.delayed", writer=self.name, record=label, reason=str(error))
                 self._book(started, retries=1, failure=f"{label}: {error}")
-                self._pause(min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (attempt - 1)))
+                self._pause(min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** min(attempt - 1, 30)))
                 continue
             except AntiphonError as error:
                 outcome = f"{label}: {error}"
@@ -127,6 +129,8 @@ class Writer:
                 # A fault of ours: the thread ends with its traceback, the rest stays pending.
                 self._book(started, failure=f"{label}: the {self.name} writer broke: {error!r}")
                 raise
+            if attempt:
+                _log.warning("record.resumed", writer=self.name, record=label, attempts=attempt + 1)
             attempt = 0
             self._book(started, done=not outcome, failed=bool(outcome), failure=outcome)
             with self._changed:

@@ -25,8 +25,8 @@ PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 
 
-def tie_to_parent() -> None:
-    """Have the kernel kill this process when the one named in ANTIPHON_PARENT_PID dies.
+def tie_to_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send `number` to this process when the one named in ANTIPHON_PARENT_PID dies.
 
     The tie is to the parent's thread that started this process, so that thread must live as
     long as the parent. Killing is safe: whatever counts is in the journal before it is said.
@@ -34,9 +34,9 @@ def tie_to_parent() -> None:
     named = os.environ.get(PARENT_VARIABLE, "")
     if not named:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if str(os.getppid()) != named:  # it died before the tie was made
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def configure_logs(level: str = "info") -> None:

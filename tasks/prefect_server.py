@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,8 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.services.process import PARENT_VARIABLE, tie_to_parent
+
+_log = structlog.get_logger(__name__)
 
 HOST = "127.0.0.1"
 
@@ -30,6 +35,12 @@ POLL_S = 0.2
 
 _SCHEDULING = ("SCHEDULER", "LATE_RUNS", "TRIGGERS", "PAUSE_EXPIRATIONS")
 """Background services that only deployments and automations need."""
+
+KEEP_S = 0.5
+"""Pause between two looks at a server that is kept."""
+
+RESTARTS = 5
+"""Times a kept server is started again."""
 
 _UNUSED = ("FOREMAN", "REPOSSESSOR", "CLEANUP_RECONCILER")
 """Background services for remote work pools and concurrency leases, which no flow here uses."""
@@ -109,6 +120,46 @@ class PrefectServer:
     def stop(self) -> None:
         """Stop the server and everything it started; it writes its database first."""
         stop_process(self.process)
+
+
+class ServerKeeper:
+    """Starts a server again, on the same port and database, when it ends before it should."""
+
+    def __init__(self, server: PrefectServer, home: Path) -> None:
+        """Begin to watch a server that answers.
+
+        Args:
+            server: the server to keep.
+            home: the home directory it was started for.
+        """
+        self._server = server
+        self._home = home
+        self._over = threading.Event()
+        self.restarts = 0
+        # The thread outlives every server it starts, as their lives are tied to it.
+        self._thread = threading.Thread(target=self._watch, name="prefect", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching, then the server."""
+        self._over.set()
+        self._thread.join(2 * STOP_GRACE_S)
+
+    def _watch(self) -> None:
+        port = int(self._server.page.rpartition(":")[2])
+        while not self._over.wait(KEEP_S):
+            status = self._server.process.poll()
+            if status is None or self.restarts >= RESTARTS:
+                continue
+            self.restarts += 1
+            _log.warning(
+                "prefect.restarted", status=status, start=self.restarts + 1, log=str(self._server.log)
+            )
+            try:
+                self._server = begin_prefect_server(self._home, port, self._server.log)
+            except ConfigError as error:  # the port was given away; it may become free again
+                _log.warning("prefect.unstarted", reason=str(error))
+        self._server.stop()
 
 
 def stop_process(process: "subprocess.Popen[bytes]") -> None:

@@ -19,6 +19,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.lineage.outbox_uploader import Uploader
 from antiphon.lineage.recorder import Recorder
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.api import StepResult
@@ -116,6 +117,7 @@ class RunContext:
     coordinator: CoordinatorClient
     learner: LearnerClient
     recorder: Recorder | None = None
+    uploader: Uploader | None = None
     step_results: dict[int, StepResult] = field(default_factory=dict)
     spans: list[StageSpan] = field(default_factory=list)
     recorded: Callable[[int], bool] = lambda step: True

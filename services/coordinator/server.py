@@ -10,7 +10,7 @@ import grpc
 
 from antiphon.core.config import RunConfig
 from antiphon.core.staleness import check_publish_interval
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
 from antiphon.services import wire
 from antiphon.services.coordinator.api import Coordinator
@@ -194,7 +194,7 @@ async def serve_coordinator(
     journal = await asyncio.to_thread(Journal, run_dir / JOURNAL_NAME, run_id)
     if prompts is None:
         prompts = await asyncio.to_thread(load_prompts, config)
-    keeper = RunKeeper(config, run_id, journal, ArtifactStore(store_root), prompts, loop.time)
+    keeper = RunKeeper(config, run_id, journal, open_store(store_root, config.record), prompts, loop.time)
     await keeper.start()
     try:
         server, bound = await start_coordinator(CoordinatorService(keeper), host, port)

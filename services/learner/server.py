@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 
 from antiphon.core.config import RunConfig
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store import open_store
 from antiphon.protos import learner_pb2, learner_pb2_grpc
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.server import SERVICE_NAME as BROADCAST_NAME
@@ -112,7 +112,8 @@ async def serve_learner(
         loop.add_signal_handler(number, leave.set)
     chunks = ChunkStore(run_dir / "chunks")
     coordinator = CoordinatorClient(coordinator_address)
-    service = LearnerService(config, run_id, run_dir, ArtifactStore(store_root), chunks, coordinator)
+    store = open_store(store_root, config.record)
+    service = LearnerService(config, run_id, run_dir, store, chunks, coordinator)
     origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
 
     def register(server: grpc.aio.Server) -> None:

@@ -6,7 +6,7 @@ in a replay, leads to the digests that were committed.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,9 +39,22 @@ class TrainedStep:
 class Trainer:
     """The engine and the version it holds; every method runs on the training thread."""
 
-    def __init__(self, config: RunConfig, shelf: CheckpointShelf) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        shelf: CheckpointShelf,
+        make_engine: Callable[[RunConfig], DeepSpeedEngine] = DeepSpeedEngine,
+    ) -> None:
+        """Prepare; the engine is made by `start`.
+
+        Args:
+            config: the run's configuration; checkpoints of another one are refused.
+            shelf: where checkpoints are.
+            make_engine: makes the engine; a replay has the base model elsewhere.
+        """
         self._config = config
         self._shelf = shelf
+        self._make_engine = make_engine
         self._engine: DeepSpeedEngine | None = None
         self.version = -1
         """The version whose weights the engine holds; -1 before the first `start`."""
@@ -57,7 +70,7 @@ class Trainer:
                 another configuration.
         """
         self.stop()
-        self._engine = DeepSpeedEngine(self._config)
+        self._engine = self._make_engine(self._config)
         self.version = 0
         found = self._shelf.newest_sound(at_most)
         if found is not None:

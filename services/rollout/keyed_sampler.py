@@ -183,6 +183,36 @@ def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tupl
     return tokens, (chosen - total.log()).to(torch.float32)
 
 
+def score(logits: torch.Tensor, tokens: torch.Tensor, rows: RowSampling) -> torch.Tensor:
+    """Return what `draw` reports for tokens that were drawn before.
+
+    Args:
+        logits: [R, V], any float dtype; left unchanged.
+        tokens: [R] int64.
+        rows: how each row was sampled.
+
+    Returns:
+        [R] float32 log-probabilities, nats; minus infinity for a token that was cut off.
+    """
+    scaled = (logits - logits.amax(-1, keepdim=True)).to(torch.float32)
+    if rows.temperature is not None:
+        scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
+    weights = scaled.exp()
+    whole = weights.sum(-1, dtype=torch.float64)
+    if rows.top_k is not None and not rows.all_greedy:
+        _keep_top_k(weights, rows.top_k)
+    if rows.top_p is not None and not rows.all_greedy:
+        _keep_top_p(weights, rows.top_p)
+    total = weights.sum(-1, dtype=torch.float64)
+    column = tokens.unsqueeze(-1)
+    cut = weights.gather(-1, column).squeeze(-1) == 0.0
+    if rows.greedy is not None:
+        total = torch.where(rows.greedy, whole, total)
+        cut &= ~rows.greedy
+    found = (scaled.gather(-1, column).squeeze(-1) - total.log()).to(torch.float32)
+    return found.masked_fill(cut, float("-inf"))
+
+
 def _invert_flat(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1]

@@ -1,7 +1,9 @@
 """The main job as a newcomer starts it, once, on every real part, looked at from all sides."""
 
 import json
+import random
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,14 +13,18 @@ from typing import Any
 import pytest
 
 from antiphon.core.digests import digest_bytes
-from antiphon.lineage.pins import Ledger
+from antiphon.lineage.findings import identity
+from antiphon.lineage.pins import Ledger, dvc_cache
 from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.verify import check_run
+from tests.support.damage import files_of_run, flipped
 from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
 STEPS = 6
 STALENESS = 2
+FLIP_SEED, FLIPS = 4, 20
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +105,9 @@ def database_of(job: Job) -> Path:
 
 def test_mlflow_has_every_version_and_batch(job: Job) -> None:
     database = job.home / "mlflow" / "mlflow.db"
-    assert rows(database, "SELECT name, status FROM runs") == [(job.run_dir.name, "FINISHED")]
+    scored = [event["version"] for event in job.journal.events("evaluation.finished")]
+    runs = {job.run_dir.name: "FINISHED", **{f"evaluate v{version}": "FINISHED" for version in scored}}
+    assert dict(rows(database, "SELECT name, status FROM runs")) == runs
     versions = {name for (name,) in rows(database, "SELECT name FROM logged_models")}
     assert versions == {f"policy-v{version}" for version in range(STEPS + 1)}
     datasets = dict(rows(database, "SELECT name, digest FROM datasets"))
@@ -107,6 +115,18 @@ def test_mlflow_has_every_version_and_batch(job: Job) -> None:
     assert datasets == {f"batch-t{t:06d}": digest[:32] for t, digest in enumerate(digests)}
     told = {step for (step,) in rows(database, "SELECT DISTINCT step FROM metrics WHERE key = 'loss'")}
     assert len(told) == STEPS
+    for name in ("tokens_total", "wall_s", "cost_dollars"):
+        found = rows(database, f"SELECT DISTINCT step FROM metrics WHERE key = '{name}'")
+        assert {step for (step,) in found} == set(range(STEPS + 1))
+    summary = {key for (key,) in rows(database, "SELECT key FROM latest_metrics WHERE key LIKE 'summary/%'")}
+    assert summary >= {"summary/wall_s", "summary/staleness_mean", "summary/workers", "summary/reward_last"}
+
+
+def test_trajectories_of_the_first_version_can_be_read(job: Job) -> None:
+    database = job.home / "mlflow" / "mlflow.db"
+    shown = rows(database, "SELECT request_preview, response_preview FROM trace_info")
+    assert shown and all(prompt and completion for prompt, completion in shown)
+    assert rows(database, "SELECT alias FROM registered_model_aliases") == [("champion",)]
 
 
 def test_the_ledger_pins_every_version_and_batch(job: Job) -> None:
@@ -128,6 +148,32 @@ def test_the_ledger_pins_every_version_and_batch(job: Job) -> None:
             assert ledger.md5(f"versions/v{version:06d}.safetensors")
     finally:
         ledger.close()
+
+
+def test_every_step_replays_from_a_copy_of_the_ledger_alone(job: Job, tmp_path: Path) -> None:
+    run_id = job.run_dir.name
+    shutil.copytree(job.home / "ledger" / run_id, tmp_path / "copy" / run_id)
+    arguments = ("replay", run_id, "--copy", str(tmp_path / "copy"), "--rollouts")
+    done = command(tmp_path / "empty", *arguments, timeout_s=240.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{STEPS} of {STEPS} steps of {run_id} repeat bit for bit, from the base model" in done.stdout
+
+
+def test_one_altered_bit_is_found_and_named(job: Job) -> None:
+    sound = command(job.home, "lineage", job.run_dir.name, "--verify")
+    assert sound.returncode == 0, sound.stdout + sound.stderr
+    chance = random.Random(FLIP_SEED)
+    files = files_of_run(job.home, job.run_dir.name)
+    sizes = [path.stat().st_size for path in files]
+    with dvc_cache(job.home) as cached:
+        for number in range(FLIPS):
+            path = chance.choices(files, sizes)[0] if number % 2 else chance.choice(files)
+            position, bit = chance.randrange(path.stat().st_size), chance.randrange(8)
+            with flipped(path, position, bit):
+                place = identity(path)
+                found = check_run(job.run_dir, job.home / "store", job.home / "ledger", cached).findings
+            names = [p for finding in found for p in finding.paths if p.exists()]
+            assert any(identity(p) == place for p in names), f"seed {FLIP_SEED}, flip {number} of {path}"
 
 
 def test_the_report_needs_nothing_else(job: Job) -> None:

@@ -16,6 +16,7 @@ import pytest
 from antiphon.cli import app as cli
 from antiphon.cli.up import Page, read_pages, running_prefect, write_pages
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.s3_server import credentials_file
 from antiphon.tasks.prefect_server import (
     answers,
     begin_prefect_server,
@@ -37,7 +38,7 @@ def test_up_serves_both_and_down_stops_exactly_those(
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
     assert running_prefect(tmp_path) is None
     try:
-        assert cli.execute(["up", "--prefect-port", "0", "--mlflow-port", "0"]) == 0
+        assert cli.execute(["up", "--prefect-port", "0", "--mlflow-port", "0", "--s3", "--s3-port", "0"]) == 0
         pages = read_pages(tmp_path)
         family = [psutil.Process(p.pid) for p in pages.values()]
         family += [child for parent in family for child in parent.children(recursive=True)]
@@ -46,6 +47,16 @@ def test_up_serves_both_and_down_stops_exactly_those(
         assert read_pages(tmp_path) == pages
         drawn = _draw(browser, f"{pages['prefect'].url}/runs", tmp_path / "browser")
         assert "Can't connect" not in drawn and "Runs" in drawn
+        assert set(pages) == {"prefect", "mlflow", "s3"}
+        keys = credentials_file(tmp_path / "s3")
+        assert keys.stat().st_mode & 0o777 == 0o600
+        assert str(keys) in (said := capsys.readouterr().out)
+        assert (
+            json.loads((tmp_path / "s3/identities.json").read_bytes())["identities"][0]["credentials"][0][
+                "secretKey"
+            ]
+            not in said
+        )
         assert b"MLflow" in urllib.request.urlopen(pages["mlflow"].url, timeout=30).read()
     finally:
         assert cli.execute(["down"]) == 0

@@ -23,7 +23,7 @@ from antiphon.core.records import (
     SubmitVerdict,
 )
 from antiphon.lineage.rollout_table import decode_batch
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store import ArtifactStore, open_store
 from antiphon.services.coordinator.api import Coordinator, LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal import Journal
@@ -75,7 +75,7 @@ class Served:
 @asynccontextmanager
 async def served(config: RunConfig, folder: Path, run_id: str = RUN_ID) -> AsyncIterator[Served]:
     """Serve a coordinator on loopback."""
-    store = ArtifactStore(folder / "store")
+    store = open_store(folder / "store", config.record)
     journal = Journal(folder / JOURNAL_NAME, run_id)
     keeper = RunKeeper(config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time)
     await keeper.start()

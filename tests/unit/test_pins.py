@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
-from antiphon.lineage.pins import GITIGNORE, Ledger
+from antiphon.lineage.ledger_layout import GITIGNORE
+from antiphon.lineage.pins import Ledger
 from antiphon.lineage.store import ArtifactStore
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,7 @@ def test_a_crash_before_publishing_loses_nothing(project: Path) -> None:
     fill(first, store, 2)
     first.publish()
     fill(first, store, 4)
+    del first
     journal = project / "ledger/demo-1.journal"
     with journal.open("a") as file:
         file.write('{"rel": "batches/t0000')  # the process died here, without publishing
@@ -125,6 +127,7 @@ def test_a_crash_before_publishing_loses_nothing(project: Path) -> None:
 def test_a_journalled_entry_without_its_bytes_is_appended_anew(project: Path) -> None:
     first = Ledger(project, "ledger", "demo-1")
     md5 = first.append("a.json", b"{}")
+    del first
     (project / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).unlink()
     second = Ledger(project, "ledger", "demo-1")
     assert len(second) == 0

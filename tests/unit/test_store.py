@@ -63,7 +63,7 @@ def test_no_space_left_is_one_sentence_and_leaves_nothing(
     with pytest.raises(UnavailableError, match=r"no space is left in .*store"):
         store.put(b"payload")
     monkeypatch.undo()
-    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+    assert [path for path in (tmp_path / "store" / "objects").rglob("*") if path.is_file()] == []
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_writers_of_the_same_object_do_not_disturb_each_other(tmp_path: Path) ->
         digests = set(pool.map(lambda _: ArtifactStore(tmp_path).put(payload), range(32)))
     (digest,) = digests
     assert ArtifactStore(tmp_path).get(digest) == payload
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+    assert len([path for path in (tmp_path / "objects").rglob("*") if path.is_file()]) == 1
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

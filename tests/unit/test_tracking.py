@@ -16,13 +16,16 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRef, ChunkEntry, SnapshotManifest, StepCommit, TensorEntry
 from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.store import ArtifactStore
 from antiphon.lineage.tracking import Tracker
 from antiphon.services.coordinator.api import EvaluationRecord
+from tests.support.artifacts import tiny_row
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = b"\x00\x01\x02\x03" * 8
+MODEL_FILES = ("config", "generation_config", "tokenizer", "tokenizer_config")
 
 
 def config(**record: object) -> RunConfig:
@@ -56,7 +59,7 @@ class Project:
         return self.client().get_run(json.loads((self.run_dir / "mlflow.json").read_text())["run_id"])
 
     def batch(self, step: int) -> BatchRef:
-        digest = self.store.put(f"batch {step}".encode())
+        digest = self.store.put(encode_batch([tiny_row(step)]))
         timings = self.store.put(f"timings {step}".encode())
         return BatchRef(step, digest, timings, 16, 2, 0, 0, 320, 0.25 * step, {0: 10, 1: 6}, 20.0)
 
@@ -134,6 +137,8 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
 
     assert project.entries() == {
         "manifest.json",
+        *(f"origins/{name}.json" for name in ("code", "machine", "model", "train", "heldout")),
+        *(f"model/{name}.json" for name in MODEL_FILES),
         "evaluations/v000000.json",
         "evaluations/v000003.json",
         "versions/v000000.json",
@@ -141,6 +146,7 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
         "versions/v000001.safetensors",
         "versions/v000003.safetensors",
         *(f"versions/v{step + 1:06d}.json" for step in range(3)),
+        *(f"batches/t{step:06d}.json" for step in range(3)),
         *(f"batches/t{step:06d}.parquet" for step in range(3)),
         *(f"batches/t{step:06d}.timings.parquet" for step in range(3)),
     }
@@ -182,7 +188,7 @@ def test_stages_may_tell_from_many_threads(project: Project) -> None:
         list(pool.map(lambda step: project.record(recorder, step), range(24)))
     assert recorder.close(60).complete
     assert [line["step"] for line in read_steps(project.run_dir)] == list(range(24))
-    assert len([name for name in project.entries() if name.startswith("batches/")]) == 48
+    assert len([name for name in project.entries() if name.startswith("batches/")]) == 72
 
 
 def test_weights_that_are_gone_are_reported_and_nothing_else_is_lost(project: Project) -> None:

@@ -87,3 +87,19 @@ def test_a_fault_of_our_own_is_loud_and_leaves_the_rest_pending() -> None:
     writer._thread.join(10)
     report = writer.close(1)
     assert report.pending == 2 and "ZeroDivisionError" in report.failures[-1]
+
+
+def test_an_outage_of_any_length_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause doubles only until it is longest; a thousand doublings would be no number any more."""
+    attempts = 0
+
+    def away() -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 1100:
+            raise UnavailableError("away")
+
+    writer = Writer("t", first_pause_s=0.0)
+    writer.put("job", away)
+    report = writer.close(60)
+    assert (report.done, report.retries) == (1, 1100)

@@ -1,0 +1,200 @@
+"""Recording: what lineage costs, on the loop's path and behind it, on real files.
+
+Batches of 64 trajectories are sealed into the store and told to the recorder, versions told
+with their metrics, as the loop does it; a ledger of 10,000 entries is published again and
+again; a thousand artifacts are pushed with the real `dvc push` to a real S3 server. The last
+line is one JSON object: milliseconds are medians, `step_cpu_ms` is the processor's share of a
+batch and a version together, and `s3_push_1000_s` is null with --no-s3.
+
+    .venv/bin/python benchmarks/recording.py
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from antiphon.benchmarks.measure import print_result, scratch_home
+from antiphon.core.config import build_config
+from antiphon.core.records import (
+    BatchRef,
+    BatchRow,
+    FinishReason,
+    RowTiming,
+    SnapshotManifest,
+    StepCommit,
+    VersionSpan,
+)
+from antiphon.lineage.ledger_layout import SHARD_ENTRIES
+from antiphon.lineage.pins import Ledger
+from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.rollout_table import encode_batch, encode_timings
+from antiphon.lineage.s3_server import serve_s3
+from antiphon.lineage.store import ArtifactStore
+
+GROUPS, GROUP_SIZE = 8, 8
+"""Prompts of a batch and completions of each: 64 trajectories."""
+TOKENS = 256
+"""Tokens of a completion."""
+LEDGER_ENTRIES = 10_000
+PUBLISHES = 20
+APPENDED_PER_PUBLISH = 16
+PUSHED = 1_000
+PUSHED_BYTES = 50_000
+"""Size of a pushed artifact; the whole is about 50 MB."""
+PUSH_TIMEOUT_S = 300.0
+METRICS = {f"figure_{i}": 0.1 * i for i in range(24)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--no-s3", action="store_true", help="leave out the push to an S3 server")
+    arguments = parser.parse_args()
+    with scratch_home() as home:
+        result = {
+            **measure_loop(home, arguments.steps),
+            **measure_publish(home),
+            "s3_push_1000_s": None if arguments.no_s3 else measure_push(home / "pushed"),
+        }
+    print_result(result)
+
+
+def measure_loop(home: Path, steps: int) -> dict[str, Any]:
+    """Seal, tell and commit `steps` steps; the writer's own time is told apart.
+
+    A step begins when the writer rests, as in a run, where steps take seconds and another
+    process seals the batches.
+    """
+    store, run_dir = ArtifactStore(home / "store"), home / "runs" / "recording-1"
+    run_dir.mkdir(parents=True)
+    config = build_config({"run": {"name": "recording", "steps": steps}, "record": {"mlflow": False}})
+    recorder = Recorder("recording-1", config, run_dir, home, store.root)
+    recorder.record_base(SnapshotManifest("recording-1", 0, "0" * 64, (), (), 0, "127.0.0.1:1"))
+    batches, versions, computing = [], [], []
+    chance = np.random.default_rng(0)
+    for step in range(steps):
+        rows, timings = make_rows(step, chance)
+        recorder.flush(60.0)
+        started, worked = time.perf_counter(), time.thread_time()
+        digest, timings_digest = store.put(encode_batch(rows)), store.put(encode_timings(timings))
+        recorder.record_batch(make_reference(step, rows, digest, timings_digest))
+        told = time.perf_counter()
+        recorder.record_version(StepCommit(step, step + 1, f"{step:064x}", digest, METRICS), None)
+        versions.append(1e3 * (time.perf_counter() - told))
+        computing.append(1e3 * (time.thread_time() - worked))
+        batches.append(1e3 * (told - started))
+    report = recorder.close(120.0)
+    if not report.complete:
+        sys.exit(f"recording was not complete: {report}")
+    return {
+        "batch_ms": median(batches),
+        "version_ms": median(versions),
+        "step_cpu_ms": median(computing),
+        "writer_ms_per_step": 1e3 * report.writers[0].busy_s / steps,
+        "trajectories": GROUPS * GROUP_SIZE,
+    }
+
+
+def make_rows(step: int, chance: np.random.Generator) -> tuple[list[BatchRow], list[RowTiming]]:
+    """Return one batch as the coordinator has it when the last group is judged."""
+    rows, timings = [], []
+    spans = (VersionSpan(max(0, step - 1), 0, TOKENS // 2), VersionSpan(step, TOKENS // 2, TOKENS))
+    for group in range(GROUPS):
+        for sample in range(GROUP_SIZE):
+            rows.append(
+                BatchRow(
+                    group_id=f"t{step:06d}-{group:04d}",
+                    prompt_key=f"train/0/{group}",
+                    sample_index=sample,
+                    prompt_token_ids=chance.integers(0, 32_000, 48, dtype=np.int32),
+                    token_ids=chance.integers(0, 32_000, TOKENS, dtype=np.int32),
+                    behaviour_logprobs=-chance.random(TOKENS, dtype=np.float32),
+                    spans=spans,
+                    finish_reason=FinishReason.STOP,
+                    reward=float(chance.random()),
+                    advantage=float(chance.normal()),
+                )
+            )
+            timings.append(
+                RowTiming(f"t{step:06d}-{group:04d}", sample, "w0", f"{group:032x}", 1, 1.0, 2.0, 3.0, 4.0)
+            )
+    return rows, timings
+
+
+def make_reference(step: int, rows: list[BatchRow], digest: str, timings_digest: str) -> BatchRef:
+    """Return what the coordinator says of a sealed batch."""
+    tokens = sum(len(row.token_ids) for row in rows)
+    staleness = {1: len(rows)} if step else {0: len(rows)}
+    return BatchRef(
+        step, digest, timings_digest, len(rows), GROUPS, 0, 0, tokens, 0.5, staleness, float(TOKENS)
+    )
+
+
+def measure_publish(home: Path) -> dict[str, Any]:
+    """Publish a ledger of 10,000 entries, each time with a few more; as it is, and as one tree."""
+    as_it_is = publish_ms(Ledger(home, "ledger", "long-1"))
+    one_tree = publish_ms(Ledger(home, "ledger", "long-2", shard_entries=2 * LEDGER_ENTRIES))
+    return {
+        "publish_10000_ms": as_it_is,
+        "publish_10000_one_tree_ms": one_tree,
+        "shard_entries": SHARD_ENTRIES,
+    }
+
+
+def publish_ms(ledger: Ledger) -> float:
+    """Fill a ledger with 10,000 entries and return the median milliseconds of a publication."""
+
+    def append(number: int) -> None:
+        ledger.append(f"versions/v{number:06d}.json", b'{"version":%d}' % number)
+
+    for number in range(LEDGER_ENTRIES):
+        append(number)
+    ledger.publish()
+    taken = []
+    for round_number in range(PUBLISHES):
+        for number in range(APPENDED_PER_PUBLISH):
+            append(LEDGER_ENTRIES + round_number * APPENDED_PER_PUBLISH + number)
+        taken.append(timed(ledger.publish))
+    ledger.close()
+    return 1e3 * median(taken)
+
+
+def measure_push(project: Path) -> float:
+    """Return the seconds of `dvc push` of 1,000 artifacts to a local S3 server."""
+    (project / ".dvc").mkdir(parents=True)
+    (project / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    ledger = Ledger(project, "ledger", "pushed-1")
+    chance = np.random.default_rng(1)
+    for number in range(PUSHED):
+        ledger.append(f"batches/t{number:06d}.parquet", chance.bytes(PUSHED_BYTES))
+    ledger.close()
+    with serve_s3(project / "s3") as server:
+        place = f"    url = s3://{server.bucket}/dvc\n    endpointurl = {server.endpoint_url}\n"
+        (project / ".dvc" / "config.local").write_text(f"[core]\n    remote = s3\n['remote \"s3\"']\n{place}")
+        known = {**os.environ, **server.environment, "DVC_NO_ANALYTICS": "true"}
+        command = [str(Path(sys.executable).with_name("dvc")), "push", "--quiet", "ledger/pushed-1.dvc"]
+
+        def push() -> None:
+            subprocess.run(command, cwd=project, env=known, check=True, timeout=PUSH_TIMEOUT_S)
+
+        return timed(push)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the seconds that `work` took."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

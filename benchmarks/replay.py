@@ -1,0 +1,111 @@
+"""Replay: a demo-sized run executed again from a copy of its artifacts, everything else deleted.
+
+A run of 40 overlapped steps is trained, its ledger copied to a fresh folder, and the run's folder,
+store, journal, DVC cache and ledger removed. Then `antiphon replay --rollouts` repeats every step
+from the copy and scores every trajectory again. The seconds of the replay are those of the whole
+command, start-up and scoring included; those of the training are the loop's alone.
+
+With --home and --run a run that is there already is replayed; then nothing of it is deleted, and
+the replay is given the copy and an empty home.
+
+    .venv/bin/python benchmarks/replay.py
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from antiphon.benchmarks.measure import PROJECT, print_result, run_job, scratch_home
+
+STALENESS = 2
+TRAIN_S = 1800.0
+REPLAY_S = 1800.0
+"""Longest wait for either."""
+
+
+def copy_artifacts(home: Path, run_id: str, out: Path) -> float:
+    """Copy a run's ledger, all of its shards, and return the megabytes."""
+    shards = [home / "ledger" / run_id, *sorted((home / "ledger").glob(f"{run_id}.s[0-9]*/"))]
+    for shard in shards:
+        shutil.copytree(shard, out / shard.name)
+    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
+
+
+def train(home: Path, steps: int, config: Path, overrides: list[str]) -> str:
+    """Train a run and return its id."""
+    sizes = [f"run.steps={steps}", f"loop.max_staleness={STALENESS}", *overrides]
+    job = run_job(home, config, sizes, "train", TRAIN_S)
+    return str(job.timings()["run_id"])
+
+
+def replay(run_id: str, copy: Path, empty: Path) -> tuple[float, dict[str, Any]]:
+    """Replay a copy in a process that knows nothing else; return its seconds and what it found.
+
+    Raises:
+        SystemExit: when there is no result, with what the command said.
+    """
+    empty.mkdir()
+    results = empty / "replay.json"
+    command = [sys.executable, "-P", "-m", "antiphon.cli.app", "replay", run_id, "--rollouts"]
+    command += ["--copy", str(copy), "--results", str(results)]
+    begun = time.perf_counter()
+    done = subprocess.run(
+        command,
+        cwd=empty,
+        env={**os.environ, "ANTIPHON_HOME": str(empty)},
+        capture_output=True,
+        text=True,
+        timeout=REPLAY_S,
+        check=False,
+    )
+    seconds = time.perf_counter() - begun
+    if not results.is_file():
+        raise SystemExit(
+            f"the replay ended with status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    found: dict[str, Any] = json.loads(results.read_text())
+    return seconds, found
+
+
+def main() -> None:
+    """Train unless a run is given, copy, delete, replay."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, default=None, help="home directory of a finished run")
+    parser.add_argument("--run", default="", help="its id")
+    parser.add_argument("--steps", type=int, default=40, help="learner steps, when a run is trained")
+    parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for the run that is trained")
+    arguments = parser.parse_args()
+    if (arguments.home is None) != (not arguments.run):
+        raise SystemExit("--home and --run name a finished run together; give both or neither")
+    with scratch_home() as scratch, scratch_home() as fresh:
+        home = arguments.home or scratch
+        run_id = arguments.run or train(scratch, arguments.steps, arguments.config, arguments.overrides)
+        outcome = json.loads((home / "runs" / run_id / "outcome.json").read_text())
+        megabytes = copy_artifacts(home, run_id, fresh / "copy")
+        shutil.rmtree(scratch)
+        seconds, found = replay(run_id, fresh / "copy", fresh / "empty")
+    print_result(
+        {
+            "steps": found["steps"],
+            "steps_equal_share": found["steps_equal_share"],
+            "logprobs_equal_share": found["logprobs_equal_share"],
+            "replay_seconds": round(seconds, 1),
+            "train_seconds": round(outcome["loop_s"], 1),
+            "logprobs": found["logprobs"],
+            "largest_logprob_difference": found["largest_logprob_difference"],
+            "first_difference": found["first_difference"],
+            "scoring_seconds": round(found["score_seconds"], 1),
+            "copy_mb": round(megabytes, 1),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

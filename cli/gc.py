@@ -1,0 +1,135 @@
+"""gc: say which artifacts no run needs any more, and remove them unless only asked.
+
+It takes the lock of every run and of the store, so nothing is removed beside a running job.
+What an unfinished run names is never touched. Copies in a remote store stay, as other machines
+may need them, and ledgers are DVC's to clean.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from antiphon.cli.arguments import home_directory
+from antiphon.core.config import load_config
+from antiphon.core.errors import ConfigError
+
+SHOWN = 10
+"""Objects that are listed by name; all are counted."""
+
+
+def gc(
+    *,
+    home: Annotated[Path | None, Parameter(name="--home")] = None,
+    run: Annotated[list[str] | None, Parameter(name="--run")] = None,
+    dry_run: Annotated[bool, Parameter(name="--dry-run", negative="")] = False,
+) -> int:
+    """Remove artifacts that no run, ledger or upload needs any more.
+
+    Args:
+        home: the home directory; by default ANTIPHON_HOME or ./.antiphon.
+        run: a finished run to give up, with its folder; may be repeated. Its ledger stays.
+        dry_run: only say what would be freed.
+    """
+    from antiphon.flows.run_directory import find_run, is_finished, list_runs, lock, store_directory
+    from antiphon.lineage.gc import alone, digests_of_run, survey, sweep
+
+    home = (home or home_directory()).absolute()
+    root = store_directory(home)
+    given_up = [find_run(home, name) for name in run or ()]
+    for directory in given_up:
+        if not is_finished(directory):
+            raise ConfigError(
+                f"run {directory.name} is unfinished, so nothing of it is removed; let it finish, or "
+                f"remove {directory} by hand"
+            )
+    with ExitStack() as held:
+        runs = list_runs(home)
+        for directory in runs:
+            held.enter_context(lock(directory))
+        held.enter_context(alone(root))
+        kept = [directory for directory in runs if directory not in given_up]
+        named: set[str] = set()
+        for directory in kept:
+            named |= digests_of_run(directory) | _digests_of_journal(directory)
+        found = survey(root, named, _pins(home, kept, [directory.name for directory in given_up]))
+        folders = {directory: _size(directory) for directory in given_up}
+        verb = "would free" if dry_run else "freed"
+        if not dry_run:
+            # First the folders: what they named is found again if this ends in between.
+            for directory in given_up:
+                shutil.rmtree(directory)
+            sweep(found)
+    for directory, size in folders.items():
+        print(f"{verb} run {directory.name}: {_readable(size)}")
+    for path in found.unneeded[:SHOWN]:
+        print(f"{verb} {path.relative_to(home)}")
+    if len(found.unneeded) > SHOWN:
+        print(f"{verb} {len(found.unneeded) - SHOWN} more")
+    total = f"{len(found.unneeded)} objects, {_readable(found.freed_bytes)}"
+    print(f"{verb} {total}; {found.kept} objects are needed")
+    return 0
+
+
+def _digests_of_journal(directory: Path) -> set[str]:
+    """Return the digests that a run's journal names.
+
+    Raises:
+        ConfigError: when a coordinator has it open.
+        IntegrityError: when it is damaged.
+    """
+    from antiphon.lineage.gc import digests_in
+    from antiphon.services.coordinator.journal import Journal
+    from antiphon.services.coordinator.server import JOURNAL_NAME
+
+    path = directory / JOURNAL_NAME
+    if not path.is_file():
+        return set()
+
+    async def read() -> set[str]:
+        journal = Journal(path, directory.name)
+        found: set[str] = set()
+        try:
+            after = 0
+            while rows := await journal.read(after, 1000):
+                for row in rows:
+                    found |= digests_in(row.body.encode())
+                after = rows[-1].seq
+        finally:
+            await journal.close()
+        return found
+
+    return asyncio.run(read())
+
+
+def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]:
+    """Return the md5 of what the project's ledgers pin, those of runs that are given up left out.
+
+    Raises:
+        ConfigError: when runs have a ledger and its project is not found.
+    """
+    from antiphon.lineage.gc import pinned
+    from antiphon.lineage.recorder import find_project
+
+    folders = {
+        record.ledger for directory in kept if (record := load_config(directory / "config.yaml").record).dvc
+    }
+    if not folders:
+        return set()
+    project = find_project(None, home)
+    found: set[str] = set()
+    for folder in sorted(folders):
+        found |= pinned(project / folder, project / ".dvc" / "cache", frozenset(given_up))
+    return found
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _readable(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB"

@@ -1,0 +1,243 @@
+"""lineage: what an artifact came from and what came of it; and whether all of it is still as recorded."""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from antiphon.core.config import RunConfig
+    from antiphon.lineage.graph import LineageGraph, Node
+
+SHOWN_DIGITS = 16
+"""Digits of a digest that are printed; any few of them find the artifact again."""
+MOST_LINES = 24
+"""Parents or children listed one by one; more are summed up. --json has all."""
+
+
+def lineage(
+    *words: str,
+    verify: Annotated[bool, Parameter(name="--verify", negative="")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Show the parents and children of a run, a policy version, a batch or an evaluation.
+
+    Args:
+        words: a run's id (by default the newest run), then what to show of it: v12, batch 7,
+            evaluation 10, code, machine, model, train, heldout, or the first digits of a digest.
+        verify: instead, read every artifact of the run and compare it with its digest; without
+            a run, of all runs and the whole store.
+        as_json: print one JSON document.
+    """
+    from antiphon.cli.arguments import home_directory
+
+    home = home_directory()
+    named, rest = _split(home, words)
+    if verify:
+        return _verify(home, named, rest, as_json)
+    from antiphon.lineage.graph import build_graph
+    from antiphon.lineage.graph_reader import all_documents
+
+    run_dir = _run_directory(home, named)
+    project, folder = _ledger_of(run_dir, home)
+    ledger = project / folder if project is not None else None
+    graph = build_graph(all_documents(run_dir, ledger))
+    node = graph.find(" ".join(rest) or "run")
+    if as_json:
+        print(json.dumps(_plain(graph, node, run_dir.name), indent=2, sort_keys=True))
+    else:
+        print("\n".join(_lines(graph, node, run_dir.name)))
+    return 0
+
+
+def _split(home: Path, words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    if words and (_is_run(home, words[0]) or ("-" in words[0] and not words[0].startswith("held-"))):
+        return words[0], words[1:]
+    return None, words
+
+
+def _is_run(home: Path, word: str) -> bool:
+    return (home / "runs" / word / "config.yaml").exists()
+
+
+def _run_directory(home: Path, named: str | None) -> Path:
+    """Return the run's directory; one that is only in a ledger has none, but the place is its own."""
+    from antiphon.flows.run_directory import find_run
+
+    if named is not None and not _is_run(home, named) and _ledgers_with(home, named):
+        return home / "runs" / named
+    return find_run(home, named)
+
+
+def _ledgers_with(home: Path, run_id: str) -> list[tuple[Path, str]]:
+    from antiphon.core.config import RunConfig
+    from antiphon.core.errors import ConfigError
+    from antiphon.lineage.ledger_layout import shard_directories
+    from antiphon.lineage.recorder import find_project
+
+    folder = RunConfig().record.ledger
+    try:
+        project = find_project(None, home)
+    except ConfigError:
+        return []  # no DVC project here, hence no ledgers
+    return [(project, folder)] if shard_directories(project / folder, run_id) else []
+
+
+def _ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
+    from antiphon.core.config import load_config
+    from antiphon.lineage.recorder import find_project
+
+    if not (run_dir / "config.yaml").exists():
+        ((project, folder),) = _ledgers_with(home, run_dir.name)
+        return project, folder
+    config: RunConfig = load_config(run_dir / "config.yaml")
+    if not config.record.dvc:
+        return None, config.record.ledger
+    return find_project(None, home), config.record.ledger
+
+
+def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
+    from antiphon.core.errors import ConfigError
+    from antiphon.flows.run_directory import list_runs, store_directory
+    from antiphon.lineage.verify import Verification, verify_run, verify_store
+
+    if rest:
+        raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
+    store = store_directory(home)
+    places = [_run_directory(home, named)] if named else list_runs(home)
+    found: list[tuple[str, Verification]] = []
+    for run_dir in places:
+        project, folder = _ledger_of(run_dir, home)
+        found.append((f"run {run_dir.name}", verify_run(run_dir, store, project, folder)))
+    if named is None:
+        found.append(("the store", verify_store(store)))
+    if as_json:
+        print(json.dumps([_verified(what, result) for what, result in found], indent=2))
+    for what, result in found:
+        for finding in () if as_json else result.findings:
+            print(finding.sentence)
+        sound = f"{result.files} files ({result.bytes / 1e6:.1f} MB) of {what} are as recorded"
+        if not result.findings:
+            print(sound, file=sys.stderr if as_json else sys.stdout)
+    for what, result in found:
+        result.require_sound(what)
+    return 0
+
+
+def _verified(what: str, result: Any) -> dict[str, Any]:
+    findings = [
+        {
+            "artifact": finding.artifact,
+            "paths": [str(path) for path in finding.paths],
+            "problem": finding.problem,
+            "mend": finding.mend,
+        }
+        for finding in result.findings
+    ]
+    return {"checked": what, "files": result.files, "bytes": result.bytes, "findings": findings}
+
+
+def _lines(graph: "LineageGraph", node: "Node", run_id: str) -> Iterable[str]:
+    yield f"{node.name} of run {run_id}" if node.kind != "run" else f"run {run_id}"
+    yield f"  manifest {node.rel}, digest {node.digest}"
+    for field, digest in node.contents.items():
+        yield f"  {field.replace('_', ' ')} {digest}"
+    yield from (f"  {line}" for line in _said(node))
+    yield "came from"
+    parents = graph.parents(node)
+    yield from _listed([_row(role, parent) for role, parent in parents.items()])
+    further = [ancestor for ancestor in graph.ancestors(node) if ancestor not in parents.values()]
+    if further:
+        yield f"  and through these from {_summed(further)}"
+    yield "led to"
+    children = graph.children(node)
+    if len(children) > MOST_LINES:
+        yield f"  {_summed(children)}"
+    else:
+        yield from _listed([_row(child.name, child) for child in children])
+
+
+def _said(node: "Node") -> Iterable[str]:
+    facts = node.facts
+    match node.kind:
+        case "version":
+            for name in ("loss", "reward_mean"):
+                if name in facts.get("metrics", {}):
+                    yield f"{name} {facts['metrics'][name]:.4f} in the step that made it"
+        case "batch":
+            yield (
+                f"{facts.get('trajectories')} trajectories, {facts.get('tokens')} tokens, "
+                f"mean reward {facts.get('reward_mean'):.4f}"
+            )
+        case "evaluation":
+            yield f"mean reward {facts['reward_mean']:.4f} over {facts['prompts']} held-out prompts"
+        case "code":
+            code = facts.get("code", {})
+            changed = ", with uncommitted changes" if code.get("modified") else ""
+            yield f"revision {code.get('revision', 'unknown')}{changed}"
+        case "machine":
+            hardware, libraries = facts.get("hardware", {}), facts.get("libraries", {})
+            yield f"{hardware.get('cpu')}, {hardware.get('cores')} cores; torch {libraries.get('torch')}"
+        case "train split" | "held-out split":
+            yield f"{facts.get('size')} prompts of {facts.get('name')}, seed {facts.get('seed')}"
+        case "base model":
+            yield f"{facts.get('path')}, {len(facts.get('files', {}))} files"
+
+
+def _row(role: str, node: "Node | None") -> tuple[str, str, str]:
+    if node is None:
+        return role, "missing", "no document of this digest is there"
+    contents = next(iter(node.contents.values()), "")
+    return role, node.digest[:SHOWN_DIGITS], f"({contents[:SHOWN_DIGITS]})" if contents else ""
+
+
+def _listed(rows: list[tuple[str, str, str]]) -> Iterable[str]:
+    if not rows:
+        yield "  nothing in this run"
+    width = max((len(role) for role, _, _ in rows), default=0)
+    for role, digest, contents in rows:
+        yield f"  {role:<{width}}  {digest}  {contents}".rstrip()
+
+
+def _summed(nodes: list["Node"]) -> str:
+    from antiphon.lineage.graph import ranges
+
+    parts = []
+    for kind, name, letter in (
+        ("version", "versions", "v"),
+        ("batch", "batches", "t"),
+        ("evaluation", "evaluations of", "v"),
+    ):
+        numbers = sorted(node.number for node in nodes if node.kind == kind and node.number is not None)
+        if numbers:
+            parts.append(f"{name} {ranges(numbers, letter)}")
+    parts += [node.name for node in nodes if node.number is None]
+    return ", ".join(parts)
+
+
+def _plain(graph: "LineageGraph", node: "Node", run_id: str) -> dict[str, Any]:
+    def brief(other: "Node | None", digest: str) -> dict[str, Any]:
+        return {
+            "digest": digest,
+            "name": other.name if other else None,
+            "manifest": other.rel if other else None,
+            "contents": other.contents if other else {},
+        }
+
+    parents = graph.parents(node)
+    return {
+        "run": run_id,
+        "name": node.name,
+        "kind": node.kind,
+        "number": node.number,
+        "manifest": node.rel,
+        "digest": node.digest,
+        "contents": node.contents,
+        "facts": dict(node.facts),
+        "parents": {role: brief(parent, node.parents[role]) for role, parent in parents.items()},
+        "children": [brief(child, child.digest) for child in graph.children(node)],
+        "ancestors": [brief(other, other.digest) for other in graph.ancestors(node)],
+    }

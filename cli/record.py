@@ -1,0 +1,49 @@
+"""record: bring in what MLflow or the ledger missed of a run that rests."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from antiphon.core.errors import ConfigError, UnavailableError
+
+
+def record(
+    run: str | None = None, /, *, timeout_s: Annotated[float, Parameter(name="--timeout-s")] = 600.0
+) -> int:
+    """Write what the run log has and MLflow or the ledger lack; what is there is left as it is.
+
+    Args:
+        run: the run's id; by default the newest.
+        timeout_s: longest wait for MLflow and the ledger, seconds.
+    """
+    from antiphon.cli.arguments import home_directory
+    from antiphon.core.config import load_config
+    from antiphon.flows.launch import decoder
+    from antiphon.flows.run_directory import find_run, lock, store_directory
+    from antiphon.lineage.recorder import Recorder
+
+    home = home_directory()
+    directory = find_run(home, run)
+    config = load_config(directory / "config.yaml")
+    if not (config.record.mlflow or config.record.dvc):
+        raise ConfigError(
+            f"run {directory.name} has record.mlflow=false and record.dvc=false, so nothing is recorded of it"
+        )
+    with lock(directory):
+        recorder = Recorder(
+            directory.name, config, directory, home, store_directory(home), decode=decoder(config)
+        )
+        page = directory / "report.html"
+        if page.is_file():
+            recorder.attach(page)
+        recorder.flush(timeout_s)
+        report = recorder.close(1.0)
+    for writer in report.writers:
+        print(f"{writer.name}: {writer.done} records written or there already")
+    if not report.complete:
+        reasons = [writer.failures[-1] for writer in report.writers if writer.failures]
+        raise UnavailableError(
+            f"the records of {directory.name} are still incomplete: {'; '.join(reasons)}; "
+            "give the same command again when that is mended"
+        )
+    return 0

@@ -1,0 +1,74 @@
+"""replay: execute recorded steps again, from a run's artifacts alone, and compare every bit."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from antiphon.core.errors import ConfigError, IntegrityError
+
+
+def replay(
+    run: str | None = None,
+    /,
+    *,
+    step: Annotated[int | None, Parameter(name="--step")] = None,
+    first: Annotated[int | None, Parameter(name="--from")] = None,
+    last: Annotated[int | None, Parameter(name="--to")] = None,
+    rollouts: Annotated[bool, Parameter(name="--rollouts", negative="")] = False,
+    copy: Annotated[Path | None, Parameter(name="--copy")] = None,
+    model: Annotated[Path | None, Parameter(name="--model")] = None,
+    threads: Annotated[int | None, Parameter(name="--threads")] = None,
+    results: Annotated[Path | None, Parameter(name="--results")] = None,
+) -> int:
+    """Execute recorded steps again and compare weights and loss; the first difference is named.
+
+    Args:
+        run: the run's id; by default the newest finished one, or the only one of the copy.
+        step: the one step to replay; by default all.
+        first: the first step to replay.
+        last: the last step to replay.
+        rollouts: also score the recorded trajectories again and compare their logprobs.
+        copy: folder with a copy of the run's ledger; by default the project's own ledger.
+        model: folder of the base model, where the copy does not hold it.
+        threads: CPU threads of the learner, when not the recorded number.
+        results: JSON file to write the outcome to.
+    """
+    from antiphon.cli.arguments import home_directory
+    from antiphon.core.replay import choose_steps
+    from antiphon.flows.replay_source import find_artifacts
+    from antiphon.services.process import configure_logs
+
+    configure_logs("warning")
+    if step is not None and (first is not None or last is not None):
+        raise ConfigError("--step means one step, --from and --to a range; give one or the other")
+    artifacts, own = find_artifacts(home_directory(), run, copy)
+    begin, end = (step, step) if step is not None else (first, last)
+    steps = choose_steps(len(artifacts.steps), artifacts.config.run.steps, begin, end)
+    artifacts.require(steps)
+    print(f"{artifacts.run_id}: steps {steps[0]} to {steps[-1]} from {artifacts.root}; loading", flush=True)
+
+    from antiphon.services.learner.replay import Replayer, replay_run
+
+    replayer = Replayer(artifacts, model=model, threads=threads, own_checkpoints=own)
+    try:
+        summary = replay_run(replayer, steps, rollouts, lambda said: print(said, flush=True))
+    finally:
+        replayer.close()
+    for line in summary.lines():
+        print(line)
+    if results is not None:
+        _write(results, json.dumps(summary.plain(), indent=2, sort_keys=True) + "\n")
+    difference = summary.first_difference()
+    if difference is not None:
+        raise IntegrityError(difference)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

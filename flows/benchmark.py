@@ -1,0 +1,260 @@
+"""benchmark: a grid of runs and scripts, one table for the commit, compared with the one before.
+
+Cases run one after the other, so that each has the machine to itself. A case that fails is
+named in the table and the others go on. The flow fails at the end when a figure got worse
+beyond noise, so that a schedule's page turns red and automations can tell somebody.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from pydantic import BaseModel, ConfigDict, Field
+
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.flows.launch import RunOptions, Surroundings, surrounded
+from antiphon.flows.post_train import post_train
+from antiphon.flows.run_directory import home_directory
+from antiphon.lineage.benchmark_page import WORDS, build_benchmark_page
+from antiphon.lineage.benchmark_table import (
+    BenchmarkTable,
+    ComparedTable,
+    compare_tables,
+    finite,
+    name_of_commit,
+    name_of_machine,
+    pin_table,
+    read_tables,
+    write_table,
+)
+from antiphon.lineage.recorder import find_project
+from antiphon.lineage.tracking import Tracker
+from antiphon.tasks.run_context import RunStopped
+from antiphon.tasks.run_page import artifact_key
+from antiphon.tasks.script import run_script
+
+_log = structlog.get_logger(__name__)
+
+TRACK_S = 60.0
+"""Longest wait for MLflow; a table is never lost to it, since the files are written first."""
+
+RUN_FIGURES = ("pass_before", "pass_after", "steps", "loop_s", "total_s", "dropped_stale_share")
+"""What a run's outcome says that goes to the table as it is."""
+
+
+class BenchmarkPlan(BaseModel):
+    """What is measured: every configuration with every seed, then every script."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    configs: list[str] = Field(default=["examples/quickstart.yaml"])
+    """Configurations to run, as paths below the working directory."""
+    seeds: list[int] = Field(default=[0, 1, 2])
+    """Seeds of each configuration; the same ones every time, so that tables can be paired."""
+    overrides: list[str] = Field(default=[])
+    """section.field=value for all runs, such as run.steps=20."""
+    scripts: list[str] = Field(default=[])
+    """Scripts with their arguments, such as `benchmarks/draft_index.py`; each prints a JSON object last."""
+    repeats: int = Field(default=3, ge=1, le=20)
+    """Times each script is run; three or more show its noise."""
+    script_timeout_s: float = Field(default=3600.0, gt=0.0)
+    """Seconds a script may take."""
+    results: str = Field(default="results/benchmarks", min_length=1)
+    """Folder of the tables, the history and the page."""
+    record: bool = True
+    """Pin the table in the DVC ledger."""
+    track: bool = True
+    """Log the table as an MLflow run of the experiment `benchmarks`."""
+    on_regression: Literal["fail", "report"] = "fail"
+    """What a figure that got worse beyond noise does to the flow run."""
+
+
+@flow(name="benchmark", flow_run_name="benchmark", persist_result=False, validate_parameters=True)
+def benchmark(plan: BenchmarkPlan) -> dict[str, Any]:
+    """Measure the commit in the working directory and compare it with the one measured before.
+
+    Args:
+        plan: what is measured and where the results go.
+    """
+    project, home = Path.cwd(), home_directory()
+    configs = check_plan(plan, project, home)
+    commit = name_of_commit(project)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    cases: dict[str, dict[str, float]] = {}
+    weights: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for case, config in configs.items():
+        with _noted(case, failed):
+            outcome = measure_run(config)
+            cases[case] = run_figures(outcome)
+            weights[case] = str(outcome["weights_digest"])
+    logs = home / "benchmarks" / f"{commit}-{at.replace(':', '')}"
+    for number, script in ((n, s) for s in plan.scripts for n in range(plan.repeats)):
+        with _noted(case := f"{script} #{number + 1}", failed):
+            cases[case] = measure_script(script, number, plan.script_timeout_s, str(project), str(logs))
+    if not cases:
+        raise AntiphonError(f"no case of the benchmark could be measured: {'; '.join(failed.values())}")
+    table = BenchmarkTable(commit, at, name_of_machine(), cases, weights, failed)
+    compared = publish(table, plan, project, home, logs)
+    return conclude(compared, plan)
+
+
+def check_plan(plan: BenchmarkPlan, project: Path, home: Path) -> dict[str, RunConfig]:
+    """Return case -> configuration, after checking all that can be checked before the first minute.
+
+    Raises:
+        ConfigError: for an empty plan, a missing or wrong configuration or script, or a ledger
+            outside a DVC project.
+    """
+    if not (plan.configs and plan.seeds) and not plan.scripts:
+        raise ConfigError("the plan measures nothing; name configs with seeds, or scripts")
+    found = {
+        f"{Path(path).stem} seed {seed}": load_config(project / path, [*plan.overrides, f"run.seed={seed}"])
+        for path in plan.configs
+        for seed in plan.seeds
+    }
+    for script in plan.scripts:
+        if not (project / script.split()[0]).is_file():
+            raise ConfigError(f"there is no script {script.split()[0]} under {project}; mend plan.scripts")
+    if plan.record:
+        find_project(None, home)
+    read_tables(project / plan.results)
+    return found
+
+
+def measure_run(config: RunConfig) -> dict[str, Any]:
+    """Run one configuration to its end as a flow run of its own and return its outcome.
+
+    Raises:
+        AntiphonError: with the reason, when it did not complete.
+    """
+    with surrounded(Surroundings(options=RunOptions(fresh=True))):
+        outcome = post_train(config)
+    if not isinstance(outcome, dict):
+        raise AntiphonError(f"the run did not complete: {outcome}")
+    return outcome
+
+
+def run_figures(outcome: dict[str, Any]) -> dict[str, float]:
+    """Return the figures of a finished run; seconds per step from the first stage to the last."""
+    figures = {name: outcome.get(name) for name in RUN_FIGURES}
+    figures["learner_idle_share"] = outcome.get("learner_idle_share")
+    figures["seconds_per_step"] = outcome["loop_s"] / max(1, outcome["steps"])
+    if outcome.get("pass_before") is not None:
+        figures["pass_gain"] = outcome["pass_after"] - outcome["pass_before"]
+    drafting = outcome.get("drafting") or {}
+    figures["drafting_acceptance"] = drafting.get("acceptance")
+    figures["tokens_per_pass"] = drafting.get("tokens_per_pass")
+    return finite(figures)
+
+
+@task(task_run_name="{script} #{number}", cache_policy=NO_CACHE, persist_result=False)
+def measure_script(script: str, number: int, timeout_s: float, project: str, logs: str) -> dict[str, float]:
+    """Run one script once and return the numbers of the JSON object it ends with; adds its seconds."""
+    started = time.perf_counter()
+    log = Path(logs) / f"{Path(script.split()[0]).stem}-{number}.log"
+    found = run_script(script, Path(project), timeout_s, log)
+    return {**finite(found), "script_seconds": round(time.perf_counter() - started, 2)}
+
+
+@contextmanager
+def _noted(case: str, failed: dict[str, str]) -> Iterator[None]:
+    """Note why a case failed and go on; a benchmark that is stopped stops."""
+    try:
+        yield
+    except RunStopped:
+        raise
+    except AntiphonError as error:
+        _log.warning("benchmark.failed", case=case, reason=str(error))
+        failed[case] = str(error)
+
+
+def publish(
+    table: BenchmarkTable, plan: BenchmarkPlan, project: Path, home: Path, logs: Path
+) -> ComparedTable:
+    """Compare a table with those in the results folder, write everything, and return the comparison."""
+    folder = project / plan.results
+    compared = compare_tables(table, read_tables(folder))
+    path = write_table(folder, compared)
+    page = build_benchmark_page(compared, read_tables(folder), folder / "index.html")
+    if plan.record:
+        ledger = load_ledger_folder(plan, project)
+        pin_table(path, find_project(None, home), ledger)
+    if plan.track:
+        track(compared, plan, logs, home, [path, page])
+    show(compared, page)
+    return compared
+
+
+def load_ledger_folder(plan: BenchmarkPlan, project: Path) -> str:
+    """Return the ledger folder that the plan's first configuration uses, else the default one."""
+    return load_config(project / plan.configs[0]).record.ledger if plan.configs else RunConfig().record.ledger
+
+
+def track(compared: ComparedTable, plan: BenchmarkPlan, logs: Path, home: Path, files: list[Path]) -> None:
+    """Log a table as one MLflow run: medians and the first case at step 0, further cases after it."""
+    table = compared.table
+    logs.mkdir(parents=True, exist_ok=True)
+    tracker = Tracker(logs, home, "benchmarks", table.commit)
+    params = {name: str(value) for name, value in plan.model_dump(mode="json").items()}
+    tags = {"commit": table.commit, "before": compared.before, "machine": table.machine}
+    tracker.start_run({**params, "cases": str(len(table.cases))}, tags)
+    at = datetime.fromisoformat(table.at).timestamp()
+    for step, figures in enumerate(table.cases.values()):
+        entries = {f"case/{name}": value for name, value in figures.items()}
+        if step == 0:
+            entries |= table.medians() | {"regressions": float(len(compared.worse()))}
+        tracker.log_summary(step, entries, at)
+    for file in files:
+        tracker.log_artifact(file)
+    tracker.set_status("FINISHED")
+    report = tracker.close(TRACK_S)
+    if report.pending or report.failed:
+        _log.warning("benchmark.untracked", pending=report.pending, failures=report.failures)
+
+
+def show(compared: ComparedTable, page: Path) -> None:
+    """Put the comparison and the page's place on the flow run's page."""
+    rows = [
+        {
+            "figure": c.figure.name,
+            "before": c.before,
+            "now": compared.table.medians()[c.figure.name],
+            "change": None if c.change is None else f"{100 * c.change:+.1f}%",
+            "verdict": WORDS[c.verdict],
+        }
+        for c in compared.comparisons
+    ]
+    commit = compared.table.commit
+    create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Figures of {commit}")
+    note = f"[{page.name}]({page.as_uri()}), compared with {compared.before or 'nothing yet'}"
+    create_markdown_artifact(note, key=artifact_key("page", commit), description="Page with history")
+
+
+def conclude(compared: ComparedTable, plan: BenchmarkPlan) -> dict[str, Any]:
+    """Return what came of it in plain values.
+
+    Raises:
+        AntiphonError: when a figure got worse beyond noise and the plan says to fail.
+    """
+    worse = compared.worse()
+    if worse and plan.on_regression == "fail":
+        raise AntiphonError(
+            f"{compared.table.commit} is worse than {compared.before} beyond noise in {', '.join(worse)}; "
+            f"see {plan.results}/index.html"
+        )
+    return {
+        "commit": compared.table.commit,
+        "before": compared.before,
+        "worse": worse,
+        "cases": len(compared.table.cases),
+        "failed": sorted(compared.table.failed),
+    }

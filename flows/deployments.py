@@ -1,0 +1,279 @@
+"""Deployments: which flows a Prefect server offers, with which form, schedule and place to run.
+
+One table says it; `antiphon deploy` and `prefect.yaml` hold the same set, and a test compares.
+Everything that fills a machine goes to one work queue whose limit keeps a second run waiting.
+Deploying again changes what changed and keeps the schedules that somebody switched on or off.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
+
+from antiphon.core.errors import ConfigError, UnavailableError
+
+MACHINE_QUEUE = "machine"
+"""Work queue of flows that fill a machine; its limit is how many of them run at once."""
+
+LIGHT_QUEUE = "default"
+"""Work queue of flows that only ask a run something; nothing limits it."""
+
+HEARTBEAT_S = 30
+"""Seconds between two signs of life of a deployed flow run."""
+
+SILENCE_S = 10 * HEARTBEAT_S
+"""A flow run silent for so long counts as crashed, so that it no longer holds its place in the queue."""
+
+WATCH_NAME = "antiphon: a flow run that fell silent has crashed"
+"""The automation that says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSchedule:
+    """When a deployment runs by itself."""
+
+    slug: str
+    """Its name within the deployment; under it the switch is found again."""
+    cron: str
+    """Minute, hour, day, month and weekday, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDeployment:
+    """One flow as the server offers it."""
+
+    name: str
+    entrypoint: str
+    """The flow as package.module.function; nothing but an installed Antiphon is needed to run it."""
+    description: str
+    queue: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What the form starts from, on top of the flow's own defaults."""
+    schedule: PlannedSchedule | None = None
+
+
+DEPLOYMENTS = (
+    PlannedDeployment(
+        name="post-train",
+        entrypoint="antiphon.flows.post_train.post_train",
+        description="Post-train a policy; the form's fields are those of docs/configuration.md.",
+        queue=MACHINE_QUEUE,
+        parameters={"config": {}},
+    ),
+    PlannedDeployment(
+        name="evaluate",
+        entrypoint="antiphon.flows.evaluate.evaluate",
+        description="Held-out scores of a run's versions; a living run measures one that is missing.",
+        queue=LIGHT_QUEUE,
+    ),
+    PlannedDeployment(
+        name="benchmark",
+        entrypoint="antiphon.flows.benchmark.benchmark",
+        description="Run a grid of configurations and seeds and compare it with the commit before.",
+        queue=MACHINE_QUEUE,
+        parameters={"plan": {}},
+        schedule=PlannedSchedule("nightly", "0 3 * * *"),
+    ),
+    PlannedDeployment(
+        name="replay",
+        entrypoint="antiphon.flows.replay.replay",
+        description="Repeat a recorded run from its artifacts alone and compare every digest.",
+        queue=MACHINE_QUEUE,
+        schedule=PlannedSchedule("weekly", "0 5 * * 0"),
+    ),
+)
+"""What is deployed. The simulator joins once it has a flow."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeployOptions:
+    """Where deployed runs work and how many at once."""
+
+    project: Path
+    """Folder that flow runs work in; relative paths of configurations start here."""
+    home: Path
+    """ANTIPHON_HOME of the flow runs."""
+    pool: str = "antiphon"
+    """Work pool of type process."""
+    limit: int = 1
+    """Runs of the machine queue at once; None of them knows of the others, so one for each machine."""
+    schedules: bool | None = None
+    """Switch all schedules on or off; None keeps each as it is, off when it is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What the server holds now."""
+
+    name: str
+    """flow/deployment, as `prefect deployment run` takes it."""
+    identity: UUID
+    created: bool
+    """Whether it was not there before."""
+    schedule: str
+    """The schedule in words; empty without one."""
+
+
+def deploy(options: DeployOptions) -> list[Deployed]:
+    """Create or update pool, queue, automation and every deployment on the server of PREFECT_API_URL.
+
+    Raises:
+        ConfigError: when the pool exists with another type, or the server refuses a value.
+        UnavailableError: when the server does not answer.
+    """
+    if options.limit < 1:
+        raise ConfigError(f"--limit {options.limit} lets nothing run; give 1 for each machine")
+    with _server() as client:
+        _ensure_pool(client, options.pool)
+        _ensure_limit(client, options)
+        _ensure_watch(client)
+        return [_deploy_one(client, planned, options) for planned in DEPLOYMENTS]
+
+
+def load_flow(planned: PlannedDeployment) -> Any:
+    """Import the flow that a deployment names."""
+    module, _, function = planned.entrypoint.rpartition(".")
+    return getattr(importlib.import_module(module), function)
+
+
+def form_of(planned: PlannedDeployment) -> dict[str, Any]:
+    """Return the JSON schema that the server draws the deployment's form from."""
+    return dict(parameter_schema(load_flow(planned)).model_dump(exclude_unset=True))
+
+
+def job_variables(options: DeployOptions) -> dict[str, Any]:
+    """Return how the worker starts a flow run: its folder, its home, and which log lines travel."""
+    # A line for every task state would cost more than the task; warnings and errors reach the page.
+    environment = {
+        "ANTIPHON_HOME": str(options.home),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "DO_NOT_TRACK": "1",
+    }
+    return {"working_dir": str(options.project), "env": environment}
+
+
+def _deploy_one(client: SyncPrefectClient, planned: PlannedDeployment, options: DeployOptions) -> Deployed:
+    flow = load_flow(planned)
+    name = f"{flow.name}/{planned.name}"
+    active = _active_schedules(client, name)
+    schedules = []
+    said = ""
+    if planned.schedule is not None:
+        slug, cron = planned.schedule.slug, planned.schedule.cron
+        kept = bool(active and active.get(slug, False))
+        on = kept if options.schedules is None else options.schedules
+        schedules = [
+            DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"), active=on, slug=slug)
+        ]
+        said = f"{slug} ({cron} UTC), {'on' if on else 'off'}"
+    identity = client.create_deployment(
+        flow_id=client.create_flow_from_name(flow.name),
+        name=planned.name,
+        description=planned.description,
+        entrypoint=planned.entrypoint,
+        parameters=dict(planned.parameters),
+        parameter_openapi_schema=form_of(planned),
+        enforce_parameter_schema=True,
+        schedules=schedules,
+        tags=["antiphon"],
+        work_pool_name=options.pool,
+        work_queue_name=planned.queue,
+        job_variables=job_variables(options),
+        path=str(options.project),
+        pull_steps=[],
+    )
+    return Deployed(name, identity, active is None, said)
+
+
+def _active_schedules(client: SyncPrefectClient, name: str) -> dict[str, bool] | None:
+    try:
+        known = client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+    return {schedule.slug or "": schedule.active for schedule in known.schedules}
+
+
+def _ensure_pool(client: SyncPrefectClient, name: str) -> None:
+    try:
+        pool = client.read_work_pool(name)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template))
+        return
+    if pool.type != "process":
+        raise ConfigError(
+            f"work pool {name} is of type {pool.type}; give --pool another name, or deploy to it "
+            "with prefect.yaml (see docs/guides/deployments.md)"
+        )
+
+
+def _ensure_limit(client: SyncPrefectClient, options: DeployOptions) -> None:
+    try:
+        queue = client.read_work_queue_by_name(MACHINE_QUEUE, work_pool_name=options.pool)
+    except ObjectNotFound:
+        client.create_work_queue(
+            name=MACHINE_QUEUE, work_pool_name=options.pool, concurrency_limit=options.limit
+        )
+        return
+    if queue.concurrency_limit != options.limit:
+        client.update_work_queue(queue.id, concurrency_limit=options.limit)
+
+
+def _ensure_watch(client: SyncPrefectClient) -> None:
+    """Have the server end flow runs whose machine or worker died: nobody else would ever say so."""
+    if client.read_automations_by_name(WATCH_NAME):
+        return
+    ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    trigger = EventTrigger(
+        posture=Posture.Proactive,
+        match={"prefect.resource.id": ["prefect.flow-run.*"]},
+        for_each={"prefect.resource.id"},
+        after={"prefect.flow-run.heartbeat"},
+        expect={"prefect.flow-run.heartbeat", *ends},
+        threshold=1,
+        within=timedelta(seconds=SILENCE_S),
+    )
+    crash = ChangeFlowRunState(
+        state=StateType.CRASHED,
+        name="Crashed",
+        message=f"No sign of life for {SILENCE_S} s; start it again to go on.",
+    )
+    description = "Made by `antiphon deploy`; switch it off here if you do not want it."
+    client.create_automation(
+        AutomationCore(name=WATCH_NAME, description=description, trigger=trigger, actions=[crash])
+    )
+
+
+@contextmanager
+def _server() -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        try:
+            yield client
+        except (httpx.HTTPStatusError, PrefectException) as error:
+            raise ConfigError(f"the Prefect server at {client.api_url} refused: {_reason(error)}") from error
+        except (httpx.HTTPError, OSError) as error:
+            raise UnavailableError(
+                f"no Prefect server answers at {client.api_url} ({error or type(error).__name__}); "
+                "start one with `antiphon up`, or let PREFECT_API_URL name one"
+            ) from error
+
+
+def _reason(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    return " ".join((response.text if response is not None else str(error)).split())[:300]

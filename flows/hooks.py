@@ -1,0 +1,111 @@
+"""Hooks: what is done when a flow run ends that nobody finished: nothing stays, and how to go on is said.
+
+The kernel ends a run's services with the flow's process, so these hooks find nothing to stop on
+an ordinary day. They look all the same, because the flow's process may be the one that hangs.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import structlog
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.exceptions import PrefectException
+
+from antiphon.flows.run_directory import home_directory, is_finished, list_runs
+from antiphon.tasks.run_page import artifact_key
+
+_log = structlog.get_logger(__name__)
+
+GRACE_S = 10.0
+"""Seconds a service that was left behind gets between SIGTERM and SIGKILL."""
+
+NAME = "prefect.json"
+"""File of a run directory that names the flow run which lives it."""
+
+
+def remember_flow_run(run_dir: Path, flow_run_id: str) -> None:
+    """Write down which flow run lives a run, whole or not at all."""
+    temporary = run_dir / f"{NAME}.tmp"
+    temporary.write_text(json.dumps({"flow_run_id": flow_run_id}) + "\n", encoding="utf-8")
+    temporary.replace(run_dir / NAME)
+
+
+def find_run_of(home: Path, flow_run_id: str) -> Path | None:
+    """Return the directory of the run that a flow run lived last, or None when it got to none."""
+    for directory in reversed(list_runs(home)):
+        path = directory / NAME
+        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["flow_run_id"] == flow_run_id:
+            return directory
+    return None
+
+
+def end_services(run_dir: Path) -> list[int]:
+    """End every process that still serves the run in `run_dir`; return the ids of those found."""
+    found: list[psutil.Process] = []
+    for ready in sorted((run_dir / "services").glob("*.json")):
+        process = _serving(int(json.loads(ready.read_text(encoding="utf-8"))["pid"]), run_dir.name)
+        if process is not None:
+            found.append(process)
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(found, timeout=GRACE_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=GRACE_S)
+    return [process.pid for process in found]
+
+
+def _serving(pid: int, run_id: str) -> psutil.Process | None:
+    """Return the process, unless it is gone or its id was given to one that is not of this run."""
+    try:
+        process = psutil.Process(pid)
+        return process if any(run_id in word for word in process.cmdline()) else None
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+
+
+def clear_up(flow: Any, flow_run: Any, state: Any) -> None:
+    """End what a cancelled or crashed run left behind and say on its page how to go on."""
+    run_dir = find_run_of(home_directory(), str(flow_run.id))
+    if run_dir is None:
+        return
+    left = [] if _living_elsewhere(run_dir) else end_services(run_dir)
+    if left:
+        _log.warning("services.left", run=run_dir.name, pids=left)
+    if is_finished(run_dir):
+        return
+    cancelled = str(state.type.value).startswith("CANCEL")
+    note = ArtifactCreate(
+        key=artifact_key("going-on", run_dir.name),
+        type="markdown",
+        data=how_to_go_on(run_dir, "cancelled" if cancelled else "crashed", len(left)),
+        description="How to go on with this run",
+        flow_run_id=flow_run.id,
+    )
+    try:
+        with get_client(sync_client=True) as client:
+            client.create_artifact(note)
+    except (PrefectException, httpx.HTTPError, OSError) as error:
+        _log.warning("prefect.unreachable", error=str(error)[:200])
+
+
+def _living_elsewhere(run_dir: Path) -> bool:
+    """Tell whether another process than this one lives the run meanwhile."""
+    path = run_dir / "lock"
+    owner = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    return owner.isdigit() and int(owner) != os.getpid() and psutil.pid_exists(int(owner))
+
+
+def how_to_go_on(run_dir: Path, what: str, stopped: int) -> str:
+    """Return the note for the page of a run that was not finished."""
+    services = f"{stopped} of its services still ran and were ended." if stopped else "No service was left."
+    return (
+        f"# {run_dir.name}: {what}\n\n{services} What was committed is in the journal; a new run of "
+        "the deployment with the same configuration goes on from there, and so does\n\n"
+        f"    antiphon run {run_dir / 'config.yaml'} --resume {run_dir.name}\n"
+    )

@@ -1,0 +1,158 @@
+"""Ledger layout: the names and bytes of a ledger on disk, without DVC's libraries.
+
+A ledger is a row of shards. The first is ``<run>/`` with ``<run>.dvc`` and ``<run>.journal``;
+when it is full the next is ``<run>.s001/`` with its own two files, and so on. A shard's tree
+is DVC's directory object: the JSON list of its entries, sorted by path, named by the md5 of
+these bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from antiphon.core.errors import IntegrityError
+
+SHARD_ENTRIES = 4096
+"""Entries of a full shard: publishing writes one tree, so its price must not grow with the run."""
+
+GITIGNORE = """\
+# Git keeps the .dvc files; the artifacts they name are DVC's.
+/*/
+/*.journal
+/.incoming-*
+"""
+"""Written into a new ledger folder. A rule in a parent folder would make DVC overlook the pointers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One pinned file of a shard."""
+
+    rel: str
+    """Path inside the shard's directory."""
+    md5: str
+    size: int | None
+    """Bytes; None where only a tree is known, which does not say."""
+
+
+def shard_name(run_id: str, number: int) -> str:
+    """Return the name of a run's shard.
+
+    >>> shard_name("demo-1", 0), shard_name("demo-1", 2)
+    ('demo-1', 'demo-1.s002')
+    """
+    return run_id if number == 0 else f"{run_id}.s{number:03d}"
+
+
+def shard_directories(folder: Path, run_id: str) -> list[Path]:
+    """Return the directories of a run's shards, in order, whatever of each is still there."""
+    found: list[Path] = []
+    while True:
+        directory = folder / shard_name(run_id, len(found))
+        if not any(path.exists() for path in (directory, pointer_of(directory), journal_of(directory))):
+            return found
+        found.append(directory)
+
+
+def pointer_of(directory: Path) -> Path:
+    """Return where a shard's ``.dvc`` file lies."""
+    return directory.with_name(f"{directory.name}.dvc")
+
+
+def journal_of(directory: Path) -> Path:
+    """Return where a shard's journal lies."""
+    return directory.with_name(f"{directory.name}.journal")
+
+
+def check_rel(rel: str) -> str:
+    """Return `rel` when it names a path inside a ledger.
+
+    Raises:
+        IntegrityError: when it would lead out of it.
+    """
+    path = PurePosixPath(rel)
+    if path.is_absolute() or not path.parts or ".." in path.parts:
+        raise IntegrityError(
+            f"{rel!r} is no path inside a ledger; use relative names such as batches/t000001"
+        )
+    return path.as_posix()
+
+
+def tree_line(rel: str, md5: str) -> str:
+    """Return one entry of a tree as DVC writes it."""
+    return json.dumps({"md5": md5, "relpath": rel}, sort_keys=True)
+
+
+def tree_bytes(lines: Iterable[str]) -> bytes:
+    """Return a tree from the lines of its entries, which must be in the order of their paths."""
+    return f"[{', '.join(lines)}]".encode()
+
+
+def tree_name(body: bytes) -> str:
+    """Return the name of a tree in DVC's cache."""
+    return f"{hashlib.md5(body, usedforsecurity=False).hexdigest()}.dir"
+
+
+def read_tree(body: bytes) -> list[Entry]:
+    """Return the entries of a tree.
+
+    Raises:
+        IntegrityError: when the bytes are no tree.
+    """
+    try:
+        return [Entry(item["relpath"], item["md5"], None) for item in json.loads(body)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise IntegrityError(f"the bytes are no tree of a ledger: {error!r}") from error
+
+
+def pointer_bytes(directory: Path, tree: str, size: int, count: int) -> bytes:
+    """Return the content of a shard's ``.dvc`` file.
+
+    Args:
+        directory: the shard's directory.
+        tree: the tree's name in the cache.
+        size: bytes of all entries.
+        count: number of entries.
+    """
+    out = {"md5": tree, "size": size, "nfiles": count, "hash": "md5", "path": directory.name}
+    return yaml.safe_dump({"outs": [out]}, sort_keys=False).encode()
+
+
+def read_pointer(body: bytes) -> Mapping[str, Any]:
+    """Return what a ``.dvc`` file says of its one directory.
+
+    Raises:
+        IntegrityError: when it is no such file.
+    """
+    try:
+        (out,) = yaml.safe_load(body)["outs"]
+        if not isinstance(out["md5"], str) or not out["md5"].endswith(".dir"):
+            raise ValueError(f"md5 is {out['md5']!r}")
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, KeyError) as error:
+        words = " ".join(str(error).split())[:120]
+        raise IntegrityError(f"the bytes are no pointer to a ledger: {words}") from error
+    return dict(out)
+
+
+def journal_line(entry: Entry) -> str:
+    """Return the line that a journal keeps of an entry."""
+    return json.dumps({"rel": entry.rel, "md5": entry.md5, "size": entry.size}) + "\n"
+
+
+def read_journal(text: str) -> Iterator[Entry]:
+    """Yield the entries of a journal's whole lines; what comes after the last line end is left out.
+
+    Raises:
+        IntegrityError: when a whole line is none of a journal.
+    """
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+        try:
+            plain = json.loads(line)
+            yield Entry(str(plain["rel"]), str(plain["md5"]), int(plain["size"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise IntegrityError(f"line {number} of the journal cannot be read: {error!r}") from error

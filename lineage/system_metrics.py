@@ -1,0 +1,105 @@
+"""System metrics: CPU and memory of the machine and of the run's own processes, now and then.
+
+One thread takes a sample every few seconds and keeps it until somebody collects; nobody waits
+for it, and a collector that stays away costs only the oldest samples.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import psutil
+
+SAMPLES_KEPT = 720
+"""Samples that wait for a collector; two hours at ten seconds."""
+_MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class SystemSample:
+    """One look at the machine."""
+
+    second: int
+    """Whole seconds the run had been going."""
+    at: float
+    """Unix seconds."""
+    metrics: dict[str, float]
+    """Names of `core.metrics.SYSTEM_METRICS`, each with `system/`."""
+
+
+class SystemSampler:
+    """Samples until it is closed."""
+
+    def __init__(self, interval_s: float, run_s: float = 0.0) -> None:
+        """Begin to sample.
+
+        Args:
+            interval_s: seconds between two samples; must be positive.
+            run_s: seconds the run had been going before.
+        """
+        self._interval_s = interval_s
+        self._began = time.monotonic() - run_s
+        self._samples: deque[SystemSample] = deque(maxlen=SAMPLES_KEPT)
+        self._family = _Family(os.getpid())
+        self._over = threading.Event()
+        self.cpu_s = 0.0
+        """CPU seconds of the sampling thread."""
+        self._thread = threading.Thread(target=self._work, name="antiphon-system", daemon=True)
+        self._thread.start()
+
+    def collect(self, most: int) -> list[SystemSample]:
+        """Return up to `most` samples that nobody has collected, oldest first."""
+        return [self._samples.popleft() for _ in range(min(most, len(self._samples)))]
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop the thread."""
+        self._over.set()
+        self._thread.join(timeout_s)
+
+    def sample(self) -> SystemSample:
+        """Look at the machine now; shares of CPU are since the look before."""
+        memory = psutil.virtual_memory()
+        figures = {
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_megabytes": (memory.total - memory.available) / _MEGABYTE,
+            "system_memory_usage_percentage": float(memory.percent),
+            **self._family.look(),
+        }
+        metrics = {f"system/{name}": value for name, value in figures.items()}
+        return SystemSample(int(time.monotonic() - self._began), datetime.now(UTC).timestamp(), metrics)
+
+    def _work(self) -> None:
+        self.sample()  # the first look only begins the shares
+        while not self._over.wait(self._interval_s):
+            self._samples.append(self.sample())
+            self.cpu_s = time.thread_time()
+
+
+class _Family:
+    """A process and everything it started."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._cpu_s: dict[int, float] = {}
+        self._at = time.monotonic()
+
+    def look(self) -> dict[str, float]:
+        now, cpu_s, memory = time.monotonic(), {}, 0
+        for process in (self._root, *self._root.children(recursive=True)):
+            try:
+                times, resident = process.cpu_times(), process.memory_info().rss
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue  # it ended while it was looked at
+            cpu_s[process.pid] = times.user + times.system
+            memory += resident
+        spent = sum(max(0.0, used - self._cpu_s.get(pid, used)) for pid, used in cpu_s.items())
+        elapsed = max(1e-9, now - self._at)
+        self._cpu_s, self._at = cpu_s, now
+        return {
+            "run_cpu_percentage": 100.0 * spent / elapsed,
+            "run_memory_megabytes": memory / _MEGABYTE,
+            "run_processes": float(len(cpu_s)),
+        }

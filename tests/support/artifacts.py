@@ -1,0 +1,143 @@
+"""Artifacts of a small run made by hand: real files of every kind, without a loop or an engine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from antiphon.core.config import RunConfig, build_config, dump_config
+from antiphon.core.digests import digest_bytes
+from antiphon.core.records import (
+    BatchRef,
+    BatchRow,
+    ChunkEntry,
+    FinishReason,
+    RowTiming,
+    SnapshotManifest,
+    StepCommit,
+    TensorEntry,
+    VersionSpan,
+)
+from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.rollout_table import encode_batch, encode_timings
+from antiphon.lineage.store import ArtifactStore
+from antiphon.services.coordinator.api import EvaluationRecord
+
+TOKENS = 6
+
+
+def tiny_row(step: int, sample_index: int = 0, tokens: int = TOKENS) -> BatchRow:
+    """Return a trajectory whose first half version `step - 1` sampled and whose second `step`."""
+    half = tokens // 2
+    spans = (VersionSpan(max(0, step - 1), 0, half), VersionSpan(step, half, tokens))
+    return BatchRow(
+        group_id=f"g{step}",
+        prompt_key=f"train/{step}",
+        sample_index=sample_index,
+        prompt_token_ids=np.arange(4, dtype=np.int32),
+        token_ids=np.arange(tokens, dtype=np.int32) + step,
+        behaviour_logprobs=np.full(tokens, -0.25, dtype=np.float32),
+        spans=spans,
+        finish_reason=FinishReason.STOP,
+        reward=1.0,
+        advantage=0.5,
+    )
+
+
+def tiny_timing(step: int, sample_index: int = 0) -> RowTiming:
+    """Return the timing of a row."""
+    return RowTiming(f"g{step}", sample_index, "w0", f"{step:032x}", 1, 0.5, 1.0, 2.0, 3.0)
+
+
+class RecordedRun:
+    """A home that is a DVC project of its own, with one recorded run in it."""
+
+    run_id = "demo-1"
+
+    def __init__(self, folder: Path, **config: object) -> None:
+        (folder / ".dvc").mkdir(parents=True)
+        (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+        self.home = folder
+        self.run_dir = folder / "runs" / self.run_id
+        self.run_dir.mkdir(parents=True)
+        self.store = ArtifactStore(folder / "store")
+        self.config: RunConfig = build_config(
+            {"run": {"name": "demo", "steps": 4}, "record": {"mlflow": False}, **config}
+        )
+        (self.run_dir / "config.yaml").write_text(dump_config(self.config))
+        self._chunks: dict[str, bytes] = {}
+
+    @property
+    def ledger(self) -> Path:
+        """The folder of ledgers."""
+        return self.home / "ledger"
+
+    def recorder(self) -> Recorder:
+        """Return a recorder of the run."""
+        return Recorder(
+            self.run_id,
+            self.config,
+            self.run_dir,
+            self.home,
+            self.store.root,
+            read_chunk=lambda digest: self._chunks[digest],
+        )
+
+    def snapshot(self, version: int) -> SnapshotManifest:
+        """Return a published version whose chunks can be read."""
+        payload = bytes((version + i) % 256 for i in range(64))
+        digest = digest_bytes(payload)
+        self._chunks[digest] = payload
+        tensor = TensorEntry("w", "float32", (16,), 0, 64)
+        return SnapshotManifest(
+            self.run_id,
+            version,
+            digest_bytes(b"v%d" % version),
+            (tensor,),
+            (ChunkEntry(digest, 0, 64),),
+            64,
+            "127.0.0.1:1",
+        )
+
+    def batch(self, step: int) -> BatchRef:
+        """Store a batch and return its reference."""
+        digest = self.store.put(encode_batch([tiny_row(step)]))
+        timings = self.store.put(encode_timings([tiny_timing(step)]))
+        return BatchRef(step, digest, timings, 1, 1, 0, 0, TOKENS, 1.0, {min(1, step): 1}, float(TOKENS))
+
+    def commit(self, step: int, batch: BatchRef) -> StepCommit:
+        """Return the commit of a step on `batch`."""
+        weights = self.snapshot(step + 1).weights_digest
+        return StepCommit(step, step + 1, weights, batch.digest, {"loss": 0.5, "train_s": 1.0}, True)
+
+    def record(self, recorder: Recorder, steps: range) -> None:
+        """Tell the recorder of some steps; the base model with step 0."""
+        if steps.start == 0:
+            recorder.record_base(self.snapshot(0))
+            recorder.record_evaluation(EvaluationRecord(0, 8, 8, 0.25, 6.0))
+        for step in steps:
+            batch = self.batch(step)
+            recorder.record_batch(batch)
+            recorder.record_version(self.commit(step, batch), self.snapshot(step + 1))
+
+    def complete(self, steps: int = 4) -> None:
+        """Record a whole run and close its records."""
+        recorder = self.recorder()
+        self.record(recorder, range(steps))
+        recorder.record_evaluation(EvaluationRecord(steps, 8, 8, 0.75, 6.0))
+        report = recorder.close(120.0)
+        assert report.complete, report
+
+    def dvc(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run a dvc command in the home."""
+        return subprocess.run(
+            [str(Path(sys.executable).with_name("dvc")), *arguments],
+            cwd=self.home,
+            env={**os.environ, "DVC_NO_ANALYTICS": "true"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )

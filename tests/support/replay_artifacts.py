@@ -1,0 +1,143 @@
+"""A run of a few steps of a tiny policy, recorded as the main job records one, for replays.
+
+Tokens are drawn one by one from the exact distribution of the version that stands in their span,
+computed apart from the code that scores them again; some completions change versions on the way.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.metrics import batch_figures
+from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotManifest, StepCommit, VersionSpan
+from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.rollout_table import encode_batch, encode_timings
+from antiphon.lineage.store import ArtifactStore
+from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.step import Trainer
+from antiphon.services.rollout.law_test import processed
+
+VOCABULARY = 32
+RUN_ID = "tiny-s0-1"
+STEPS = 4
+RECORD_S = 60.0
+
+
+def save_model(folder: Path, seed: int = 0) -> Path:
+    """Write a random policy that has everything a replay needs."""
+    torch.manual_seed(seed)
+    shape = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    return folder
+
+
+def make_config(model: Path, **changes: Any) -> RunConfig:
+    """Return the run's configuration; changes are section__field=value."""
+    tree: dict[str, dict[str, Any]] = {
+        "run": {"name": "tiny", "steps": STEPS},
+        "model": {"path": str(model)},
+        "sampling": {"temperature": 0.8, "top_k": 24, "top_p": 0.95, "max_tokens": 12},
+        "learner": {"learning_rate": 1e-3, "warmup_steps": 2, "checkpoint_interval": 2},
+        "record": {"mlflow": False, "checkpoint_stride": 1},
+    }
+    for key, value in changes.items():
+        section, field = key.split("__")
+        tree.setdefault(section, {})[field] = value
+    return build_config(tree)
+
+
+class TinyRun:
+    """Trains and records the run; afterwards only `ledger` matters."""
+
+    def __init__(self, home: Path, config: RunConfig) -> None:
+        """Make a home that is a DVC project, and live the run in it."""
+        (home / ".dvc").mkdir(parents=True)
+        (home / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+        self.home, self.config = home, config
+        self.run_dir = home / "runs" / RUN_ID
+        self.run_dir.mkdir(parents=True)
+        self.store = ArtifactStore(home / "store")
+        self.ledger = home / "ledger" / RUN_ID
+        self._chunks: dict[str, bytes] = {}
+        self._policies: dict[int, Qwen3ForCausalLM] = {}
+        self._live()
+
+    def _live(self) -> None:
+        recorder = Recorder(
+            RUN_ID, self.config, self.run_dir, self.home, self.store.root, self.home, self._chunks.__getitem__
+        )
+        shelf = CheckpointShelf(self.run_dir / "checkpoints", STEPS)
+        trainer = Trainer(self.config, shelf)
+        recorder.record_base(self._published(0, trainer.start(0).weights))
+        for step in range(STEPS):
+            batch = self._batch(step)
+            recorder.record_batch(batch)
+            trained = trainer.train(step, self.store.get(batch.digest))
+            if trained.version % self.config.learner.checkpoint_interval == 0:
+                trainer.save()
+            metrics = {**trained.metrics, **batch_figures(batch)}
+            commit = StepCommit(step, trained.version, trained.weights_digest, batch.digest, metrics, True)
+            recorder.record_version(commit, self._published(trained.version, trained.weights))
+        trainer.stop()
+        report = recorder.close(RECORD_S)
+        assert report.complete, report
+
+    def _published(self, version: int, weights: Mapping[str, torch.Tensor]) -> SnapshotManifest:
+        policy = Qwen3ForCausalLM.from_pretrained(self.config.model.path)
+        policy.load_state_dict(weights, strict=False)
+        self._policies[version] = policy.eval()
+        return build_snapshot(RUN_ID, version, weights, 1 << 14, "h:1", self._chunks.__setitem__)
+
+    def _batch(self, step: int) -> BatchRef:
+        rows = [self._row(step, place) for place in range(8)]
+        timings = self.store.put(encode_timings([]))
+        digest = self.store.put(encode_batch(rows))
+        tokens = sum(len(row.token_ids) for row in rows)
+        return BatchRef(step, digest, timings, 8, 2, 0, 0, tokens, 0.5, {0: 4, min(step, 1): 4}, 8.0)
+
+    def _row(self, step: int, place: int) -> BatchRow:
+        rng = np.random.default_rng([step, place])
+        prompt = rng.integers(0, VOCABULARY, 4).astype(np.int32)
+        length = int(rng.integers(3, 12))
+        old, new = max(0, step - 1), step
+        turn = length // 2 if place % 2 and old != new else length
+        spans = [VersionSpan(old, 0, turn)] + ([VersionSpan(new, turn, length)] if turn < length else [])
+        tokens, logprobs = [], []
+        for span in spans:
+            for _ in range(span.start, span.stop):
+                p = self._distribution(span.version, [*prompt.tolist(), *tokens])
+                tokens.append(int(rng.choice(VOCABULARY, p=p)))
+                logprobs.append(float(np.log(p[tokens[-1]])))
+        return BatchRow(
+            group_id=f"s{step}-g{place // 4}",
+            prompt_key="p",
+            sample_index=place % 4,
+            prompt_token_ids=prompt,
+            token_ids=np.array(tokens, dtype=np.int32),
+            behaviour_logprobs=np.array(logprobs, dtype=np.float32),
+            spans=tuple(spans),
+            finish_reason=FinishReason.STOP,
+            reward=float(place % 2),
+            advantage=1.0 if place % 2 else -1.0,
+        )
+
+    @torch.no_grad()
+    def _distribution(self, version: int, tokens: list[int]) -> Any:
+        logits = self._policies[version](input_ids=torch.tensor([tokens])).logits[0, -1]
+        return processed(torch.log_softmax(logits.double(), -1).numpy(), self.config.sampling.parameters())

@@ -1,0 +1,150 @@
+"""Runs told to MLflow in tests: small, with real batch files, and the same every time."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
+from antiphon.lineage.rollout_table import encode_batch, encode_timings
+from antiphon.lineage.run_log import RunLog
+from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.tracking import Tracker
+from antiphon.lineage.tracking_feed import TrackingFeed, worker_mix
+from antiphon.services.coordinator.api import EvaluationRecord
+
+ROWS = 8
+
+
+def decode(token_ids: Iterable[int]) -> str:
+    """Write token ids as words."""
+    return " ".join(f"w{int(i)}" for i in token_ids)
+
+
+class TrackedRunFixture:
+    """One run of ours in a home folder, told step by step."""
+
+    def __init__(self, home: Path, experiment: str, run_id: str = "tracked-1", steps: int = 4) -> None:
+        self.home, self.run_id, self.steps = home, run_id, steps
+        self.run_dir = home / "runs" / f"{experiment}-{run_id}"
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.store = ArtifactStore(home / "store")
+        self.config: RunConfig = build_config(
+            {
+                "run": {"name": experiment, "steps": steps},
+                "evaluation": {"interval": 2},
+                "record": {"dvc": False, "worker_usd_per_hour": 3600.0, "system_metrics_s": 0.0, "traces": 2},
+            }
+        )
+
+    def feed(self, first_pause_s: float = 0.01) -> TrackingFeed:
+        """Open the run for telling, as a new process would."""
+        log = RunLog(self.run_dir)
+        tracker = Tracker(self.run_dir, self.home, self.config.run.name, self.run_id, first_pause_s)
+        return TrackingFeed(tracker, self.config, self.store, log, decode)
+
+    def batch(self, step: int) -> BatchRef:
+        """Store the files of a step's batch, all of it sampled by version `step`."""
+        rows, notes = [], []
+        for i in range(ROWS):
+            tokens = np.full(3, 10 * step + i, np.int32)
+            rows.append(
+                BatchRow(
+                    f"g{step}",
+                    "p0",
+                    i,
+                    np.array([1, 2], np.int32),
+                    tokens,
+                    tokens.astype(np.float32),
+                    (VersionSpan(step, 0, 3),),
+                    FinishReason.STOP,
+                    i / ROWS,
+                    0.0,
+                )
+            )
+            notes.append(RowTiming(f"g{step}", i, f"worker-{i % 2}", "lease", 1, 0.5, 0.0, 0.5, 0.6))
+        digest, timings = self.store.put(encode_batch(rows)), self.store.put(encode_timings(notes))
+        return BatchRef(step, digest, timings, ROWS, 1, 0, 0, 3 * ROWS, 0.5, {0: ROWS}, 3.0)
+
+    def tell_base(self, feed: TrackingFeed) -> None:
+        """Tell of version 0."""
+        feed.version(0, {"weights_digest": "0" * 64}, 0, None)
+
+    def tell_step(self, feed: TrackingFeed, step: int) -> None:
+        """Tell of a step's batch, version and figures."""
+        batch = self.batch(step)
+        metrics = {"loss": 1.0 / (step + 1), "reward_mean": 0.5, "staleness_mean": 0.0, "train_s": 0.25}
+        commit = StepCommit(step, step + 1, f"{step + 1:064x}", batch.digest, metrics, True)
+        line = feed._log.add_step(commit, batch, worker_mix(self.store, batch))
+        self.tell_line(feed, line)
+
+    def tell_line(self, feed: TrackingFeed, line: dict[str, Any]) -> None:
+        """Tell of a step as the run log has it."""
+        step, timings = line["step"], line["timings"]
+        feed.batch(step, line["batch_digest"], timings["timings_digest"], line["batch"], timings["at"], None)
+        feed.version(step + 1, line, step, None)
+        feed.step(line)
+
+    def tell_evaluation(self, feed: TrackingFeed, version: int, reward: float) -> None:
+        """Tell of a version's held-out score over 8 prompts."""
+        feed.evaluation(feed._log.add_evaluation(EvaluationRecord(version, 8, 8, reward, 3.0)))
+
+    def tell_again(self, feed: TrackingFeed) -> None:
+        """Tell all that the run log holds, as a run that goes on does."""
+        self.tell_base(feed)
+        for line in feed._log.steps.values():
+            self.tell_line(feed, line)
+        for line in feed._log.evaluations.values():
+            feed.evaluation(line)
+
+    def tell_all(self, feed: TrackingFeed, rewards: Sequence[float] = (0.25, 0.75, 0.5)) -> None:
+        """Tell a whole run whose versions 0, 2, 4 scored `rewards`."""
+        self.tell_base(feed)
+        self.tell_evaluation(feed, 0, rewards[0])
+        for step in range(self.steps):
+            self.tell_step(feed, step)
+            if step % 2 and (step + 1) // 2 < len(rewards):
+                self.tell_evaluation(feed, step + 1, rewards[(step + 1) // 2])
+
+    def mlflow_run_id(self) -> str:
+        """Return which MLflow run it is."""
+        return str(json.loads((self.run_dir / "mlflow.json").read_text())["run_id"])
+
+
+def census(client: Any, run_id: str) -> dict[str, Any]:
+    """Count everything that a run has in MLflow."""
+    run = client.get_run(run_id)
+    experiment = [run.info.experiment_id]
+    children = client.search_runs(experiment, f"tags.`mlflow.parentRunId` = '{run_id}'")
+    traces = client.search_traces(locations=experiment, max_results=100, include_spans=True)
+    own = {child.info.run_id for child in children}
+    return {
+        "points": {
+            key: [(p.step, p.value) for p in client.get_metric_history(run_id, key)]
+            for key in run.data.metrics
+            if not key.startswith("summary/")
+        },
+        "datasets": len(run.inputs.dataset_inputs),
+        "outputs": len(run.outputs.model_outputs),
+        "models": sorted(
+            m.name for m in client.search_logged_models(experiment) if m.source_run_id == run_id
+        ),
+        "children": sorted(
+            (child.info.run_name, child.info.status, child.data.params.get("prompts", ""))
+            for child in children
+        ),
+        "child points": sorted(
+            (child.info.run_name, key, len(client.get_metric_history(child.info.run_id, key)))
+            for child in children
+            for key in child.data.metrics
+        ),
+        "traces": sorted(
+            (t.info.tags["mlflow.traceName"], len(t.data.spans), len(t.info.assessments))
+            for t in traces
+            if t.info.trace_metadata.get("mlflow.sourceRun") in own
+        ),
+        "runs": len(client.search_runs(experiment)),
+    }
