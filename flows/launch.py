@@ -7,7 +7,7 @@ cancel from Prefect), every service this process started is gone when `open_run`
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
@@ -21,31 +21,26 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting_figures import drafting_summary
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
-from antiphon.core.staleness import check_publish_interval
-from antiphon.core.view import PlaneView, RunView, SilentView
+from antiphon.core.view import RunView, SilentView
 from antiphon.environments.codec import TextCodec, resolve_model_path
-from antiphon.environments.registry import make_environment
 from antiphon.flows import run_directory
 from antiphon.flows.outcome import RunOutcome, summarise, write_results
+from antiphon.flows.preflight import preflight
+from antiphon.flows.progress import show_progress
 from antiphon.lineage.outbox_uploader import Uploader
-from antiphon.lineage.recorder import Recorder, find_project
+from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report import build_report
 from antiphon.lineage.run_picture import fold
-from antiphon.lineage.s3_remote import RemoteStore
 from antiphon.lineage.store import ArtifactStore, open_store
 from antiphon.services.broadcast.chunk_store import ChunkStore
-from antiphon.services.coordinator.api import RunStatus
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.process import configure_logs
 from antiphon.services.rollout.engine_environment import child_environment
-from antiphon.services.serving import is_loopback
 from antiphon.tasks import run_context
 from antiphon.tasks.prefect_server import (
     ServerKeeper,
     begin_prefect_server,
-    check_port,
     client_environment,
 )
 from antiphon.tasks.provision import Supervisor, service_specs, worker_spec
@@ -55,12 +50,6 @@ _log = structlog.get_logger(__name__)
 
 CLOSE_S = 5.0
 """Longest wait for a channel to close."""
-
-CHECKED_PROMPTS = 256
-"""Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
-
-STATUS_S = 1.0
-"""Seconds between two looks at the run for the live view."""
 
 SERVER_START_S = 180.0
 """Longest wait for the Prefect server, which starts beside the services."""
@@ -93,44 +82,11 @@ class Surroundings:
     options: RunOptions = field(default_factory=RunOptions)
     live: "LiveRun | None" = None
     """A run whose services the caller brought up already."""
+    checked: bool = False
+    """Whether the configuration passed `preflight` already."""
 
 
 _surroundings: ContextVar[Surroundings | None] = ContextVar("surroundings", default=None)
-
-
-def preflight(config: RunConfig, home: Path) -> None:
-    """Check everything that can be checked without starting anything.
-
-    Raises:
-        ConfigError: for a missing model, a tokenizer that does not match, an unknown
-            environment, impossible parameters, prompts too long for the engine, an address
-            that cannot be listened on, a ledger outside a DVC project, or a remote store
-            that refuses.
-        UnavailableError: when the remote store does not answer.
-    """
-    services = config.services
-    if not is_loopback(services.host):
-        raise ConfigError(
-            f"services.host={services.host} would serve unencrypted; use 127.0.0.1 and forward the port"
-        )
-    if services.coordinator_port:
-        check_port(services.coordinator_port, "services.coordinator_port", services.host)
-    if config.record.dvc:
-        find_project(None, home)
-    if config.record.store is not None:
-        RemoteStore(config.record.store, config.record.store_endpoint).check()
-    check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
-    codec = TextCodec.load(resolve_model_path(config.model.path))
-    section = config.environment
-    environment = make_environment(
-        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
-    )
-    prompts = EnvironmentPrompts(
-        environment, codec, config.rollout.max_model_tokens - config.sampling.max_tokens
-    )
-    prompts.check_all(
-        min(section.train_size, CHECKED_PROMPTS), min(config.evaluation.prompts, CHECKED_PROMPTS)
-    )
 
 
 @dataclass
@@ -216,7 +172,8 @@ def open_run(
         yield surroundings.live
         return
     view, options = surroundings.view, surroundings.options
-    preflight(config, home)
+    if not surroundings.checked:
+        preflight(config, home)
     place = run_directory.choose_run(config, run_id, home, options.fresh)
     run_directory.create(place, config)
     with ExitStack() as stack:
@@ -256,7 +213,7 @@ def open_run(
                 catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         live = LiveRun(context, supervisor, committed, opened, view, options)
-        stack.callback(_show_progress(live))
+        stack.callback(show_progress(context, view))
         view.started(place.run_id, _links(place.directory))
         yield live
 
@@ -345,60 +302,6 @@ def _links(run_dir: Path) -> dict[str, str]:
     return links
 
 
-class _Progress:
-    """Turns two looks at the run into rates for the live view."""
-
-    def __init__(self, live: LiveRun) -> None:
-        self._live = live
-        self._tokens = 0
-        self._at = time.perf_counter()
-
-    def planes(self, status: RunStatus) -> Mapping[str, PlaneView]:
-        now = time.perf_counter()
-        tokens = sum(w.tokens_generated for w in status.workers)
-        rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
-        self._tokens, self._at = tokens, now
-        results = self._live.context.step_results
-        last = results.get(status.committed_steps - 1)
-        trained = 0.0
-        if last is not None and last.train_s > 0:
-            trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
-        judging = "" if status.groups_to_judge else "finished groups"
-        return {
-            "rollout": PlaneView("rollout", f"{status.groups_leased} groups", rate, status.waiting),
-            "reward": PlaneView("reward", f"{status.groups_to_judge} to judge", 0.0, judging),
-            "learner": PlaneView("learner", f"version {status.committed_steps}", trained, ""),
-            "broadcast": PlaneView("broadcast", f"newest {status.newest_version}", 0.0, ""),
-        }
-
-
-def _show_progress(live: LiveRun) -> Any:
-    """Feed the view about once a second until the returned function is called."""
-    over = threading.Event()
-    progress = _Progress(live)
-    run = live.context
-
-    def show() -> None:
-        while not over.wait(STATUS_S):
-            try:
-                status = run.clients.run(run.coordinator.status(), 5.0)
-            except UnavailableError:
-                continue  # the stages notice and say so; the view just waits
-            except AntiphonError as error:
-                _log.warning("view.failed", error=str(error))
-                return
-            live.view.status(status, progress.planes(status))
-
-    thread = threading.Thread(target=show, name="view", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        over.set()
-        thread.join(10.0)
-
-    return stop
-
-
 def run_post_train(
     config: RunConfig,
     run_id: str | None,
@@ -415,12 +318,12 @@ def run_post_train(
         AntiphonError: with the reason, when the run did not complete.
     """
     os.environ["ANTIPHON_HOME"] = str(home)
-    surroundings = Surroundings(view, options or RunOptions())
+    surroundings = Surroundings(view, options or RunOptions(), checked=True)
+    preflight(config, home)
     with ExitStack() as stack:
         token = _surroundings.set(surroundings)
         stack.callback(_surroundings.reset, token)
         server = None
-        preflight(config, home)
         if not os.environ.get("PREFECT_API_URL"):
             view.message("starting the Prefect server and the services")
             server = begin_prefect_server(home, 0, home / "prefect" / "server.log")
@@ -476,4 +379,4 @@ def _set_variable(name: str, value: str) -> Callable[[], None]:
     return restore
 
 
-__all__ = ["ConfigError", "LiveRun", "RunOptions", "RunOutcome", "open_run", "preflight", "run_post_train"]
+__all__ = ["ConfigError", "LiveRun", "RunOptions", "RunOutcome", "open_run", "run_post_train"]

@@ -17,7 +17,7 @@ from antiphon.core.config import load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef
-from antiphon.flows.launch import preflight
+from antiphon.flows.preflight import preflight
 from antiphon.lineage.outbox import waiting_objects
 from antiphon.lineage.outbox_uploader import Uploader
 from antiphon.lineage.pins import Ledger
