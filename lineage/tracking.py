@@ -8,6 +8,7 @@ it refuses for good, one sentence says why, and the run goes on without it.
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -270,10 +271,14 @@ class Tracker:
             raise UnavailableError(f"cannot reach MLflow at {uri}: {words}; it is tried again") from error
 
 
+_IMPORTING = threading.Lock()
+
+
 def _client(uri: str) -> Any:
     for name, value in _DEFAULTS.items():  # before the import, which reads some of them
         os.environ.setdefault(name, value)
-    from mlflow.tracking import MlflowClient
+    with _IMPORTING:  # two writers that import at the same time would see half of MLflow
+        from mlflow.tracking import MlflowClient
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)

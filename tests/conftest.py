@@ -46,7 +46,7 @@ def test_seed() -> int:
     return SEED
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def needs_system() -> Callable[[str], str]:
     """Return a function that finds a system package's program, or ends the test by naming the package.
 

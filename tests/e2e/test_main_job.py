@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,13 @@ from antiphon.lineage.pins import Ledger, dvc_cache
 from antiphon.lineage.store import ArtifactStore
 from antiphon.lineage.verify import check_run
 from tests.support.damage import files_of_run, flipped
-from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, make_home
+from tests.support.main_job import MAIN_STALENESS as STALENESS
+from tests.support.main_job import MAIN_STEPS as STEPS
+from tests.support.main_job import Job, all_gone, check_batches, command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
-STEPS = 6
-STALENESS = 2
 FLIP_SEED, FLIPS = 4, 20
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A finished run."""
-    home = make_home(tmp_path_factory.mktemp("main"))
-    job = Job(home, [f"run.steps={STEPS}", f"loop.max_staleness={STALENESS}", *SMALL])
-    try:
-        assert job.wait() == 0, job.everything()
-        yield job
-    finally:
-        job.close()
 
 
 def outcome_of(job: Job) -> dict[str, Any]:

@@ -35,6 +35,9 @@ SMALL = (
     "rollout.kv_cache_mib=128",
 )
 """Overrides under which a step takes about a second."""
+MAIN_STEPS = 6
+MAIN_STALENESS = 2
+"""Steps and bound of the run that many tests look at."""
 
 _T = TypeVar("_T")
 

@@ -1,0 +1,19 @@
+"""One finished run of the main job for all tests that only look at it: a run costs most of a minute."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.main_job import MAIN_STALENESS, MAIN_STEPS, SMALL, Job, make_home
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A finished run; whoever wants to change anything takes a copy."""
+    home = make_home(tmp_path_factory.mktemp("main"))
+    job = Job(home, [f"run.steps={MAIN_STEPS}", f"loop.max_staleness={MAIN_STALENESS}", *SMALL])
+    try:
+        assert job.wait() == 0, job.everything()
+        yield job
+    finally:
+        job.close()

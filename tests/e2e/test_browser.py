@@ -1,0 +1,174 @@
+"""What people look at, in a real browser: a run's Prefect page, the form, MLflow's comparison, the report.
+
+The pictures in docs/images come from here. To make them anew, from a home directory that holds
+two finished runs of one experiment:
+`ANTIPHON_SCREENSHOTS=docs/images ANTIPHON_SCREENSHOTS_HOME=HOME scripts/test tests/e2e/test_browser.py`.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from antiphon.cli.up import read_pages
+from tests.support.browser import Browser
+from tests.support.main_job import command
+from tests.support.tracked_runs import TrackedRunFixture
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+CLOSE_S = 120.0
+BOUND = "Max Staleness (Optional)"
+"""Prefect's words for the form's field `loop.max_staleness`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A home with a finished run, a second one to compare it with, and servers that show both."""
+
+    home: Path
+    run: str
+    prefect: str
+    mlflow: str
+    browser: Browser
+    pictures: Path
+
+    def ask(self, kind: str) -> list[dict[str, Any]]:
+        """Return what the Prefect server holds of a kind."""
+        request = urllib.request.Request(
+            f"{self.prefect}/api/{kind}/filter", b"{}", {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return list(json.load(answer))
+
+    def form(self, deployment: str) -> str:
+        """Return the address of a deployment's form."""
+        (found,) = [one["id"] for one in self.ask("deployments") if one["name"] == deployment]
+        return f"{self.prefect}/deployments/deployment/{found}/run"
+
+
+@pytest.fixture(scope="module")
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a home that holds two runs of one experiment."""
+    given = os.environ.get("ANTIPHON_SCREENSHOTS_HOME")
+    original = Path(given) if given else request.getfixturevalue("job").home
+    copy = tmp_path_factory.mktemp("browser") / "home"
+    shutil.copytree(original, copy, ignore=shutil.ignore_patterns("store", "ledger", "up.json"))
+    if not given:
+        _add_a_run(copy)
+    return copy
+
+
+def _add_a_run(home: Path) -> None:
+    """Tell MLflow of a small run in the experiment of the one that is there."""
+    with closing(sqlite3.connect(home / "mlflow" / "mlflow.db")) as database:
+        ((name,),) = database.execute("SELECT name FROM experiments WHERE name != 'Default'").fetchall()
+        folder = (home / "mlflow" / "artifacts" / name).as_uri()
+        database.execute("UPDATE experiments SET artifact_location = ? WHERE name = ?", (folder, name))
+        database.commit()
+    light = TrackedRunFixture(home, name, "light")
+    feed = light.feed()
+    light.tell_all(feed)
+    feed.end()
+    report = feed.tracker.close(CLOSE_S)
+    assert (report.failed, report.pending) == (0, 0), report
+
+
+@pytest.fixture(scope="module")
+def site(
+    home: Path, needs_system: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    program = needs_system("chromium")
+    reports = sorted(home.glob("runs/*/report.html"))
+    try:
+        served = command(home, "up", "--prefect-port", "0", "--mlflow-port", "0", timeout_s=240.0)
+        assert served.returncode == 0, served.stderr
+        deployed = command(home, "deploy", "--project", str(home), timeout_s=240.0)
+        assert deployed.returncode == 0, deployed.stderr
+        pages = read_pages(home)
+        folder = tmp_path_factory.mktemp("pictures")
+        pictures = Path(os.environ.get("ANTIPHON_SCREENSHOTS") or folder)
+        with Browser(program, folder / "profile") as browser:
+            run = max(reports, key=lambda path: path.stat().st_mtime).parent.name
+            if given := os.environ.get("ANTIPHON_SCREENSHOTS_RUN"):
+                run = given
+            yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, browser, pictures)
+    finally:
+        command(home, "down")
+
+
+def test_the_page_of_a_run_shows_its_stages_and_artifacts(site: Site) -> None:
+    browser = site.browser
+    (flow_run,) = [one["id"] for one in site.ask("flow_runs") if one["name"] == site.run]
+    browser.go(f"{site.prefect}/runs/flow-run/{flow_run}")
+    browser.shows(site.run, "Completed", "Task runs", "post_train")
+    browser.picture(site.pictures / "prefect-run.png")
+    browser.click("Artifacts")
+    said = browser.shows("versions", "plan")
+    assert "progress" in said.lower()
+    browser.picture(site.pictures / "prefect-artifacts.png")
+    (table,) = [
+        one["id"]
+        for one in site.ask("artifacts")
+        if one["flow_run_id"] == flow_run and one["type"] == "table"
+    ]
+    browser.go(f"{site.prefect}/artifacts/artifact/{table}")
+    browser.shows("reward", "loss", "staleness")
+    browser.picture(site.pictures / "prefect-versions.png")
+
+
+def test_the_form_has_descriptions_and_refuses_what_is_out_of_bounds(site: Site) -> None:
+    browser = site.browser
+    browser.go(site.form("post-train"))
+    browser.shows("Staleness bound S, in policy versions: nothing older trains.", BOUND)
+    field = (
+        "Array.from(document.querySelectorAll('.schema-form-property'))"
+        f".filter(e => e.querySelector('label')?.innerText.trim() === '{BOUND}').pop()"
+    )
+    browser.run(f"{field}.scrollIntoView({{block: 'center'}})")
+    browser.picture(site.pictures / "prefect-form.png")
+    browser.type(f"{field}.querySelector('input')", "65")
+    browser.click("Submit")
+    browser.shows("config.loop.max_staleness", "65 is greater than the maximum of 64")
+    browser.run(f"{field}.scrollIntoView({{block: 'center'}})")
+    browser.picture(site.pictures / "prefect-form-refused.png")
+    assert not [one for one in site.ask("flow_runs") if one["deployment_id"]]
+
+
+def test_the_benchmark_has_a_form_too(site: Site) -> None:
+    site.browser.go(site.form("benchmark"))
+    site.browser.shows("so that tables can be paired", "benchmarks/")
+    site.browser.picture(site.pictures / "prefect-benchmark.png")
+
+
+def test_two_runs_can_be_compared(site: Site) -> None:
+    browser = site.browser
+    with closing(sqlite3.connect(site.home / "mlflow" / "mlflow.db")) as database:
+        query = (
+            "SELECT runs.run_uuid, runs.experiment_id, runs.name FROM runs JOIN tags "
+            "ON tags.run_uuid = runs.run_uuid AND tags.key = 'antiphon.run_id' ORDER BY start_time"
+        )
+        runs = database.execute(query).fetchall()
+    assert len(runs) == 2 and len({experiment for _, experiment, _ in runs}) == 1
+    named = quote(json.dumps([identity for identity, _, _ in runs]))
+    place = quote(json.dumps([str(runs[0][1])]))
+    browser.go(f"{site.mlflow}/#/compare-runs?runs={named}&experiments={place}")
+    browser.shows(*(name for _, _, name in runs), "summary/wall_s", "summary/dollars", "loop.max_staleness")
+    browser.picture(site.pictures / "mlflow-compare.png")
+
+
+def test_the_report_draws_what_was_learned(site: Site) -> None:
+    browser = site.browser
+    browser.go((site.home / "runs" / site.run / "report.html").as_uri())
+    browser.shows(site.run, "held-out pass@1", "What was learned", "How the stages overlapped")
+    drawn = browser.run("Array.from(document.querySelectorAll('svg'), e => e.getBoundingClientRect().height)")
+    assert len(drawn) >= 2 and min(drawn) > 50
+    browser.picture(site.pictures / "report.png")
