@@ -46,6 +46,8 @@ BASELINE = 4
 """Undrafted steps of each later comparison."""
 FIRST_REFRESH = 32
 """Steps to the second comparison, doubling up to probe_steps: the first steps of an engine are slow."""
+STALE_REFRESHES = 4
+"""An octave of batch sizes that is seldom met is compared after so many times the steps of all sizes."""
 KEPT_STEPS = 32
 """Newest undrafted steps of a batch size that count, by the mean of their middle half."""
 REMEMBERED_STEPS = 12
@@ -85,6 +87,7 @@ class _Lane:
     __slots__ = (
         "backoff",
         "changed_at",
+        "drafted_steps",
         "error",
         "level_s",
         "levels",
@@ -112,6 +115,8 @@ class _Lane:
         """Standard error of this mean, relative to it."""
         self.owed = FIRST_BASELINE
         self.undrafted_at = 0
+        self.drafted_steps = 0
+        """Drafted steps since the last undrafted one."""
         self.refresh = FIRST_REFRESH
         self.surplus: Surplus | None = None
         self.open = True
@@ -241,7 +246,7 @@ class DraftGate:
         waited = self._step - lane.changed_at
         if (
             lane.owed
-            or self._step - lane.undrafted_at >= lane.refresh
+            or self._due(lane)
             or not (lane.open or waited >= lane.backoff * self._probe_steps)
         ):
             return _NO_DRAFT
@@ -285,11 +290,11 @@ class DraftGate:
             if lane.owed == 0:
                 lane.refresh = min(2 * lane.refresh, max(self._probe_steps, FIRST_REFRESH))
                 settled = True
-        elif lane.open and self._step - lane.undrafted_at >= lane.refresh:
+        elif lane.open and self._due(lane):
             lane.owed = BASELINE - 1
             lane.forget(REMEMBERED_STEPS)
         if not lane.owed:
-            lane.undrafted_at = self._step
+            lane.undrafted_at, lane.drafted_steps = self._step, 0
         if settled or self._step % 64 == 0:
             self._fit_shape()
         lane.settle()
@@ -304,6 +309,7 @@ class DraftGate:
         if not lane.open and self._step - lane.changed_at > lane.backoff * self._probe_steps:
             lane.open, lane.changed_at = True, self._step
             lane.restart()
+        lane.drafted_steps += 1
         seconds = lane.surplus.learn(drafted, seconds, undrafted_s)
         worth = tokens / requests
         lane.weigh(worth, seconds / undrafted_s)
@@ -311,6 +317,11 @@ class DraftGate:
         self._book(seconds, worth * undrafted_s * (1.0 - CAUTION - lane.error), undrafted_s)
         if lane.open and (self._account_s < 0.0 or lane.loses(requests)):
             self._close(lane)
+
+    def _due(self, lane: _Lane) -> bool:
+        """Tell whether a lane must be compared with the undrafted engine again."""
+        waited = self._step - lane.undrafted_at
+        return lane.drafted_steps >= lane.refresh or waited >= STALE_REFRESHES * lane.refresh
 
     def _close(self, lane: _Lane) -> None:
         # A phase that lasted was worth having: look again soon. A trial that failed: wait twice as long.

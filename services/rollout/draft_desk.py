@@ -246,13 +246,13 @@ class DraftDesk:
         """
         if not self._plan.draft:
             return [[] for _ in range(len(slots))]
+        for slot in tuple(self._waiting):
+            self._follow(slot, self._groups[self._group_of[slot]])
         begun = perf_counter()
         room = self._max_tokens[slots] - (lengths - self._prompt_length[slots]) - 1
         if self.script is not None:
             drafts = self._scripted(slots, token_ids, lengths, room)
         else:
-            for slot in tuple(self._waiting):
-                self._follow(slot, self._groups[self._group_of[slot]])
             limits = np.maximum(np.minimum(self._window.limits(slots), room), 0)
             tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
             widest = int(counts.max(initial=0))

@@ -163,24 +163,33 @@ def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torc
 def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
     top = logits.amax(-1, keepdim=True)
     scaled = (logits - top).to(torch.float32)
+    if rows.all_greedy:
+        # The chosen token's own weight is 1, so its log-probability is that of the sum alone.
+        total = scaled.exp_().sum(-1).to(torch.float64)
+        return _most_probable(logits), -total.log().to(torch.float32)
     if rows.temperature is not None:
         scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
     weights = scaled.exp()
-    if rows.all_greedy:
-        tokens, total = logits.argmax(-1), weights.sum(-1).to(torch.float64)
-    else:
-        if rows.top_k is not None:
-            _keep_top_k(weights, rows.top_k)
-        if rows.top_p is not None:
-            _keep_top_p(weights, rows.top_p)
-        flat = logits.shape[-1] <= FLAT_VOCABULARY
-        tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
-        if rows.greedy is not None:
-            tokens = torch.where(rows.greedy, logits.argmax(-1), tokens)
-            # Summed as in a batch that is greedy throughout: neighbours must not change a bit.
-            total = torch.where(rows.greedy, weights.sum(-1).to(total.dtype), total)
+    if rows.top_k is not None:
+        _keep_top_k(weights, rows.top_k)
+    if rows.top_p is not None:
+        _keep_top_p(weights, rows.top_p)
+    flat = logits.shape[-1] <= FLAT_VOCABULARY
+    tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
+    if rows.greedy is not None:
+        tokens = torch.where(rows.greedy, _most_probable(logits), tokens)
+        # Summed as in a batch that is greedy throughout: neighbours must not change a bit.
+        total = torch.where(rows.greedy, weights.sum(-1).to(total.dtype), total)
     chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return tokens, (chosen - total.log()).to(torch.float32)
+
+
+def _most_probable(logits: torch.Tensor) -> torch.Tensor:
+    """Return the first of the largest logits of each row, [R] int64."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        # torch's search of a row is scalar code; numpy's is several times as fast.
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, rows: RowSampling) -> torch.Tensor:

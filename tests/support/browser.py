@@ -22,6 +22,8 @@ ANSWER_S = 60.0
 APPEAR_S = 90.0
 """Longest wait for something to be drawn."""
 LOOK_S = 0.1
+PAINTED_BYTES = 8192
+"""A PNG of a canvas that shows anything is larger."""
 SETTLE = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
 LAUNCH = """\
 import os, sys
@@ -136,14 +138,24 @@ class Browser:
 
     def click(self, text: str) -> None:
         """Wait for the innermost visible element with exactly this text and click it."""
-        found = (
-            "Array.from(document.querySelectorAll('button, a, label, [role], span, div, p'))"
-            f".filter(e => e.innerText && e.innerText.trim() === {json.dumps(text)} && e.offsetParent).pop()"
-        )
-        ends = time.perf_counter() + APPEAR_S
-        while not self.run(f"(e => e ? (e.click(), true) : false)({found})"):
-            assert time.perf_counter() < ends, f"nothing says {text!r}; the page shows: {self.text()[:4000]}"
-            time.sleep(LOOK_S)
+        said = f"e.innerText?.trim() === {json.dumps(text)}"
+        found = f"Array.from(document.querySelectorAll('*')).filter(e => e.offsetParent && {said}).pop()"
+        self.wait_for(f"(e => e ? (e.click(), true) : false)({found})", f"nothing says {text!r}")
+
+    def press_on(self, element: str) -> None:
+        """Press the mouse on the middle of an element, given as a JavaScript expression."""
+        middle = "(r => [r.x + r.width / 2, r.y + r.height / 2])"
+        x, y = self.run(f"{middle}({element}.getBoundingClientRect())")
+        for kind in ("mousePressed", "mouseReleased"):
+            event = {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1}
+            self._ask("Input.dispatchMouseEvent", event)
+
+    def write(self, text: str) -> None:
+        """Write where the cursor is, and press Enter."""
+        self._ask("Input.insertText", {"text": text})
+        enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+        self._ask("Input.dispatchKeyEvent", {"type": "keyDown", "text": "\r", **enter})
+        self._ask("Input.dispatchKeyEvent", {"type": "keyUp", **enter})
 
     def type(self, field: str, text: str) -> None:
         """Replace what stands in a field, given as a JavaScript expression, as a person at the keys does."""
@@ -154,7 +166,30 @@ class Browser:
         """Write what the page shows now as a PNG."""
         self.run(SETTLE)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", {"format": "png"})["data"]))
+        place.write_bytes(self._capture({}))
+
+    def wait_until_painted(self, selector: str) -> None:
+        """Wait until a canvas shows more than one colour: an even area compresses to nearly nothing."""
+        box = "(r => ({x: r.x, y: r.y, width: r.width, height: r.height, scale: 1}))"
+        ends = time.perf_counter() + APPEAR_S
+        while True:
+            found = self.run(
+                f"(e => e && {box}(e.getBoundingClientRect()))(document.querySelector('{selector}'))"
+            )
+            if found and found["width"] and len(self._capture({"clip": found})) > PAINTED_BYTES:
+                return
+            assert time.perf_counter() < ends, f"nothing was painted on {selector}"
+            time.sleep(LOOK_S)
+
+    def _capture(self, more: dict[str, Any]) -> bytes:
+        return base64.b64decode(self._ask("Page.captureScreenshot", {"format": "png", **more})["data"])
+
+    def wait_for(self, condition: str, excuse: str) -> None:
+        """Wait until a JavaScript condition holds."""
+        ends = time.perf_counter() + APPEAR_S
+        while not self.run(condition):
+            assert time.perf_counter() < ends, f"{excuse}; the page shows: {self.text()[:4000]}"
+            time.sleep(LOOK_S)
 
     def _ask(
         self, method: str, parameters: dict[str, Any] | None = None, timeout_s: float = ANSWER_S
