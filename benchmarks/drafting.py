@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24, help="learner steps of the run that is made")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=("greedy", "sampled", "unhelpful"), default=None)
+    parser.add_argument("--max-window", type=int, default=DraftingSection().max_window)
     parser.add_argument("--no-vllm-methods", action="store_true", help="leave out vLLM's ngram and suffix")
     arguments = parser.parse_args()
     if "ANTIPHON_BENCHMARK_CHILD" not in os.environ:
@@ -89,7 +90,7 @@ class Report:
         self._pairs = arguments.pairs
         self._wanted = arguments.only or ["greedy", "sampled", "unhelpful"]
         self._methods = not arguments.no_vllm_methods
-        self._drafting = DraftingSection()
+        self._drafting = DraftingSection(max_window=arguments.max_window)
         self._same = self._asked = 0
         self.result: dict[str, Any] = {"pairs": arguments.pairs}
 
