@@ -50,17 +50,20 @@ def main() -> None:
 def summarise(runs: dict[bool, list[dict[str, Any]]], steps_per_epoch: int) -> dict[str, Any]:
     """Return rates by epoch over seeds, and rewards with and without drafting."""
     drafted = [run["drafting"].get("by_epoch", []) for run in runs[True]]
-    epochs = min((len(rates) for rates in drafted), default=0)
+    rewards = {on: [by_epoch(run["rewards"], steps_per_epoch) for run in found] for on, found in runs.items()}
+    whole = min(len(run) for found in rewards.values() for run in found)
+    # Groups sampled ahead begin one more epoch; it is left out, as it is not whole.
+    epochs = min(whole, *(len(rates) for rates in drafted))
     rates = {
         name: [interval([run[e][name] for run in drafted]) for e in range(epochs)]
         for name in (*RATES, "history_share")
     }
-    rewards = {on: [by_epoch(run["rewards"], steps_per_epoch) for run in found] for on, found in runs.items()}
-    whole = min(len(run) for found in rewards.values() for run in found)
+    by_seed = {name: [[run[e][name] for e in range(epochs)] for run in drafted] for name in RATES}
     last = {on: [run[whole - 1] for run in found] for on, found in rewards.items()}
     difference = [one - other for one, other in zip(last[True], last[False], strict=True)]
     return {
         **rates,
+        "by_seed": by_seed,
         "reward_with": [interval([run[e] for run in rewards[True]]) for e in range(whole)],
         "reward_without": [interval([run[e] for run in rewards[False]]) for e in range(whole)],
         "last_epoch_reward_difference": interval(difference),
@@ -105,7 +108,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     _lines(right, result, ("tokens_per_pass",))
     right.set_ylim(bottom=0.0)
     right.set_ylabel("tokens per forward pass")
-    figure.suptitle("Drafts from history in real runs, mean and 95% interval over seeds", fontsize=10)
+    figure.suptitle("Drafts from history in real runs: one thin line a seed, the mean thick", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
     pyplot.close(figure)
@@ -113,8 +116,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def _lines(axes: Any, result: dict[str, Any], names: Sequence[str]) -> None:
     for name in names:
-        means, halves = zip(*result[name], strict=True) if result[name] else ((), ())
-        axes.errorbar(range(len(means)), means, yerr=halves, marker="o", capsize=3, label=name)
+        means = [mean for mean, _ in result[name]]
+        (line,) = axes.plot(range(len(means)), means, marker="o", linewidth=2.2, label=name)
+        for values in result["by_seed"][name]:
+            axes.plot(range(len(values)), values, color=line.get_color(), linewidth=0.8, alpha=0.6)
     axes.set_xlabel("epoch")
     axes.set_xticks(range(len(result[names[0]])))
     axes.grid(alpha=0.3)
