@@ -1,14 +1,18 @@
 """What people look at, in a real browser: a run's Prefect page, the form, MLflow's comparison, the report.
 
 The pictures in docs/images come from here. To make them anew, from a home directory that holds
-two finished runs of one experiment:
-`ANTIPHON_SCREENSHOTS=docs/images ANTIPHON_SCREENSHOTS_HOME=HOME scripts/test tests/e2e/test_browser.py`.
+two finished runs of one experiment (docs/guides/compare-experiments.md makes them):
+`ANTIPHON_SCREENSHOTS=docs/images ANTIPHON_SCREENSHOTS_HOME=HOME scripts/test tests/e2e/test_browser.py`;
+ANTIPHON_SCREENSHOTS_RUN names the run whose pages are shown, by default the first by name.
 """
 
 import json
 import os
+import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,7 +25,8 @@ import pytest
 
 from antiphon.cli.up import read_pages
 from tests.support.browser import Browser
-from tests.support.main_job import command
+from tests.support.main_job import PROJECT as ROOT
+from tests.support.main_job import command, environment
 from tests.support.tracked_runs import TrackedRunFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
@@ -29,8 +34,13 @@ CLOSE_S = 120.0
 BOUND = "Max Staleness (Optional)"
 """Prefect's words for the form's field `loop.max_staleness`."""
 
-SHOWN = ("summary/wall_s_to_reward_0.5", "summary/dollars_to_reward_0.5")
-"""What the comparison is asked to draw besides what it picks itself."""
+WANTED = (
+    "summary/wall_s_to_reward_0.5",
+    "summary/dollars_to_reward_0.5",
+    "summary/reward_last",
+    "summary/staleness_mean",
+)
+"""What the comparison is asked to draw: the first two of these that both runs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +110,7 @@ def site(
         folder = tmp_path_factory.mktemp("pictures")
         pictures = Path(os.environ.get("ANTIPHON_SCREENSHOTS") or folder)
         with Browser(program, folder / "profile") as browser:
-            run = max(reports, key=lambda path: path.stat().st_mtime).parent.name
-            if given := os.environ.get("ANTIPHON_SCREENSHOTS_RUN"):
-                run = given
+            run = os.environ.get("ANTIPHON_SCREENSHOTS_RUN") or reports[0].parent.name
             yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, browser, pictures)
     finally:
         command(home, "down")
@@ -135,7 +143,10 @@ def test_the_form_has_descriptions_and_refuses_what_is_out_of_bounds(site: Site)
         "Array.from(document.querySelectorAll('.schema-form-property'))"
         f".filter(e => e.querySelector('label')?.innerText.trim() === '{BOUND}').pop()"
     )
-    browser.type(f"{field}.querySelector('input')", "65")
+    entry = f"{field}.querySelector('input')"
+    browser.wait_for(f"{entry}.value === '2'", "the form does not hold the default")
+    browser.run(f"{field}.scrollIntoView({{block: 'center'}})")
+    browser.type(entry, "65")
     browser.click("Submit")
     browser.shows("config.loop.max_staleness", "65 is greater than the maximum of 64")
     browser.run(f"{field}.scrollIntoView({{block: 'center'}})")
@@ -157,19 +168,45 @@ def test_two_runs_can_be_compared(site: Site) -> None:
             "ON tags.run_uuid = runs.run_uuid AND tags.key = 'antiphon.run_id' ORDER BY start_time"
         )
         runs = database.execute(query).fetchall()
+        query = "SELECT key FROM latest_metrics WHERE run_uuid = ?"
+        both = set.intersection(*({key for (key,) in database.execute(query, run[:1])} for run in runs))
+    shown = [metric for metric in WANTED if metric in both][:2]
+    assert len(shown) == 2
     assert len(runs) == 2 and len({experiment for _, experiment, _ in runs}) == 1
     named = quote(json.dumps([identity for identity, _, _ in runs]))
     place = quote(json.dumps([str(runs[0][1])]))
+    browser.resize(1560, 680)
     browser.go(f"{site.mlflow}/#/compare-runs?runs={named}&experiments={place}")
     browser.shows(*(name for _, _, name in runs), "Visualizations", "loop.max_staleness", "Metrics")
     browser.run("document.querySelector('button[aria-label=Close]')?.click()")  # the assistant's panel
     browser.press_on("Array.from(document.querySelectorAll('[role=combobox]')).pop()")
-    for metric in SHOWN:
+    for metric in shown:
         browser.write(metric)
     drawn = "Array.from(document.querySelectorAll('svg'), e => e.textContent).join()"
-    for metric in SHOWN:
+    for metric in shown:
         browser.wait_for(f"{drawn}.includes('{metric}')", f"{metric} is not drawn")
+    browser.press_on("document.querySelector('h1, h2')")  # which closes the list
+    browser.wait_for("!document.querySelector('[aria-expanded=true][role=combobox]')", "the list is open")
     browser.picture(site.pictures / "mlflow-compare.png")
+    browser.resize(1280, 800)
+
+
+def test_the_lines_without_a_browser_print_the_same_figures(site: Site) -> None:
+    page = (ROOT / "docs" / "guides" / "compare-experiments.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"<<'END'\n(.*?)^END$", page, re.MULTILINE | re.DOTALL)
+    with closing(sqlite3.connect(site.home / "mlflow" / "mlflow.db")) as database:
+        ((experiment,),) = database.execute("SELECT name FROM experiments WHERE name != 'Default'").fetchall()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script.replace('"compare"', json.dumps(experiment))],
+        env=environment(site.home),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    names, *rows = done.stdout.splitlines()
+    assert site.run in names and len(names.split()) == 3
+    assert {row.split()[0] for row in rows} >= {"wall_s", "dollars", "staleness_mean", "workers_seen"}
 
 
 def test_the_report_draws_what_was_learned(site: Site) -> None:

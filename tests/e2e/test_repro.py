@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,20 +50,27 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def repro(checkout: Path, *arguments: str) -> str:
+def say(checkout: Path, *command: str) -> str:
+    """Run a command as in a shell with the virtual environment active, and return what it said."""
     scripts = Path(sys.executable).parent
     environment = {k: v for k, v in os.environ.items() if k != "ANTIPHON_HOME"}
     environment["PATH"] = f"{scripts}{os.pathsep}{environment['PATH']}"
-    done = subprocess.run(
-        [str(scripts / "dvc"), "repro", *arguments],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for role in ("AUTHOR", "COMMITTER"):
+        environment |= {f"GIT_{role}_NAME": "t", f"GIT_{role}_EMAIL": "t@example.org"}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
+
+
+def repro(checkout: Path, *arguments: str) -> str:
+    return say(checkout, "dvc", "repro", *arguments)
+
+
+def commands_of_the_guide() -> list[str]:
+    """Return the commands of docs/guides/reproduce.md, in order."""
+    page = (ROOT / "docs" / "guides" / "reproduce.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
 
 
 def ledgers(checkout: Path) -> dict[str, str]:
@@ -83,3 +92,27 @@ def test_repro_twice_gives_the_same_metrics_and_keeps_both_ledgers(checkout: Pat
     assert (checkout / "results/train/metrics.json").read_bytes() == metrics
     both = ledgers(checkout)
     assert len(both) == 2 and first.items() <= both.items(), "a run took another run's ledger"
+
+
+def test_the_guide_goes_on_from_there(checkout: Path) -> None:
+    """A variant, its comparison, and the audit, as docs/guides/reproduce.md gives them."""
+    activate, *twice = commands_of_the_guide()[:3]
+    assert activate == ". .venv/bin/activate" and twice == ["dvc repro", "dvc repro"]  # done above
+    said = {line: say(checkout, *shlex.split(line)) for line in commands_of_the_guide()[3:]}
+
+    def of(begin: str) -> str:
+        (found,) = [text for line, text in said.items() if line.startswith(begin)]
+        return found
+
+    metrics = json.loads((checkout / "results/train/metrics.json").read_text())
+    steps = metrics["steps"]
+    assert len(steps) == 3 and set(metrics["staleness"]) == {"0"}
+    assert re.search(
+        r"results/train/metrics.json +weights +[0-9a-f]{64} +[0-9a-f]{64}", of("dvc metrics diff")
+    )
+    drawn = (checkout / "dvc_plots" / "index.html").read_text()
+    assert str(checkout) in of("dvc plots diff") and "Training reward" in drawn and "Held-out pass@1" in drawn
+    assert json.dumps(steps[0]["reward"]) in drawn
+    assert "bit for bit" in of("antiphon replay")
+    assert "batch" in of("antiphon lineage v2")
+    assert len(ledgers(checkout)) == 3

@@ -160,7 +160,10 @@ class Browser:
     def type(self, field: str, text: str) -> None:
         """Replace what stands in a field, given as a JavaScript expression, as a person at the keys does."""
         self.run(f"(field => {{ field.focus(); field.select(); }})({field})")
+        self.run(SETTLE)
         self._ask("Input.insertText", {"text": text})
+        self.run(SETTLE)
+        self.wait_for(f"{field}.value === {json.dumps(text)}", f"the field did not take {text!r}")
 
     def picture(self, place: Path) -> None:
         """Write what the page shows now as a PNG."""
