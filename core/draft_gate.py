@@ -244,11 +244,7 @@ class DraftGate:
             return _NO_DRAFT
         lane = self._lane(requests)
         waited = self._step - lane.changed_at
-        if (
-            lane.owed
-            or self._due(lane)
-            or not (lane.open or waited >= lane.backoff * self._probe_steps)
-        ):
+        if lane.owed or self._due(lane) or not (lane.open or waited >= lane.backoff * self._probe_steps):
             return _NO_DRAFT
         # A drafted row costs at most what a whole request costs, which is all that is known at first.
         row_s = lane.surplus.row_s if lane.surplus is not None else lane.level_s
