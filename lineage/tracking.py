@@ -249,6 +249,7 @@ class Tracker:
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
+        _load()
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -274,12 +275,18 @@ class Tracker:
 _IMPORTING = threading.Lock()
 
 
-def _client(uri: str) -> Any:
+def _load() -> None:
+    """Import MLflow, in one thread at a time: two that import at once would see half of it."""
     for name, value in _DEFAULTS.items():  # before the import, which reads some of them
         os.environ.setdefault(name, value)
-    with _IMPORTING:  # two writers that import at the same time would see half of MLflow
-        from mlflow.tracking import MlflowClient
-
+    with _IMPORTING:
+        import mlflow.tracking  # noqa: F401
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _client(uri: str) -> Any:
+    _load()
+    from mlflow.tracking import MlflowClient
+
     return MlflowClient(tracking_uri=uri)
