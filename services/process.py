@@ -58,7 +58,8 @@ def configure_logs(level: str = "info") -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level(level)),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        # A cached logger would write to this very stream for ever, closed or not, and evade `capture_logs`.
+        cache_logger_on_first_use=False,
     )
 
 

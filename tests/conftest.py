@@ -3,10 +3,11 @@
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 IN_CI = os.environ.get("ANTIPHON_CI") == "1"
@@ -38,6 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ORDER.index(folder) if folder in ORDER else len(ORDER)
 
     items.sort(key=rank)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """Undo what a command called within a test did to the logs: its stream ends with the test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
