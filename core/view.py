@@ -132,16 +132,26 @@ def reward_of(commit: StepCommit | None) -> float | None:
     return commit.metrics.get("reward_mean")
 
 
+RESTING = 0.05
+"""A smaller share of drafted tokens comes from probes: the gate is closed, and nobody pays for drafts."""
+
+
 def drafting_words(commit: StepCommit | None) -> str:
     """Say in a few words what drafting did for the batch of a step; "" where no engine drafted.
 
     >>> drafting_words(StepCommit(0, 1, "", "", {"drafting_acceptance": 0.625, "drafting_coverage": 0.5,
     ...     "drafting_tokens_per_pass": 2.25, "drafting_gain": 1.5}))
     '62% of drafts right, 2.25 tokens per pass, 1.50x as fast as undrafted'
+    >>> drafting_words(StepCommit(0, 1, "", "", {"drafting_acceptance": 0.0, "drafting_coverage": 0.01,
+    ...     "drafting_gain": 0.75}))
+    'drafts rest, 0.75x as fast as undrafted when tried'
     """
     metrics = {} if commit is None else commit.metrics
     if "drafting_acceptance" not in metrics:
         return ""
+    if metrics.get("drafting_coverage", 1.0) < RESTING:
+        tried = metrics.get("drafting_gain", 0.0)
+        return f"drafts rest, {tried:.2f}x as fast as undrafted when tried" if tried > 0 else "drafts rest"
     said = [
         f"{metrics['drafting_acceptance']:.0%} of drafts right",
         f"{metrics.get('drafting_tokens_per_pass', 0.0):.2f} tokens per pass",
