@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import stamina
 
+from antiphon.lineage.s3_server import S3Server
 from antiphon.lineage.tracking_feed import TrackingFeed
 from tests.support.mlflow_server import MlflowServer
+from tests.support.s3 import remote_objects, s3_server
 from tests.support.tracked_runs import TrackedRunFixture, census
 
 pytestmark = pytest.mark.engine
@@ -86,9 +88,14 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="needs mlflow[auth]")
-def test_a_server_with_passwords_takes_them_from_the_environment(
+def test_a_server_with_passwords_takes_them_from_the_environment_and_keeps_artifacts_in_s3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with s3_server(tmp_path / "s3") as bucket:
+        _check_team_server(tmp_path, monkeypatch, bucket)
+
+
+def _check_team_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: S3Server) -> None:
     folder = tmp_path / "server"
     folder.mkdir()
     (folder / "auth.ini").write_text(
@@ -98,7 +105,8 @@ def test_a_server_with_passwords_takes_them_from_the_environment(
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     environment = {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k"}
-    server = MlflowServer(folder, ("--app-name", "basic-auth"), environment)
+    words = ("--app-name", "basic-auth", "--artifacts-destination", f"s3://{bucket.bucket}/mlflow")
+    server = MlflowServer(folder, words, environment | bucket.environment)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "another password")
@@ -115,9 +123,14 @@ def test_a_server_with_passwords_takes_them_from_the_environment(
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "a long password")
         feed = run.feed()
         run.tell_again(feed)
+        page = tmp_path / "report.html"
+        page.write_text("<html></html>")
+        feed.attach(page)
         feed.end()
         report = feed.tracker.close(CLOSE_S)
         assert (report.failed, report.pending) == (0, 0), report
         assert census(client_of(server), run.mlflow_run_id())["points"]["loss"] == [(0, 1.0)]
+        kept = remote_objects(bucket, "mlflow/")
+        assert any(key.endswith(f"{run.mlflow_run_id()}/artifacts/report.html") for key in kept), kept
     finally:
         server.stop()
