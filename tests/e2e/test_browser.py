@@ -185,8 +185,7 @@ def test_two_runs_can_be_compared(site: Site) -> None:
     drawn = "Array.from(document.querySelectorAll('svg'), e => e.textContent).join()"
     for metric in shown:
         browser.wait_for(f"{drawn}.includes('{metric}')", f"{metric} is not drawn")
-    browser.press_on("document.querySelector('h1, h2')")  # which closes the list
-    browser.wait_for("!document.querySelector('[aria-expanded=true][role=combobox]')", "the list is open")
+    browser.close_lists()
     browser.picture(site.pictures / "mlflow-compare.png")
     browser.resize(1280, 800)
 

@@ -16,7 +16,7 @@ from tests.support.main_job import SMALL, Job, all_gone, check_batches, make_hom
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
 STALENESS = 2
-STEPS = 60
+STEPS = 30
 """Enough that no interruption below comes after the end, however fast the machine is."""
 QUIET = ("record.mlflow=false", "record.dvc=false")
 

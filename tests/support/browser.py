@@ -157,6 +157,18 @@ class Browser:
         self._ask("Input.dispatchKeyEvent", {"type": "keyDown", "text": "\r", **enter})
         self._ask("Input.dispatchKeyEvent", {"type": "keyUp", **enter})
 
+    def close_lists(self) -> None:
+        """Close every list of suggestions; one that the page just drew anew takes another Escape."""
+        escape = {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27}
+        ends = time.perf_counter() + APPEAR_S
+        while self.run("document.querySelector('[aria-expanded=true][role=combobox]') !== null"):
+            assert time.perf_counter() < ends, f"a list stays open; the page shows: {self.text()[:4000]}"
+            self.run("document.querySelector('[aria-expanded=true][role=combobox]')?.focus()")
+            for kind in ("keyDown", "keyUp"):
+                self._ask("Input.dispatchKeyEvent", {"type": kind, **escape})
+            self.run("document.activeElement?.blur()")
+            time.sleep(LOOK_S)
+
     def type(self, field: str, text: str) -> None:
         """Replace what stands in a field, given as a JavaScript expression, as a person at the keys does."""
         self.run(f"(field => {{ field.focus(); field.select(); }})({field})")

@@ -2,12 +2,20 @@
 
 import sys
 import types
+from importlib import import_module
 
 import pytest
 
+from antiphon.services.rollout.engine_environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.vllm_compat import spare_foreign_libraries
 
-dispatcher = pytest.importorskip("vllm.triton_utils.dispatcher")
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def dispatcher(tmp_path):
+    prepare_environment(EngineSettings(model_dir=tmp_path))
+    return import_module("vllm.triton_utils.dispatcher")
 
 
 class _AnswersToAnything:
@@ -21,7 +29,7 @@ class _RefusesToAnswer:
         raise RuntimeError("working outside of a request")
 
 
-def test_a_search_for_kernels_passes_over_objects_without_a_dictionary(monkeypatch):
+def test_a_search_for_kernels_passes_over_objects_without_a_dictionary(dispatcher, monkeypatch):
     kernel, wrapper = object(), object()
     foreign = types.ModuleType("foreign_library")
     foreign.bindings, foreign.request, foreign.copied = _AnswersToAnything(), _RefusesToAnswer(), kernel
@@ -31,7 +39,7 @@ def test_a_search_for_kernels_passes_over_objects_without_a_dictionary(monkeypat
     assert foreign.copied is wrapper
 
 
-def test_a_kernel_held_by_an_object_is_still_found(monkeypatch):
+def test_a_kernel_held_by_an_object_is_still_found(dispatcher, monkeypatch):
     kernel, wrapper = object(), object()
     foreign = types.ModuleType("foreign_library")
     foreign.owner = types.SimpleNamespace(kernel=kernel)
