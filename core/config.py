@@ -183,7 +183,7 @@ class DraftingSection(_Section):
     window: Literal["gain", "doubling", "additive"] = "gain"
     """Length of drafts: gain drafts what is expected to pay at the measured cost of a token;
     doubling is x2 after full acceptance, else /2; additive is +2, else back to 2."""
-    max_window: int = Field(default=16, ge=1, le=64)
+    max_window: int = Field(default=32, ge=1, le=64)
     """Most tokens of one draft; the engine reserves room for as many."""
     min_match: int = Field(default=2, ge=1, le=8)
     """Shortest context, in tokens, that must recur before anything is drafted from it."""

@@ -161,12 +161,9 @@ def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torc
 
 
 def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
-    top = logits.amax(-1, keepdim=True)
-    scaled = (logits - top).to(torch.float32)
     if rows.all_greedy:
-        # The chosen token's own weight is 1, so its log-probability is that of the sum alone.
-        total = scaled.exp_().sum(-1).to(torch.float64)
-        return _most_probable(logits), -total.log().to(torch.float32)
+        return _take_most_probable(logits)
+    scaled = (logits - logits.amax(-1, keepdim=True)).to(torch.float32)
     if rows.temperature is not None:
         scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
     weights = scaled.exp()
@@ -176,12 +173,23 @@ def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tupl
         _keep_top_p(weights, rows.top_p)
     flat = logits.shape[-1] <= FLAT_VOCABULARY
     tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
-    if rows.greedy is not None:
-        tokens = torch.where(rows.greedy, _most_probable(logits), tokens)
-        # Summed as in a batch that is greedy throughout: neighbours must not change a bit.
-        total = torch.where(rows.greedy, weights.sum(-1).to(total.dtype), total)
     chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return tokens, (chosen - total.log()).to(torch.float32)
+    logprobs = (chosen - total.log()).to(torch.float32)
+    if rows.greedy is not None:
+        # By the same sum as in a batch that is greedy throughout: neighbours must not change a bit.
+        taken, certain = _take_most_probable(logits)
+        tokens, logprobs = (
+            torch.where(rows.greedy, taken, tokens),
+            torch.where(rows.greedy, certain, logprobs),
+        )
+    return tokens, logprobs
+
+
+def _take_most_probable(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = _most_probable(logits)
+    # One fused pass; exponentials, sum and logarithm one after the other take twice as long.
+    logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+    return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def _most_probable(logits: torch.Tensor) -> torch.Tensor:
