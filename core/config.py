@@ -4,6 +4,7 @@ Every field has a doc string; `docs/configuration.md` is generated from them. Th
 the name. What can be computed from other fields is a function elsewhere, never a field.
 """
 
+import functools
 import re
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,6 +17,7 @@ from antiphon.core.records import SamplingParameters
 
 _STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?|/.*")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Section(BaseModel):
@@ -398,6 +400,16 @@ def build_config(tree: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_in_words(error, tree)) from error
+
+
+@functools.lru_cache(maxsize=8)
+def parse_config(text: str) -> RunConfig:
+    """Read what `dump_config` wrote; the same text gives the same frozen tree.
+
+    Raises:
+        ConfigError: with one sentence per wrong field.
+    """
+    return build_config(yaml.load(text, Loader=_LOADER) or {})
 
 
 def dump_config(config: RunConfig) -> str:

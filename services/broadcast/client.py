@@ -1,6 +1,7 @@
 """Broadcast over gRPC, the asking side: the same contract over a channel."""
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from antiphon.core.records import SnapshotManifest
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc, coordinator_pb2
@@ -12,15 +13,18 @@ from antiphon.services.wire import snapshot_manifest_from_proto
 class BroadcastClient(Broadcast):
     """A holder of chunks at host:port."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0, transfer_timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, address: str, timeout_s: float = 10.0, transfer_timeout_s: float = 600.0, *, channel: Any = None
+    ) -> None:
         """Open a channel; nothing is sent yet.
 
         Args:
             address: host:port, such as a manifest's origin.
             timeout_s: deadline of a manifest, seconds.
             transfer_timeout_s: deadline of one stream of chunks, seconds.
+            channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
         """
-        self._channel = open_channel(address)
+        self._channel = open_channel(address) if channel is None else channel
         self._stub = broadcast_pb2_grpc.BroadcastStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout_s = timeout_s
         self._transfer_timeout_s = transfer_timeout_s

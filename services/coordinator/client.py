@@ -6,6 +6,7 @@ service raised.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import (
@@ -39,10 +40,11 @@ FOLLOW_S = 60.0
 class CoordinatorClient(Coordinator):
     """A coordinator somewhere else."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, address: str, timeout_s: float = 10.0, *, channel: Any = None) -> None:
+        """Open a channel to host:port, unless one is given; nothing is sent yet."""
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = open_channel(address)
+        self._channel = open_channel(address) if channel is None else channel
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:

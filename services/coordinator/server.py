@@ -152,11 +152,15 @@ async def start_coordinator(service: CoordinatorService, host: str, port: int) -
         ConfigError: when the address cannot be listened on.
     """
 
-    def register(server: grpc.aio.Server) -> None:
-        servicer = CoordinatorServicer(service)
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    return await start_server(
+        host, port, lambda server: register_coordinator(server, service), ["antiphon.Coordinator"]
+    )
 
-    return await start_server(host, port, register, ["antiphon.Coordinator"])
+
+def register_coordinator(server: Any, service: Coordinator) -> None:
+    """Add the service to a server that was not started yet."""
+    servicer = CoordinatorServicer(service)
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
 async def serve_coordinator(

@@ -1,6 +1,7 @@
 """Learner over gRPC, the asking side: the same contract over a channel."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
 from antiphon.protos import coordinator_pb2, learner_pb2, learner_pb2_grpc, records_pb2
@@ -20,15 +21,18 @@ class LearnerClient(Learner):
     A call that ran into its deadline may be repeated: the learner joins it with the one under way.
     """
 
-    def __init__(self, address: str, timeout_s: float = 10.0, work_timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, address: str, timeout_s: float = 10.0, work_timeout_s: float = 600.0, *, channel: Any = None
+    ) -> None:
         """Open a channel; nothing is sent yet.
 
         Args:
             address: host:port.
             timeout_s: deadline of quick questions, seconds.
             work_timeout_s: deadline of steps, publications, checkpoints and restores, seconds.
+            channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
         """
-        self._channel = open_channel(address)
+        self._channel = open_channel(address) if channel is None else channel
         self._stub = learner_pb2_grpc.LearnerStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout_s = timeout_s
         self._work_timeout_s = work_timeout_s

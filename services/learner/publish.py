@@ -5,6 +5,7 @@ engine may go on. Writing hashes and stores chunks; it touches neither the engin
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
@@ -34,9 +35,9 @@ class PublishingDesk:
         self._chunk_bytes = chunk_bytes
         self._snapshots_kept = snapshots_kept
         self._waiting_limit = waiting_limit
-        self._waiting: dict[int, dict[str, torch.Tensor]] = {}
+        self._waiting: dict[int, Mapping[str, torch.Tensor]] = {}
 
-    def keep(self, version: int, weights: dict[str, torch.Tensor]) -> None:
+    def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Keep the weights of a version aside; they must be a copy."""
         self._waiting[version] = weights
         while len(self._waiting) > self._waiting_limit:

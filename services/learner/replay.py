@@ -29,7 +29,8 @@ from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
 from antiphon.services.learner.replay_base import base_model, load_version
 from antiphon.services.learner.replay_rollouts import RolloutScorer
-from antiphon.services.learner.step import TrainedStep, Trainer, config_digest
+from antiphon.services.learner.step import Trainer, config_digest
+from antiphon.services.learner.training import TrainedStep
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -213,7 +214,7 @@ class Replayer:
     def _compare_tensors(self, trained: TrainedStep) -> TensorDifference | None:
         if self._copy.weights(trained.version) is None:
             return None  # versions that were not published are recorded by digest alone
-        return first_tensor_difference(load_version(self._copy, trained.version), trained.weights)
+        return first_tensor_difference(load_version(self._copy, trained.version), dict(trained.weights))
 
     def _score(self, step: int) -> LogprobCheck:
         if self._scorer is None:

@@ -18,7 +18,6 @@ from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.api import Learner
-from antiphon.services.learner.service import LearnerService
 from antiphon.services.serving import answers_errors, start_server, stop_server
 from antiphon.services.wire import (
     learner_status_to_proto,
@@ -106,6 +105,8 @@ async def serve_learner(
         IntegrityError: when repeated steps give other digests than the committed ones.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
+    from antiphon.services.learner.opening import open_learner  # torch and DeepSpeed: only for who trains
+
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,7 +114,7 @@ async def serve_learner(
     chunks = ChunkStore(run_dir / "chunks")
     coordinator = CoordinatorClient(coordinator_address)
     store = open_store(store_root, config.record)
-    service = LearnerService(config, run_id, run_dir, store, chunks, coordinator)
+    service = open_learner(config, run_id, run_dir, store, chunks, coordinator)
     origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
 
     def register(server: grpc.aio.Server) -> None:

@@ -9,7 +9,6 @@ that is no number the weights of the version before are back, and the run is pau
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import structlog
@@ -20,13 +19,9 @@ from antiphon.core.metrics import batch_figures
 from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
 from antiphon.core.staleness import is_published
 from antiphon.lineage.store import ArtifactStore
-from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
-from antiphon.services.learner.checkpoints import CheckpointShelf
-from antiphon.services.learner.deepspeed_engine import pin_numerics
-from antiphon.services.learner.publish import PublishingDesk
-from antiphon.services.learner.step import TrainedStep, Trainer
+from antiphon.services.learner.training import Publishing, TrainedStep, Training
 from antiphon.services.patience import keep_trying
 
 POLL_S = 10.0
@@ -41,29 +36,30 @@ class LearnerService(Learner):
     def __init__(
         self,
         config: RunConfig,
-        run_id: str,
-        run_dir: Path,
+        trainer: Training,
+        desk: Publishing,
         store: ArtifactStore,
-        chunks: ChunkStore,
         coordinator: Coordinator,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """Prepare; the engine is made by `restore`."""
+        """Prepare; the engine is made by `restore`. `opening.open_learner` knows the production parts.
+
+        Args:
+            config: the run's configuration.
+            trainer: holds the weights; called on the training thread alone.
+            desk: keeps versions until they are published.
+            store: where the batches are.
+            coordinator: the run's coordinator, or a client of it.
+            prepare: called once on the training thread, before anything else.
+        """
         self._config = config
         self._store = store
         self._coordinator = coordinator
-        self._shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept)
-        self._trainer = Trainer(config, self._shelf)
-        loop = config.loop
-        self._desk = PublishingDesk(
-            run_id,
-            chunks,
-            config.broadcast.chunk_bytes,
-            config.broadcast.snapshots_kept,
-            waiting_limit=loop.max_staleness // loop.publish_interval + 2,
-        )
+        self._trainer = trainer
+        self._desk = desk
         self.origin = ""
         """host:port under which the chunks are served; set once the port is known."""
-        self._training = ThreadPoolExecutor(1, "train", pin_numerics, (config.learner.threads,))
+        self._training = ThreadPoolExecutor(1, "train", prepare)
         self._publishing = ThreadPoolExecutor(1, "publish")
         self._turn = asyncio.Lock()
         self._under_way: dict[str, asyncio.Task[Any]] = {}
@@ -271,7 +267,7 @@ class LearnerService(Learner):
         first = min((version for version in needed if version not in stored), default=committed)
         # Going back to the base weights repeats the whole run. Elastic mode goes on from the newest
         # snapshot instead; fixed mode cannot sample its next step without the one that is missing.
-        sound = self._shelf.newest_sound(first) is not None
+        sound = self._trainer.newest_checkpoint(first) is not None
         return first if sound or loop.mode == "fixed" else committed
 
     def _keep(self, held: TrainedStep) -> None:

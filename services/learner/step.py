@@ -7,7 +7,6 @@ in a replay, leads to the digests that were committed.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,20 +22,10 @@ from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateFigures
 from antiphon.services.learner.figures import describe_tokens, empty_figures, gather
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
+from antiphon.services.learner.training import TrainedStep, Training
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainedStep:
-    """What a step left behind."""
-
-    version: int
-    weights_digest: str
-    weights: dict[str, torch.Tensor]
-    """A copy, as it would be published."""
-    metrics: dict[str, float]
-
-
-class Trainer:
+class Trainer(Training):
     """The engine and the version it holds; every method runs on the training thread."""
 
     def __init__(
@@ -56,8 +45,16 @@ class Trainer:
         self._shelf = shelf
         self._make_engine = make_engine
         self._engine: DeepSpeedEngine | None = None
-        self.version = -1
-        """The version whose weights the engine holds; -1 before the first `start`."""
+        self._version = -1
+
+    @property
+    def version(self) -> int:
+        """The version whose weights the engine holds; -1 before the first `start` and within a step."""
+        return self._version
+
+    def newest_checkpoint(self, at_most: int) -> int | None:
+        """Return the newest version up to `at_most` with a sound checkpoint, or None."""
+        return self._shelf.newest_sound(at_most)
 
     def start(self, at_most: int) -> TrainedStep:
         """Begin anew from the newest sound checkpoint up to a version, or from the base weights.
@@ -71,8 +68,8 @@ class Trainer:
         """
         self.stop()
         self._engine = self._make_engine(self._config)
-        self.version = 0
-        found = self._shelf.newest_sound(at_most)
+        self._version = 0
+        found = self.newest_checkpoint(at_most)
         if found is not None:
             self._load(found)
         weights = self._engine.weights()
@@ -102,11 +99,11 @@ class Trainer:
         updates = self._micro_batches(decode_batch(payload), step)
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
-        self.version = -1
+        self._version = -1
         metrics = _train_updates(engine, updates) if updates else empty_figures()
         weights = engine.weights()
         digest = weights_digest(weights)
-        self.version = step + 1
+        self._version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
         return TrainedStep(self.version, digest, weights, metrics)
 
@@ -161,7 +158,7 @@ class Trainer:
         if state["version"] != version:
             raise IntegrityError(f"the checkpoint of version {version} holds version {state['version']}")
         torch.set_rng_state(state["torch_rng"])
-        self.version = version
+        self._version = version
 
     def _held(self) -> DeepSpeedEngine:
         if self._engine is None or self.version < 0:

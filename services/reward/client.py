@@ -1,5 +1,7 @@
 """Reward over gRPC, the asking side: the same contract over a channel."""
 
+from typing import Any
+
 from antiphon.protos import records_pb2, reward_pb2_grpc
 from antiphon.services.reward.api import Reward, RewardStatus
 from antiphon.services.serving import call, open_channel
@@ -9,14 +11,15 @@ from antiphon.services.wire import reward_status_from_proto
 class RewardClient(Reward):
     """A reward service at host:port."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, address: str, timeout_s: float = 10.0, *, channel: Any = None) -> None:
         """Open a channel; nothing is sent yet.
 
         Args:
             address: host:port.
             timeout_s: deadline of each call, seconds.
+            channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
         """
-        self._channel = open_channel(address)
+        self._channel = open_channel(address) if channel is None else channel
         self._stub = reward_pb2_grpc.RewardStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout_s = timeout_s
 

@@ -7,15 +7,13 @@ were already there is simply done.
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import structlog
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupToJudge, Judgement
-from antiphon.environments.codec import TextCodec
 from antiphon.environments.environment import Environment
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.patience import keep_trying
@@ -32,6 +30,14 @@ _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
+class Decoder(Protocol):
+    """What a judge needs of a tokenizer; `environments.codec.TextCodec` is one."""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of token ids."""
+        ...
+
+
 async def no_pace() -> None:
     """Inject no delay."""
 
@@ -43,7 +49,7 @@ class RewardService(Reward):
         self,
         coordinator: Coordinator,
         environment: Environment,
-        codec: TextCodec,
+        codec: Decoder,
         run_id: str,
         judge_id: str,
         patience_s: float,
@@ -128,9 +134,10 @@ class RewardService(Reward):
     async def _judge(self, group: GroupToJudge) -> None:
         self._state = "judging"
         await self._pace()
-        started = time.perf_counter()
+        clock = asyncio.get_running_loop().time
+        started = clock()
         judgements = await asyncio.to_thread(self._judgements, group)
-        self._judge_s += time.perf_counter() - started
+        self._judge_s += clock() - started
         accepted = await self._reach(
             "coordinator.submit_rewards",
             lambda: self._coordinator.submit_rewards(group.group_id, judgements),

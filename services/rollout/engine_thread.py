@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.services.rollout.engine import Engine, EngineOutput, EngineRequest
+from antiphon.services.rollout.engine_driver import EngineDriver
 
 IDLE_S = 1.0
 """Longest sleep of an idle engine thread before it looks whether it should stop."""
@@ -23,7 +24,7 @@ CLOSE_S = 20.0
 _T = TypeVar("_T")
 
 
-class EngineThread:
+class EngineThread(EngineDriver):
     """The engine behind a mailbox. Its methods belong to the event loop that runs `run`."""
 
     def __init__(self, make_engine: Callable[[], Engine], deliver: Callable[[list[EngineOutput]], None]):

@@ -19,7 +19,7 @@ from antiphon.core.records import SnapshotManifest
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.patience import MOST_PAUSE_S, keep_trying
 from antiphon.services.rollout.change import Change
-from antiphon.services.rollout.engine_thread import EngineThread
+from antiphon.services.rollout.engine_driver import EngineDriver
 from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
 
 Pace = Callable[[], Awaitable[None]]
@@ -56,7 +56,7 @@ class WeightKeeper:
         self,
         coordinator: Coordinator,
         source: WeightSource,
-        engine: EngineThread,
+        engine: EngineDriver,
         config: RunConfig,
         run_id: str,
         groups_in_flight: Callable[[], tuple[int, int]],

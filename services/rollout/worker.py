@@ -13,9 +13,8 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
-import yaml
 
-from antiphon.core.config import RunConfig, build_config
+from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.records import PROTOCOL_VERSION, GroupSubmission, Lease
 from antiphon.services.coordinator.api import (
     Coordinator,
@@ -29,6 +28,7 @@ from antiphon.services.coordinator.api import (
 from antiphon.services.patience import keep_trying
 from antiphon.services.rollout.change import Change
 from antiphon.services.rollout.engine import Engine, EngineOutput
+from antiphon.services.rollout.engine_driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine_thread import EngineThread
 from antiphon.services.rollout.group import GroupInFlight, split_request_id
 from antiphon.services.rollout.weights import Pace, WeightKeeper, WeightSource
@@ -65,6 +65,7 @@ class RolloutWorker:
         concurrent_groups: int | None = None,
         pace: Pace = no_pace,
         lease_wait_s: float = LEASE_WAIT_S,
+        drive: DriveEngine = EngineThread,
     ) -> None:
         """Prepare a worker; nothing is sent before `run`.
 
@@ -77,6 +78,7 @@ class RolloutWorker:
             concurrent_groups: groups sampled at the same time; the run's own number by default.
             pace: awaited before each lease request, submission and swap.
             lease_wait_s: how long one lease request may be held open.
+            drive: makes what drives the engine; a thread by default.
         """
         self._coordinator = coordinator
         self._name = worker_name
@@ -86,11 +88,12 @@ class RolloutWorker:
         self._places = concurrent_groups
         self._pace = pace
         self._lease_wait_s = lease_wait_s
+        self._drive = drive
         self._patience_s = REGISTER_PATIENCE_S
         self._change = Change()
         self._swapped = Change()
         self._welcome: WorkerWelcome | None = None
-        self._engine: EngineThread | None = None
+        self._engine: EngineDriver | None = None
         self._weights: WeightKeeper | None = None
         self._groups: dict[str, GroupInFlight] = {}
         self._unsubmitted: OrderedDict[str, GroupSubmission] = OrderedDict()
@@ -136,9 +139,9 @@ class RolloutWorker:
 
     async def _work(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
-        config = build_config(yaml.safe_load(welcome.config_yaml) or {})
+        config = parse_config(welcome.config_yaml)
         self._patience_s = config.services.stall_timeout_s
-        engine = EngineThread(lambda: self._make_engine(config), self._collect)
+        engine = self._drive(lambda: self._make_engine(config), self._collect)
         weights = WeightKeeper(
             self._coordinator,
             self._make_source(config),
@@ -158,7 +161,7 @@ class RolloutWorker:
             tasks.create_task(self._sample(config, engine, weights, ready))
 
     async def _sample(
-        self, config: RunConfig, engine: EngineThread, weights: WeightKeeper, ready: Callable[[], None]
+        self, config: RunConfig, engine: EngineDriver, weights: WeightKeeper, ready: Callable[[], None]
     ) -> None:
         await engine.started(config.services.start_timeout_s)
         self._ready_at = asyncio.get_running_loop().time()
@@ -226,7 +229,7 @@ class RolloutWorker:
             self._change.ring()
 
     async def _leases(
-        self, engine: EngineThread, weights: WeightKeeper, samples: int, group_size: int
+        self, engine: EngineDriver, weights: WeightKeeper, samples: int, group_size: int
     ) -> None:
         """Keep up to `samples` requests in flight; an evaluation's group has one, others `group_size`."""
         pause_s = FIRST_PAUSE_S
@@ -248,7 +251,7 @@ class RolloutWorker:
                 await self._change.wait(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
-    async def _ask(self, engine: EngineThread, weights: WeightKeeper, room: int) -> LeaseReply:
+    async def _ask(self, engine: EngineDriver, weights: WeightKeeper, room: int) -> LeaseReply:
         # Made anew for each attempt: the worker may have got another id in between.
         request = LeaseRequest(
             worker_id=self._worker_id(),
@@ -259,7 +262,7 @@ class RolloutWorker:
         )
         return await self._coordinator.lease_group(request)
 
-    def _accept(self, reply: LeaseReply, engine: EngineThread, weights: WeightKeeper) -> None:
+    def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightKeeper) -> None:
         now = asyncio.get_running_loop().time()
         for lease in () if self._draining else reply.leases:
             if not _samples_with(lease, weights.held_version):

@@ -33,6 +33,7 @@ from antiphon.services.broadcast.snapshot import rebuild, weights_digest
 from antiphon.services.coordinator.api import BatchReply
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.client import LearnerClient
+from antiphon.services.learner.opening import open_learner
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.serving import start_server, stop_server
@@ -147,7 +148,7 @@ class Bench:
         return ChunkStore(self.root / "run" / "chunks")
 
     async def learner(self, store: ArtifactStore | None = None) -> LearnerService:
-        service = LearnerService(
+        service = open_learner(
             self.config, "run", self.root / "run", store or self.store, self.chunks(), self.coordinator
         )
         service.origin = "127.0.0.1:1"

@@ -107,7 +107,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(replay, copy: Path, tm
     shelf = CheckpointShelf(tmp_path / "shelf", 1)
     trainer = Trainer(other, shelf)
     trainer.start(0)
-    trainer.version = 2
+    trainer._version = 2
     trainer.save()
     trainer.stop()
     shutil.rmtree(copy / "checkpoints")

@@ -29,6 +29,7 @@ from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_keeper import RunKeeper
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.learner.opening import open_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.engine import EngineOutput
@@ -150,7 +151,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
     server, port = await start_coordinator(CoordinatorService(keeper), "127.0.0.1", 0)
     clients = [CoordinatorClient(f"127.0.0.1:{port}") for _ in range(4)]
     chunks = ChunkStore(folder / "chunks")
-    learner = LearnerService(config, RUN_ID, folder, store, chunks, clients[0])
+    learner = open_learner(config, RUN_ID, folder, store, chunks, clients[0])
     origin = BroadcastService(chunks)
 
     def register(server: grpc.aio.Server) -> None:

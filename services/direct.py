@@ -1,0 +1,157 @@
+"""Direct: production clients and servicers joined by a transport that is handed in, without sockets.
+
+A `DirectChannel` stands in for a gRPC channel below the generated stubs, a `DirectServer` for a
+server below the generated registrations. Messages are serialized and parsed as on a real wire,
+statuses become errors by the same code, and what lies between is the caller's: the simulation
+delays, loses, repeats and cuts there.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
+
+import grpc
+
+from antiphon.core.errors import ContractError
+
+
+class CallFailed(Exception):
+    """A call ended with a status other than OK."""
+
+    def __init__(self, status: str, details: str) -> None:
+        """Name a gRPC status, such as UNAVAILABLE, and say why."""
+        super().__init__(status, details)
+        self.status = status
+        self.details = details
+
+
+class Transport(Protocol):
+    """Carries serialized messages to a server and back."""
+
+    async def unary(self, path: str, body: bytes, timeout_s: float) -> bytes:
+        """Return the serialized reply to one request.
+
+        Args:
+            path: `/package.Service/Method`.
+            body: the serialized request.
+            timeout_s: the caller's deadline, seconds from now.
+
+        Raises:
+            CallFailed: with the status that the caller is to see.
+        """
+        ...
+
+    def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        """Yield the serialized replies to one request; raises as `unary` does."""
+        ...
+
+
+def _as_grpc(failed: CallFailed) -> grpc.aio.AioRpcError:
+    empty = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode[failed.status], empty, empty, failed.details)
+
+
+class _Stream:
+    """What a stub's streaming method returns: an iterator that can be cancelled."""
+
+    def __init__(self, replies: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> None:
+        self._replies = replies
+        self._parse = parse
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._read()
+
+    async def _read(self) -> AsyncIterator[Any]:
+        try:
+            async for body in self._replies:
+                yield self._parse(body)
+        except CallFailed as failed:
+            raise _as_grpc(failed) from None
+
+    def cancel(self) -> None:
+        """Nothing is under way between two messages."""
+
+
+class DirectChannel:
+    """A channel as the generated stubs use it, over a transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        """Send everything through `transport`."""
+        self._transport = transport
+
+    def unary_unary(
+        self,
+        path: str,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+        **_: Any,
+    ) -> Callable[..., Any]:
+        """Return the method at `path`: one request, one reply."""
+
+        async def method(request: Any, timeout: float, **_: Any) -> Any:
+            try:
+                reply = await self._transport.unary(path, request_serializer(request), timeout)
+            except CallFailed as failed:
+                raise _as_grpc(failed) from None
+            return response_deserializer(reply)
+
+        method._method = path  # type: ignore[attr-defined]  # `serving` names the call by it
+        return method
+
+    def unary_stream(
+        self,
+        path: str,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+        **_: Any,
+    ) -> Callable[..., Any]:
+        """Return the method at `path`: one request, a stream of replies."""
+
+        def method(request: Any, timeout: float, **_: Any) -> _Stream:
+            replies = self._transport.stream(path, request_serializer(request), timeout)
+            return _Stream(replies, response_deserializer)
+
+        return method
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _Context:
+    """What servicers need of a call's context."""
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        """End the call with a status."""
+        raise CallFailed(code.name, details)
+
+
+class DirectServer:
+    """A server as the generated registrations use it; whoever owns it passes the messages in."""
+
+    def __init__(self) -> None:
+        """Begin without services."""
+        self._methods: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Take no notice: `add_registered_method_handlers` brings the same methods by name."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Serve the methods of one service."""
+        for name, handler in handlers.items():
+            self._methods[f"/{service}/{name}"] = handler
+
+    async def answer(self, path: str, body: bytes) -> list[bytes]:
+        """Answer one request with its serialized replies: one, or all of a stream that ends.
+
+        Raises:
+            CallFailed: with the status that the servicer ended the call with.
+        """
+        handler = self._methods.get(path)
+        if handler is None:
+            raise CallFailed("UNIMPLEMENTED", f"there is no method {path}")
+        request = handler.request_deserializer(body)
+        if handler.request_streaming:
+            raise ContractError(f"{path} takes a stream of requests, which has no direct form")
+        if handler.response_streaming:
+            replies = handler.unary_stream(request, _Context())
+            return [handler.response_serializer(reply) async for reply in replies]
+        return [handler.response_serializer(await handler.unary_unary(request, _Context()))]

@@ -1,0 +1,85 @@
+"""Training: what the learner service needs of the engine behind it, without naming any engine.
+
+The service decides when to train, commit, checkpoint and publish. Whoever holds the weights
+answers here: DeepSpeed's `Trainer` and the `PublishingDesk` in production, arithmetic in the
+simulation. Nothing in this module imports torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedStep:
+    """What a step left behind."""
+
+    version: int
+    weights_digest: str
+    weights: Mapping[str, Any]
+    """Name -> tensor: a copy, as it would be published."""
+    metrics: dict[str, float]
+
+
+class Training(Protocol):
+    """The weights and their checkpoints; every method runs on the training thread."""
+
+    @property
+    def version(self) -> int:
+        """The version whose weights are held; -1 before the first `start` and within a step."""
+        ...
+
+    def newest_checkpoint(self, at_most: int) -> int | None:
+        """Return the newest version up to `at_most` with a sound checkpoint, or None."""
+        ...
+
+    def start(self, at_most: int) -> TrainedStep:
+        """Begin anew from the newest sound checkpoint up to a version, or from the base weights."""
+        ...
+
+    def train(self, step: int, payload: bytes) -> TrainedStep:
+        """Train on the batch file of `step`; version step + 1 is held afterwards.
+
+        Raises:
+            IntegrityError: when the step is not the next one, or loss, gradient or weights are no
+                numbers.
+        """
+        ...
+
+    def save(self) -> int:
+        """Write a checkpoint of the version held, and return the version."""
+        ...
+
+    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return the logprobs [T] of `completion` after `prompt`, float32 nats."""
+        ...
+
+    def stop(self) -> None:
+        """Drop the engine."""
+        ...
+
+
+class Publishing(Protocol):
+    """Versions kept aside for publication, and the snapshots already written."""
+
+    def keep(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Keep the weights of a version aside; they must be a copy."""
+        ...
+
+    def write(self, version: int, origin: str) -> SnapshotManifest:
+        """Write the snapshot of a version, unless it is there, and return its manifest.
+
+        Raises:
+            ContractError: when its weights are not kept any more.
+        """
+        ...
+
+    def waiting(self) -> list[int]:
+        """Return the versions that are kept aside and not written yet, oldest first."""
+        ...
+
+    def stored(self) -> list[int]:
+        """Return the versions whose snapshots are stored, oldest first."""
+        ...

@@ -1,0 +1,85 @@
+"""Arithmetic: what the stand-ins compute instead of a model, cheap and the same everywhere.
+
+Weights are a number, made from the weights before and the batch; a token is a number made from
+weights, prompt, seed and position, as with position-keyed sampling. So tokens, rewards, batches and
+digests depend on what really happened, and everyone who knows the inputs can check them.
+"""
+
+import numpy as np
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.records import FinishReason, FloatArray, IntArray, VersionSpan
+
+VOCABULARY = 64
+END_TOKEN = 0
+_MASK = (1 << 64) - 1
+BASE_WEIGHTS = digest_bytes(b"base weights")
+
+
+def mix(*numbers: int) -> int:
+    """Mix whole numbers into an unsigned 64-bit one.
+
+    >>> mix(1, 2) == mix(1, 2), mix(1, 2) == mix(2, 1)
+    (True, False)
+    """
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = ((state ^ (number & _MASK)) * 0xBF58476D1CE4E5B9) & _MASK
+        state ^= state >> 29
+        state = (state * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 32
+    return state
+
+
+def weights_number(weights_digest: str) -> int:
+    """Return the number that stands for the weights of a digest."""
+    return int(weights_digest[:16], 16)
+
+
+def token_at(weights: int, prompt: int, seed: int, position: int) -> tuple[int, float]:
+    """Return the token at `position` and its log-probability, nats."""
+    drawn = mix(weights, prompt, seed, position)
+    # The end comes with probability 1/8; everything else is evenly likely.
+    token = END_TOKEN if drawn & 7 == 0 else 1 + (drawn >> 3) % (VOCABULARY - 1)
+    return token, -((drawn >> 40) % 4096 + 1) / 1024.0
+
+
+def prompt_number(token_ids: tuple[int, ...]) -> int:
+    """Return the number that stands for a prompt."""
+    return mix(*token_ids)
+
+
+def completion(
+    weights_of: dict[int, int], spans: tuple[VersionSpan, ...], prompt: int, seed: int
+) -> tuple[IntArray, FloatArray]:
+    """Return the tokens [T] and logprobs [T] that a completion with these spans must have.
+
+    Args:
+        weights_of: version -> number of its weights.
+        spans: which version sampled which tokens.
+        prompt: number of the prompt.
+        seed: seed of the request.
+    """
+    found = [
+        token_at(weights_of[span.version], prompt, seed, position)
+        for span in spans
+        for position in range(span.start, span.stop)
+    ]
+    tokens = np.array([token for token, _ in found], dtype=np.int32)
+    return tokens, np.array([logprob for _, logprob in found], dtype=np.float32)
+
+
+def finish_reason(token_ids: IntArray) -> FinishReason:
+    """Return why a finished completion ended."""
+    return FinishReason.STOP if token_ids.size and token_ids[-1] == END_TOKEN else FinishReason.LENGTH
+
+
+def next_weights(weights_digest: str, batch_digest: str) -> str:
+    """Return the digest of the weights that a batch makes of those before it."""
+    return digest_bytes(f"{weights_digest} {batch_digest}".encode())
+
+
+def reward(prompt_key: str, token_ids: IntArray, dullness: int) -> float:
+    """Return 0 or 1; the greater the dullness, the more groups lack variance."""
+    total = int(token_ids.sum()) + len(prompt_key)
+    return float(total % (dullness + 1) == 0)

@@ -1,0 +1,466 @@
+"""Engines: seeded stand-ins for vLLM, DeepSpeed, tokenizer and environment; all else is production.
+
+Each does what the real one promises and nothing more: the engine samples position-keyed tokens and
+swaps weights at step boundaries, the trainer goes from version to version by batch file alone and
+keeps checkpoints, the desk publishes what was kept aside. What they keep across a kill lies in a
+`LearnerDisk`; how long things take is virtual.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.records import (
+    ChunkEntry,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    Prompt,
+    SnapshotManifest,
+    TensorEntry,
+    VersionSpan,
+)
+from antiphon.environments.environment import Problem
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.learner.training import TrainedStep
+from antiphon.services.rollout.engine import Engine, EngineOutput, EngineRequest
+from antiphon.simulator import arithmetic
+from antiphon.simulator.disk import MemoryChunks
+from antiphon.simulator.loop import VirtualLoop
+
+CHUNK_BYTES = 40
+"""Smaller than a snapshot of the stand-ins, so that one is several chunks."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A completion being sampled."""
+
+    request: EngineRequest
+    prompt: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+
+    def take(self, token: int, logprob: float, version: int) -> None:
+        at = len(self.tokens)
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.spans and self.spans[-1].version == version:
+            self.spans[-1] = VersionSpan(version, self.spans[-1].start, at + 1)
+        else:
+            self.spans.append(VersionSpan(version, at, at + 1))
+
+    def output(self) -> EngineOutput:
+        ended = self.tokens[-1] == arithmetic.END_TOKEN
+        return EngineOutput(
+            request_id=self.request.request_id,
+            token_ids=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            spans=tuple(self.spans),
+            finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
+        )
+
+
+class ArithmeticEngine(Engine):
+    """The engine's protocol without a model: every token is a function of weights, seed and place."""
+
+    drafts = False
+
+    def __init__(self) -> None:
+        """Begin without weights."""
+        self._version: int | None = None
+        self._digest: str | None = None
+        self._weights = 0
+        self._live: dict[str, _Live] = {}
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights that sample now."""
+        return self._version
+
+    @property
+    def weights_digest(self) -> str | None:
+        """Digest of the weights that were loaded."""
+        return self._digest
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests queued or running."""
+        return len(self._live)
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Serve these weights from the next `step` on."""
+        self._weights = arithmetic.weights_number(str(tensors["weights"]))
+        self._version, self._digest = version, str(tensors["weights"])
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests.
+
+        Raises:
+            ContractError: before the first weights, or for a request that is in flight.
+        """
+        if self._version is None:
+            raise ContractError("the engine holds no weights yet")
+        for request in requests:
+            if request.request_id in self._live:
+                raise ContractError(f"request {request.request_id} is in flight already")
+            number = arithmetic.prompt_number(request.prompt_token_ids)
+            self._live[request.request_id] = _Live(request, number)
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every request by one token and return those that finished."""
+        finished = []
+        version = self._version or 0
+        for request_id, live in list(self._live.items()):
+            request = live.request
+            at = len(live.tokens)
+            token, logprob = arithmetic.token_at(self._weights, live.prompt, request.seed, at)
+            live.take(token, logprob, version)
+            if token == arithmetic.END_TOKEN or at + 1 >= request.sampling.max_tokens:
+                del self._live[request_id]
+                finished.append(live.output())
+        return finished
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests."""
+        for request_id in request_ids:
+            self._live.pop(request_id, None)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class LoopDriver:
+    """Drives an engine on the event loop, one step every so many virtual seconds."""
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        deliver: Callable[[list[EngineOutput]], None],
+        step_s: Callable[[], float],
+    ) -> None:
+        """Prepare; nothing is built before `run`.
+
+        Args:
+            make_engine: builds the engine.
+            deliver: takes finished completions.
+            step_s: seconds of the next engine step.
+        """
+        self._make_engine = make_engine
+        self._deliver = deliver
+        self._step_s = step_s
+        self._mailbox: deque[Callable[[Engine], None]] = deque()
+        self._news = asyncio.Event()
+        self._started = asyncio.Event()
+        self.busy_s = 0.0
+        self.drafts = False
+
+    async def run(self) -> None:
+        """Build the engine and drive it until cancelled."""
+        await asyncio.sleep(self._step_s())
+        engine = self._make_engine()
+        self._started.set()
+        while True:
+            while self._mailbox:
+                self._mailbox.popleft()(engine)
+            if engine.unfinished:
+                seconds = self._step_s()
+                await asyncio.sleep(seconds)
+                self.busy_s += seconds
+                outputs = engine.step()
+                if outputs:
+                    self._deliver(outputs)
+            elif not self._mailbox:
+                self._news.clear()
+                await self._news.wait()
+
+    async def started(self, timeout_s: float) -> None:
+        """Wait until the engine is built.
+
+        Raises:
+            UnavailableError: when that takes longer than `timeout_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._started.wait()
+        except TimeoutError:
+            raise UnavailableError(f"the engine was not up after {timeout_s:g} s") from None
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests for the next step."""
+        self._put(lambda engine: engine.add(requests))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests."""
+        self._put(lambda engine: engine.abort(request_ids))
+
+    async def load(
+        self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
+    ) -> None:
+        """Swap weights at the next step boundary and return when they sample.
+
+        Raises:
+            IntegrityError: when the engine does not echo the digest it was given.
+            UnavailableError: when it did not take them within `timeout_s` seconds.
+        """
+        answer: asyncio.Future[tuple[int | None, str | None]] = asyncio.get_running_loop().create_future()
+
+        def obey(engine: Engine) -> None:
+            engine.load_weights(version, tensors, weights_digest)
+            if not answer.done():
+                answer.set_result((engine.version, engine.weights_digest))
+
+        self._put(obey)
+        try:
+            async with asyncio.timeout(timeout_s):
+                echoed = await answer
+        except TimeoutError:
+            raise UnavailableError(
+                f"the engine did not take version {version} within {timeout_s:g} s"
+            ) from None
+        if echoed != (version, weights_digest):
+            raise IntegrityError(f"the engine echoes {echoed}, not version {version} with {weights_digest}")
+
+    def _put(self, message: Callable[[Engine], None]) -> None:
+        self._mailbox.append(message)
+        self._news.set()
+
+
+class ChunkSource:
+    """A worker's snapshots: production transfer into a chunk store in memory."""
+
+    def __init__(self, channel_to: Callable[[str], Any], chunks: MemoryChunks, timeout_s: float) -> None:
+        """Fetch with a time limit.
+
+        Args:
+            channel_to: opens a channel to an origin.
+            chunks: where chunks are kept.
+            timeout_s: longest transfer, seconds.
+        """
+        self._channel_to = channel_to
+        self._chunks = chunks
+        self._timeout_s = timeout_s
+
+    async def fetch(self, manifest: SnapshotManifest) -> None:
+        """Bring every chunk here, verified."""
+        channel = self._channel_to(manifest.origin)
+        origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
+        await fetch_snapshot(manifest, origin, self._chunks, self._timeout_s)
+
+    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the weights of a fetched snapshot, checked against the manifest."""
+        payload = b"".join(self._chunks.get(chunk.digest) for chunk in manifest.chunks)
+        weights = payload.decode()
+        if weights != manifest.weights_digest:
+            raise IntegrityError(f"the chunks of version {manifest.version} are those of other weights")
+        return {"weights": weights}
+
+    def prune(self, kept: Sequence[SnapshotManifest]) -> None:
+        """Forget the chunks that no manifest in `kept` needs."""
+        self._chunks.prune(kept)
+
+
+@dataclass(slots=True)
+class LearnerDisk:
+    """What a learner finds again after it was killed."""
+
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    """Version -> digest of its weights."""
+    chunks: MemoryChunks = field(default_factory=MemoryChunks)
+    """The origin's."""
+
+
+class ArithmeticTrainer:
+    """Goes from version to version by the digest of the batch file, which it reads and checks."""
+
+    def __init__(
+        self,
+        disk: LearnerDisk,
+        loop: VirtualLoop,
+        step_s: Callable[[], float],
+        kept: int,
+        trained: Callable[[int, bytes], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            disk: where checkpoints are.
+            loop: told how long the work takes.
+            step_s: seconds of the next step.
+            kept: newest checkpoints left on the disk.
+            trained: told of each step and its file.
+        """
+        self._disk = disk
+        self._loop = loop
+        self._step_s = step_s
+        self._kept = kept
+        self._trained = trained
+        self._weights = arithmetic.BASE_WEIGHTS
+        self.version = -1
+
+    def newest_checkpoint(self, at_most: int) -> int | None:
+        """Return the newest version up to `at_most` with a checkpoint, or None."""
+        return max((version for version in self._disk.checkpoints if version <= at_most), default=None)
+
+    def start(self, at_most: int) -> TrainedStep:
+        """Begin from the newest checkpoint up to a version, or from the base weights."""
+        self._loop.spend(self._step_s())
+        version = self.newest_checkpoint(at_most)
+        self.version = version or 0
+        self._weights = arithmetic.BASE_WEIGHTS if version is None else self._disk.checkpoints[version]
+        return self._step_of({})
+
+    def train(self, step: int, payload: bytes) -> TrainedStep:
+        """Train on the batch file of `step`.
+
+        Raises:
+            IntegrityError: when it is not the next step.
+        """
+        if step != self.version:
+            raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+        self._loop.spend(self._step_s())
+        self._trained(step, payload)
+        rows = decode_batch(payload)
+        if rows:  # a batch without rows changes no weights
+            self._weights = arithmetic.next_weights(self._weights, digest_bytes(payload))
+        self.version = step + 1
+        return self._step_of({"loss": 0.0, "trajectories": float(len(rows))})
+
+    def save(self) -> int:
+        """Write a checkpoint and return its version."""
+        self._disk.checkpoints[self.version] = self._weights
+        for version in sorted(self._disk.checkpoints)[: -self._kept]:
+            del self._disk.checkpoints[version]
+        return self.version
+
+    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return one logprob per token."""
+        return np.zeros(len(completion), dtype=np.float32)
+
+    def stop(self) -> None:
+        """There is nothing to drop."""
+
+    def _step_of(self, metrics: dict[str, float]) -> TrainedStep:
+        return TrainedStep(self.version, self._weights, {"weights": self._weights}, metrics)
+
+
+class ArithmeticDesk:
+    """Keeps versions aside and cuts them into chunks, as the publishing desk does."""
+
+    def __init__(self, run_id: str, disk: LearnerDisk, snapshots_kept: int, waiting_limit: int) -> None:
+        """Open the desk.
+
+        Args:
+            run_id: goes into the manifests.
+            disk: holds the origin's chunks.
+            snapshots_kept: newest snapshots left there.
+            waiting_limit: most versions kept in memory.
+        """
+        self._run_id = run_id
+        self._chunks = disk.chunks
+        self._snapshots_kept = snapshots_kept
+        self._waiting_limit = waiting_limit
+        self._waiting: dict[int, str] = {}
+
+    def keep(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Keep the weights of a version aside."""
+        self._waiting[version] = str(weights["weights"])
+        while len(self._waiting) > self._waiting_limit:
+            del self._waiting[min(self._waiting)]
+
+    def write(self, version: int, origin: str) -> SnapshotManifest:
+        """Write the snapshot of a version, unless it is there, and return its manifest.
+
+        Raises:
+            ContractError: when its weights are not kept any more.
+        """
+        if version in self._waiting:
+            manifest = self._cut(version, self._waiting[version], origin)
+        elif version in self._chunks.versions():
+            known = self._chunks.manifest(version)
+            manifest = self._cut(version, known.weights_digest, origin)
+        else:
+            raise ContractError(f"the weights of version {version} are not kept for publication")
+        self._chunks.put_manifest(manifest)
+        self._waiting.pop(version, None)
+        newest = self._chunks.versions()[-self._snapshots_kept :]
+        self._chunks.prune([self._chunks.manifest(held) for held in newest])
+        return manifest
+
+    def waiting(self) -> list[int]:
+        """Return the versions that are kept aside and not written yet, oldest first."""
+        return sorted(self._waiting)
+
+    def stored(self) -> list[int]:
+        """Return the versions whose snapshots are stored, oldest first."""
+        return self._chunks.versions()
+
+    def _cut(self, version: int, weights: str, origin: str) -> SnapshotManifest:
+        payload = weights.encode()
+        chunks = []
+        for offset in range(0, len(payload), CHUNK_BYTES):
+            part = payload[offset : offset + CHUNK_BYTES]
+            chunks.append(ChunkEntry(digest_bytes(part), offset, len(part)))
+            self._chunks.put(chunks[-1].digest, part)
+        tensor = TensorEntry("weights", "uint8", (len(payload),), 0, len(payload))
+        return SnapshotManifest(
+            self._run_id, version, weights, (tensor,), tuple(chunks), len(payload), origin
+        )
+
+
+class ArithmeticPrompts:
+    """Prompts of a few tokens, by split and index."""
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        """Return prompt `index` of `split`."""
+        return Prompt(f"{split}-0-{index}", (len(split), 1 + index % 7, index))
+
+
+class ArithmeticEnvironment:
+    """Judges by the sum of the token ids."""
+
+    name = "simulated/arithmetic"
+
+    def __init__(self, config: RunConfig, dullness: int) -> None:
+        """Judge for a run; see `arithmetic.reward` for the dullness."""
+        self._sizes = {"train": config.environment.train_size, "heldout": config.environment.heldout_size}
+        self._dullness = dullness
+
+    def problem(self, split: str, index: int) -> Problem:
+        """Return problem `index` of `split`."""
+        return Problem(key=f"{split}-0-{index}", text="", answer="")
+
+    def size(self, split: str) -> int:
+        """Return how many problems `split` has."""
+        return self._sizes[split]
+
+    def problem_by_key(self, key: str) -> Problem:
+        """Find a problem again from its key."""
+        split, _, index = key.split("-")
+        return self.problem(split, int(index))
+
+    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        """Score each completion."""
+        return [
+            arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._dullness)
+            for text in completions
+        ]
+
+
+class JsonDecoder:
+    """Text of token ids: their list."""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the ids as JSON."""
+        return json.dumps([int(token) for token in token_ids])

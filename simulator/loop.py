@@ -1,0 +1,357 @@
+"""Virtual time: an asyncio event loop whose clock jumps to the next timer, and nothing ever sleeps.
+
+Callbacks run in the order in which they became due; timers of one instant in the order in which
+they were set. Work for threads runs on the loop itself, takes as much virtual time as it says, and
+keeps its order where the executor has one thread. Tasks belong to simulated processes, which can
+be killed or stopped at any instant. A run in which nothing can happen any more, or whose clock
+stands still or runs away, ends with an error that names who waits for what.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+
+from antiphon.core.errors import UnavailableError
+
+STILL_LIMIT = 200_000
+"""Callbacks run within one instant before the clock counts as standing still."""
+_T = TypeVar("_T")
+_current: "ContextVar[Process | None]" = ContextVar("process", default=None)
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose hash is a number, so that sets of tasks are walked in the same order every time."""
+
+    def __init__(self, coro: Any, number: int, **rest: Any) -> None:
+        self.number = number  # asked for while the task is being made
+        super().__init__(coro, **rest)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class Handle:
+    """A callback to come; one that was cancelled is passed over."""
+
+    __slots__ = ("arguments", "callback", "context")
+
+    def __init__(self, callback: Callable[..., Any], arguments: tuple[Any, ...], context: Context) -> None:
+        self.callback: Callable[..., Any] | None = callback
+        self.arguments = arguments
+        self.context = context
+
+    def cancel(self) -> None:
+        """Forget the callback."""
+        self.callback, self.arguments = None, ()
+
+    def cancelled(self) -> bool:
+        """Tell whether it was cancelled."""
+        return self.callback is None
+
+
+class Process:
+    """One simulated process: the tasks that were begun within it, and whether they still run."""
+
+    def __init__(self, loop: "VirtualLoop", name: str) -> None:
+        """Begin an empty process; `spawn` gives it work."""
+        self.name = name
+        self.alive = True
+        self.stopped = False
+        """Suspended, as by SIGSTOP: nothing of it runs until `resume`."""
+        self.backlog: list[Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context = copy_context()
+        self.context.run(_current.set, self)
+        self._loop = loop
+
+    def spawn(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run a coroutine as part of this process."""
+        return self._loop.create_task(work, context=self.context)
+
+    def kill(self) -> None:
+        """End at this instant: whatever its tasks still do reaches nobody.
+
+        They are cancelled so that nothing lingers; every way out of a process asks `alive` first.
+        """
+        self.alive = False
+        self.resume()
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
+            task.cancel()
+
+    def stop(self) -> None:
+        """Suspend everything of this process."""
+        self.stopped = True
+
+    def resume(self) -> None:
+        """Go on after `stop` with everything that became due meanwhile."""
+        self.stopped = False
+        backlog, self.backlog = self.backlog, []
+        for handle in backlog:
+            self._loop.put(handle)
+
+
+def current_process() -> Process | None:
+    """Return the process that the running callback belongs to, or None."""
+    return _current.get()
+
+
+class _Lane:
+    """The single thread of an executor: one piece of work at a time, in order."""
+
+    __slots__ = ("busy", "waiting")
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.waiting: deque[tuple[Any, ...]] = deque()
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """An event loop in virtual seconds."""
+
+    def __init__(self, work_s: Callable[[], tuple[float, float]], limit_s: float) -> None:
+        """Begin at second 0.
+
+        Args:
+            work_s: seconds before and after the instant at which a piece of a thread's work takes
+                effect; asked once for each.
+            limit_s: virtual seconds after which the run counts as endless.
+        """
+        self._now = 0.0
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._count = 0
+        self._tasks_made = 0
+        self._work_s = work_s
+        self._limit_s = limit_s
+        self._spent_s = 0.0
+        self._lanes: dict[Executor, _Lane] = {}
+        self._still = 0
+        self.callbacks = 0
+        """Callbacks run so far."""
+        self.complaints: list[str] = []
+        """What would have gone to the exception handler: errors that nobody awaited."""
+        self._living: list[asyncio.Task[Any]] = []
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        """Return the virtual second."""
+        return self._now
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Handle:
+        """Run a callback within this instant, after those that are due already."""
+        handle = Handle(callback, args, copy_context() if context is None else context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Handle:
+        """Run a callback `delay` seconds from now."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Handle:
+        """Run a callback at second `when`."""
+        handle = Handle(callback, args, copy_context() if context is None else context)
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, _T] | Generator[Any, None, _T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[_T]:
+        """Begin a task within the process that asks."""
+        self._tasks_made += 1
+        task = _Task(coro, self._tasks_made, loop=self, name=name or "task", context=context)
+        process = _current.get() if context is None else context.get(_current)
+        tasks = self._living if process is None else process.tasks
+        if len(tasks) >= 64:
+            tasks[:] = [known for known in tasks if not known.done()]
+        tasks.append(task)
+        if process is not None and not process.alive:
+            task.cancel()
+        return task
+
+    def get_debug(self) -> bool:
+        """Tell asyncio to do without its own checks."""
+        return False
+
+    def is_running(self) -> bool:
+        """Tell that the loop runs."""
+        return True
+
+    def is_closed(self) -> bool:
+        """Tell that the loop is open."""
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep what nobody awaited for the report."""
+        error = context.get("exception")
+        self.complaints.append(f"{context.get('message')}: {error!r}")
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        """Take no notice: cancelled timers are passed over when they are due."""
+
+    async def shutdown_asyncgens(self) -> None:
+        """Take no notice: generators end with their tasks."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., _T], *args: Any
+    ) -> asyncio.Future[_T]:
+        """Run a thread's work on the loop, in virtual time; in order where there is one thread."""
+        answer: asyncio.Future[_T] = self.create_future()
+        job = (answer, func, args, _current.get())
+        if executor is None:
+            self._begin(None, job)
+            return answer
+        lane = self._lanes.setdefault(executor, _Lane())
+        if lane.busy:
+            lane.waiting.append(job)
+        else:
+            lane.busy = True
+            self._begin(lane, job)
+        return answer
+
+    def spend(self, seconds: float) -> None:
+        """Say, from within a thread's work, how long it takes."""
+        self._spent_s += seconds
+
+    def _begin(self, lane: _Lane | None, job: tuple[Any, ...]) -> None:
+        before_s, after_s = self._work_s()
+        context = copy_context() if job[3] is None else job[3].context
+        self.call_later(before_s, self._work, lane, job, after_s, context=context)
+
+    def _work(self, lane: _Lane | None, job: tuple[Any, ...], after_s: float) -> None:
+        answer, func, arguments, process = job
+        if process is not None and not process.alive:
+            answer.cancel()
+            return
+        spent_before, self._spent_s = self._spent_s, 0.0
+        outcome = _Outcome(func, arguments)
+        seconds, self._spent_s = self._spent_s + after_s, spent_before
+        context = copy_context() if process is None else process.context
+        self.call_later(seconds, self._end, lane, answer, outcome, context=context)
+
+    def _end(self, lane: _Lane | None, answer: asyncio.Future[Any], outcome: "_Outcome") -> None:
+        if not answer.done():
+            if outcome.error is None:
+                answer.set_result(outcome.result)
+            else:
+                answer.set_exception(outcome.error)
+        if lane is not None:
+            if lane.waiting:
+                self._begin(lane, lane.waiting.popleft())
+            else:
+                lane.busy = False
+
+    # Running.
+
+    def put(self, handle: Handle) -> None:
+        """Run a callback within this instant."""
+        self._ready.append(handle)
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run until `work` ends, and return what it returned.
+
+        Raises:
+            UnavailableError: when nothing can happen any more, the clock stands still, or the run
+                lasts longer than its limit.
+        """
+        asyncio._set_running_loop(self)
+        try:
+            task = self.create_task(work)
+            while not task.done():
+                self._turn()
+            self._unwind()
+            return task.result()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def _turn(self) -> None:
+        ready = self._ready
+        if not ready:
+            self._advance()
+        handle = ready.popleft()
+        on = handle.callback
+        if on is None:
+            return
+        process = handle.context.get(_current)
+        if process is not None and process.stopped:
+            process.backlog.append(handle)
+            return
+        self.callbacks += 1
+        self._still += 1
+        if self._still > STILL_LIMIT:
+            raise UnavailableError(f"the clock stands still at {self._now:.3f} s; {self._waiters()}")
+        handle.context.run(on, *handle.arguments)
+
+    def _advance(self) -> None:
+        timers = self._timers
+        while timers:
+            when, _, handle = heapq.heappop(timers)
+            if handle.callback is None:
+                continue
+            if when > self._now:
+                self._now = when
+                self._still = 0
+                if when > self._limit_s:
+                    raise UnavailableError(
+                        f"the run is not over after {self._limit_s:g} virtual seconds; {self._waiters()}"
+                    )
+            self._ready.append(handle)
+            return
+        raise UnavailableError(f"nothing can happen any more at {self._now:.3f} s; {self._waiters()}")
+
+    def _unwind(self) -> None:
+        """End every task that is left, so that none is found dead later."""
+        for task in self._living:
+            task.cancel()
+        while self._ready:
+            handle = self._ready.popleft()
+            if handle.callback is not None:
+                handle.context.run(handle.callback, *handle.arguments)
+
+    def _waiters(self) -> str:
+        tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
+        tasks.sort(key=lambda task: task.number if isinstance(task, _Task) else 0)
+        places = []
+        for task in tasks:
+            stack = task.get_stack(limit=1)
+            where = f" at {stack[0].f_code.co_name}:{stack[0].f_lineno}" if stack else ""
+            coroutine = getattr(task.get_coro(), "__qualname__", task.get_name())
+            places.append(f"{coroutine}{where}")
+        shown = ", ".join(sorted(set(places))[:12])
+        return f"waiting: {shown or 'nobody'}"
+
+
+class _Outcome:
+    """What a piece of a thread's work came to."""
+
+    __slots__ = ("error", "result")
+
+    def __init__(self, func: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.result: Any = None
+        self.error: Exception | None = None
+        try:
+            self.result = func(*arguments)
+        except Exception as error:  # noqa: BLE001 - a thread hands every error to whoever awaits it
+            self.error = error
