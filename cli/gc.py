@@ -81,17 +81,17 @@ def _digests_of_journal(directory: Path) -> set[str]:
     Raises:
         ConfigError: when a coordinator has it open.
         IntegrityError: when it is damaged.
+        UnavailableError: when its database cannot be reached.
     """
     from antiphon.lineage.gc import digests_in
-    from antiphon.services.coordinator.journal import Journal
-    from antiphon.services.coordinator.server import JOURNAL_NAME
+    from antiphon.services.coordinator.journal import Journal, journal_place
 
-    path = directory / JOURNAL_NAME
-    if not path.is_file():
+    place = journal_place(load_config(directory / "config.yaml"), directory)
+    if isinstance(place, Path) and not place.is_file():
         return set()
 
     async def read() -> set[str]:
-        journal = Journal(path, directory.name)
+        journal = Journal(place, directory.name)
         found: set[str] = set()
         try:
             after = 0

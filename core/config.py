@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import SamplingParameters
@@ -220,6 +220,27 @@ class CoordinatorSection(_Section):
     """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
     history_batches: int = Field(default=16, ge=1)
     """Committed steps whose group payloads the journal keeps."""
+    store: str | None = None
+    """Where the journal lies: null keeps it in the run's folder (SQLite), `postgresql://HOST/DATABASE` in
+    a database. User and password come from PGUSER, PGPASSWORD, PGPASSFILE or PGSERVICE alone."""
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, value: str | None) -> str | None:
+        if value is None:
+            return value
+        scheme, separator, rest = value.partition("://")
+        if scheme not in ("postgresql", "postgres") or not separator:
+            raise ValueError(
+                f"coordinator.store={value!r} is no database Antiphon knows; write "
+                "postgresql://HOST/DATABASE, or null for a file in the run's folder"
+            )
+        if ":" in rest.partition("/")[0].rpartition("@")[0] or "password=" in rest:
+            raise ValueError(
+                "coordinator.store must not hold a password, since configurations are copied and logged; "
+                "put it into PGPASSWORD or the file that PGPASSFILE names"
+            )
+        return value
 
 
 class BroadcastSection(_Section):

@@ -20,7 +20,12 @@ settings.register_profile("ci", derandomize=True, database=None, **_COMMON)
 settings.register_profile("dev", **_COMMON)
 settings.load_profile("ci" if IN_CI else "dev")
 
-PROGRAMS = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "git": ("git",), "gcc": ("cc",)}
+PROGRAMS = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "gcc": ("cc",),
+    "git": ("git",),
+    "postgresql": ("initdb",),
+}
 """Debian's package -> names under which its program may be installed."""
 
 
@@ -64,7 +69,7 @@ def needs_system() -> Callable[[str], str]:
 
     def find(package: str) -> str:
         for program in PROGRAMS[package]:
-            if path := shutil.which(program):
+            if path := shutil.which(program) or _beside_versions(program):
                 return path
         reason = f"needs the system package {package} (scripts/system-packages --test)"
         if IN_CI:
@@ -72,3 +77,9 @@ def needs_system() -> Callable[[str], str]:
         pytest.skip(reason)
 
     return find
+
+
+def _beside_versions(program: str) -> str | None:
+    """Find a program that Debian keeps outside the path, in a folder for each version of its package."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))
+    return str(found[-1]) if found else None

@@ -99,7 +99,7 @@ class JudgeDesk:
             ContractError: when a reward is missing or not finite.
         """
         keeper = self._keeper
-        keeper.check()
+        keeper.check_open()
         judging = self._judging.pop(group_id, None)
         if not self._unanswered(group_id):
             return False

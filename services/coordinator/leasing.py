@@ -36,7 +36,7 @@ class LeaseCounter:
             if keeper.fleet.holds(asking, request.held_version):
                 keeper.loaded(asking)
         while True:
-            keeper.check()
+            keeper.check_open()
             member, now = keeper.fleet.get(request.worker_id), keeper.clock()
             if member is None:
                 return self._no_lease(f"worker {request.worker_id!r} is not registered; register again")

@@ -20,7 +20,13 @@ def evaluation_records(state: RunState) -> tuple[EvaluationRecord, ...]:
 
 
 def run_status(
-    state: RunState, config: RunConfig, fleet: Fleet, leases: LeaseTable, judging: int, now: float
+    state: RunState,
+    config: RunConfig,
+    fleet: Fleet,
+    leases: LeaseTable,
+    judging: int,
+    now: float,
+    blocked: str = "",
 ) -> RunStatus:
     """Return the run at a glance.
 
@@ -31,6 +37,7 @@ def run_status(
         leases: running leases.
         judging: groups that a judge has at the moment.
         now: the coordinator's clock.
+        blocked: why nothing can be recorded at the moment; the run waits for that.
     """
     phases = Counter(group.phase for group in state.groups.values())
     return RunStatus(
@@ -52,7 +59,7 @@ def run_status(
         evaluations=evaluation_records(state),
         last_commit=state.commits[-1] if state.commits else None,
         paused_reason=state.paused_reason,
-        waiting=waiting_words(state, config, fleet, judging, now),
+        waiting=blocked or waiting_words(state, config, fleet, judging, now),
         finished=state.finished,
     )
 

@@ -2,13 +2,14 @@
 
 Nothing awaits between a decision and `record`, so nobody sees half a change. What follows from
 an event without anybody asking (refills, stale groups, the next batch, lost workers) happens
-here. If the journal or the store cannot be written, the keeper fails as a whole: every call
-says why, and a restart goes on from the journal.
+here. While the journal or the store has no place nothing new is taken in, and callers hear why;
+if it cannot be used at all, the keeper fails as a whole and a restart goes on from the journal.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,20 +17,23 @@ import structlog
 from antiphon.core import admission, assembly
 from antiphon.core import events as e
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.leases import HeldLease, LeaseTable
 from antiphon.core.records import GroupSubmission, WorkerState
 from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store import ArtifactStore
+from antiphon.services import failpoints
 from antiphon.services.coordinator import payloads
 from antiphon.services.coordinator.archive import Archive
 from antiphon.services.coordinator.fleet import Fleet, Member
-from antiphon.services.coordinator.journal import HistoryEdit, Journal
+from antiphon.services.coordinator.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
 from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
 from antiphon.services.coordinator.signals import Signal
 
+STORE_PATIENCE_S = 600.0
+"""How long a sealed batch waits for its store to take it; then the coordinator ends."""
 IDLE_S = 30.0
 """Longest that the sealing loop sleeps before it looks again."""
 SHORTEST_TICK_S = 0.2
@@ -86,6 +90,7 @@ class RunKeeper:
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
         self._submissions: dict[str, GroupSubmission] = {}
+        self._store_blocked: UnavailableError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -101,6 +106,7 @@ class RunKeeper:
         else:
             fold(self.state, self.journal.replay())
             self._check_same_run(pinned)
+            self._check_totals()
             opening = [] if self.state.finished else [e.RunResumed()]
         now = self.clock()
         for group in self.state.groups.values():
@@ -118,10 +124,26 @@ class RunKeeper:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.journal.close()
 
+    @property
+    def blocked_reason(self) -> str:
+        """Return why nothing can be recorded at the moment; empty when it can."""
+        blocked = self.journal.blocked or self._store_blocked
+        return "" if blocked is None else str(blocked)
+
     def check(self) -> None:
         """Raise why the keeper failed, if it did."""
         if self.failure is not None:
             raise self.failure
+
+    def check_open(self) -> None:
+        """Raise why nothing new is taken in: the keeper failed, or nothing can be recorded now.
+
+        Raises:
+            UnavailableError: while the journal or the store has no place; callers try again.
+        """
+        self.check()
+        if reason := self.blocked_reason:
+            raise UnavailableError(reason)
 
     def record(
         self,
@@ -129,6 +151,7 @@ class RunKeeper:
         keep: Mapping[str, bytes] | None = None,
         forget: Sequence[str] = (),
         history: HistoryEdit | None = None,
+        trained: TrainedRow | None = None,
     ) -> "asyncio.Future[None]":
         """Apply events now and journal them; await the result to know that they are on disk.
 
@@ -140,7 +163,7 @@ class RunKeeper:
             self.state.apply(event)
         for name in forget:
             self._submissions.pop(name, None)
-        return self.journal.enqueue(events, keep, forget, history)
+        return self.journal.enqueue(events, keep, forget, history, trained)
 
     def settle(self) -> "asyncio.Future[None]":
         """Do what follows from the state: drop stale groups, refill steps, wake who waits."""
@@ -233,6 +256,17 @@ class RunKeeper:
                     "put it back, or start a new run"
                 )
 
+    def _check_totals(self) -> None:
+        """Compare what was folded with what the store counts by itself."""
+        committed = self.state.sealed[: len(self.state.commits)]
+        folded = (len(self.state.commits), sum(batch.groups for batch in committed))
+        totals = self.journal.totals()
+        if folded != (totals.steps, totals.trained_groups):
+            raise IntegrityError(
+                f"the journal contradicts itself: its events say {folded[0]} steps on {folded[1]} groups, "
+                f"its tables {totals.steps} on {totals.trained_groups}; restore it from a copy"
+            )
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(self._ended)
@@ -268,7 +302,9 @@ class RunKeeper:
         section = self.config.algorithm
         normalise = section.normalise_advantages and section.objective != "dr_grpo"
         tally = self.state.since_seal.copy()
-        event = await asyncio.to_thread(seal_batch, plan, ingredients, tally, normalise, self.store)
+        sealing = partial(seal_batch, plan, ingredients, tally, normalise, self.store)
+        event = await self._until_stored(sealing)
+        failpoints.reach("coordinator.seal.before")
         await self.record(event)
         for group in (*plan.used, *plan.filtered):
             self._submissions.pop(group.group_id, None)
@@ -276,6 +312,22 @@ class RunKeeper:
         self.sealed.notify()
         self.work.notify()
         await self.settle()
+
+    async def _until_stored(self, sealing: Callable[[], e.BatchSealed]) -> e.BatchSealed:
+        """Write a batch's files, again and again while the store has no place for them."""
+        since = self.clock()
+        while True:
+            try:
+                event = await asyncio.to_thread(sealing)
+            except UnavailableError as error:
+                if self.clock() - since >= STORE_PATIENCE_S:
+                    raise
+                _log.error("store.blocked", reason=str(error))
+                self._store_blocked = error
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._store_blocked = None
+                return event
 
     async def _watch_deadlines(self) -> None:
         tick = min(LONGEST_TICK_S, max(SHORTEST_TICK_S, self.config.coordinator.heartbeat_s / 2))

@@ -14,14 +14,14 @@ from antiphon.lineage.store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
 from antiphon.services import wire
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.coordinator.journal import Journal
+from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_keeper import RunKeeper
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.serving import answers_errors, start_server, stop_server
 
-JOURNAL_NAME = "journal.db"
-"""The journal's file in the folder of the run."""
+__all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
+
 LINGER_S = 30.0
 """After the end of a run, how long status and late callers still find it served."""
 
@@ -195,7 +195,7 @@ async def serve_coordinator(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
-    journal = await asyncio.to_thread(Journal, run_dir / JOURNAL_NAME, run_id)
+    journal = await asyncio.to_thread(Journal, journal_place(config, run_dir), run_id)
     if prompts is None:
         prompts = await asyncio.to_thread(load_prompts, config)
     keeper = RunKeeper(config, run_id, journal, open_store(store_root, config.record), prompts, loop.time)

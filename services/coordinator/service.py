@@ -24,6 +24,7 @@ from antiphon.core.records import (
     SubmitVerdict,
     WorkerState,
 )
+from antiphon.core.run_state import RunState
 from antiphon.services.coordinator import payloads
 from antiphon.services.coordinator.api import (
     BatchReply,
@@ -37,6 +38,7 @@ from antiphon.services.coordinator.api import (
     WorkerHello,
     WorkerWelcome,
 )
+from antiphon.services.coordinator.journal import TrainedRow
 from antiphon.services.coordinator.judging import JudgeDesk
 from antiphon.services.coordinator.leasing import LeaseCounter
 from antiphon.services.coordinator.overview import batch_words, run_status
@@ -68,7 +70,7 @@ class CoordinatorService(Coordinator):
             ContractError: another protocol version, another run, or a name that cannot be.
         """
         keeper = self.keeper
-        keeper.check()
+        keeper.check_open()
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ContractError(
                 f"worker {hello.worker_name!r} speaks protocol version {hello.protocol_version}, but this "
@@ -143,7 +145,7 @@ class CoordinatorService(Coordinator):
             ContractError: when the trajectories do not fit the lease.
         """
         keeper = self.keeper
-        keeper.check()
+        keeper.check_open()
         verdict = acceptance.early_verdict(keeper.state, submission)
         if verdict is not None:
             # What was accepted a moment ago may still be on its way to the disk.
@@ -185,7 +187,7 @@ class CoordinatorService(Coordinator):
             ContractError: for a step outside the run, or when the run is finished.
         """
         keeper = self.keeper
-        keeper.check()
+        keeper.check_open()
         if not 0 <= step < keeper.config.run.steps:
             raise ContractError(
                 f"step {step} cannot be opened: run.steps={keeper.config.run.steps} allows "
@@ -204,7 +206,7 @@ class CoordinatorService(Coordinator):
             ContractError: for a version that cannot exist in this run.
         """
         keeper = self.keeper
-        keeper.check()
+        keeper.check_open()
         if not 0 <= version <= keeper.config.run.steps:
             raise ContractError(
                 f"version {version} cannot be evaluated: versions 0..{keeper.config.run.steps} exist"
@@ -244,12 +246,12 @@ class CoordinatorService(Coordinator):
             IntegrityError: for a step out of order, another batch, or another digest.
         """
         keeper = self.keeper
-        keeper.check()
+        keeper.check_open()
         found = acceptance.accept_commit(keeper.state, commit)
         oldest_kept = commit.step - keeper.state.history_batches
         kept = keeper.state.sealed_groups
         forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []
-        await keeper.record(*found, forget=forget)
+        await keeper.record(*found, forget=forget, trained=_trained(keeper.state, commit) if found else None)
         _log.info("step.committed", step=commit.step, weights=commit.weights_digest[:12])
 
     async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
@@ -260,7 +262,7 @@ class CoordinatorService(Coordinator):
             IntegrityError: for a version that no step made, or other weights under a known version.
         """
         keeper = self.keeper
-        keeper.check()
+        keeper.check_open()
         found = acceptance.accept_snapshot(keeper.state, manifest)
         name = payloads.manifest_name(manifest.version)
         written = keeper.record(*found, keep={name: payloads.dump_manifest(manifest)})
@@ -299,7 +301,7 @@ class CoordinatorService(Coordinator):
     async def finish(self) -> None:
         """Declare the run complete: workers and judges leave."""
         keeper = self.keeper
-        keeper.check()
+        keeper.check_open()
         if keeper.state.finished:
             return
         written = keeper.record(e.RunFinished())
@@ -317,7 +319,13 @@ class CoordinatorService(Coordinator):
         keeper = self.keeper
         keeper.check()
         return run_status(
-            keeper.state, keeper.config, keeper.fleet, keeper.leases, self._desk.held, keeper.clock()
+            keeper.state,
+            keeper.config,
+            keeper.fleet,
+            keeper.leases,
+            self._desk.held,
+            keeper.clock(),
+            keeper.blocked_reason,
         )
 
     async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
@@ -335,3 +343,9 @@ class CoordinatorService(Coordinator):
                 return
             else:
                 await keeper.journal.grown.wait(FOLLOW_CHECK_S)
+
+
+def _trained(state: RunState, commit: StepCommit) -> TrainedRow:
+    """Return what the store keeps of a step that is about to be committed."""
+    used = state.sealed_groups[commit.step][: state.sealed[commit.step].groups]
+    return TrainedRow(commit.step, commit.version, commit.weights_digest, commit.batch_digest, used)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -282,19 +283,15 @@ def test_payloads_of_old_steps_are_deleted(tmp_path: Path) -> None:
     serve_and(tmp_path, act, config)
 
 
-def test_unwritable_journal_stops_the_coordinator_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_that_never_gets_space_stops_the_coordinator_in_words(tmp_path: Path) -> None:
     async def act(site: Served, client: CoordinatorClient) -> None:
         await leased(client)
         journal = site.service.keeper.journal
-
-        def full(batch: object) -> None:
-            raise UnavailableError("no space is left for the journal (database or disk is full)")
-
-        monkeypatch.setattr(journal, "_write", full)
+        journal._retry_s = journal._patience_s = 0.0
+        await journal._in_thread(lambda: no_more_pages(journal))
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
-            await client.open_step(1)
+            while True:  # what is freed within a page still takes a few
+                await client.register(hello())
         assert site.service.keeper.failed.is_set()
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
             await client.status()
@@ -302,16 +299,16 @@ def test_unwritable_journal_stops_the_coordinator_in_words(
     serve_and(tmp_path, act)
 
 
+def no_more_pages(journal: Journal) -> None:
+    """Have SQLite itself refuse to grow: the same error as a full disk."""
+    with journal._store._connection.begin() as transaction:  # type: ignore[attr-defined]
+        transaction.connection.exec_driver_sql("PRAGMA max_page_count = 1")  # means: as many as there are
+
+
 def test_full_disk_is_told_apart(tmp_path: Path) -> None:
     async def run() -> None:
-        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
-
-        def cap() -> None:
-            # SQLite itself refuses to grow beyond this many pages: the same error as a full disk.
-            journal._connection.exec_driver_sql("PRAGMA max_page_count = 8")
-            journal._connection.commit()
-
-        await journal._in_thread(cap)
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID, retry_s=0.0, patience_s=0.0)
+        await journal._in_thread(lambda: no_more_pages(journal))
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
             await journal.enqueue([], {"big": b"x" * 1_000_000})
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
@@ -321,15 +318,20 @@ def test_full_disk_is_told_apart(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_unwritable_store_stops_the_coordinator_in_words(tmp_path: Path) -> None:
+def test_an_unwritable_store_holds_the_run_up_in_words_until_it_can_be_written(tmp_path: Path) -> None:
     async def act(site: Served, client: CoordinatorClient) -> None:
         (tmp_path / "store").write_text("in the way")
         parties = asyncio.ensure_future(run_parties(client, CONFIG, seed=1))
-        await site.service.keeper.failed.wait()
-        with pytest.raises(UnavailableError, match=r"cannot use .*store as an artifact folder"):
-            await client.status()
-        parties.cancel()
-        await asyncio.gather(parties, return_exceptions=True)
+        while "as an artifact folder" not in (status := await client.status()).waiting:
+            await asyncio.sleep(0.01)
+        assert re.search(r"cannot use .*store as an artifact folder", status.waiting)
+        worker = await site.client().status()
+        assert worker.sealed_steps == 0
+        with pytest.raises(UnavailableError, match="as an artifact folder"):
+            await client.lease_group(LeaseRequest("w0-1", 0, 1, 0.0))
+        (tmp_path / "store").unlink()
+        await parties
+        assert (await client.status()).finished
 
     serve_and(tmp_path, act)
 

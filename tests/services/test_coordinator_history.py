@@ -214,7 +214,9 @@ def test_a_journal_from_before_gets_its_table(tmp_path: Path) -> None:
 
     serve_and(tmp_path, act)
     with closing(sqlite3.connect(tmp_path / JOURNAL_NAME)) as database:
-        database.execute("DROP TABLE history")
+        for table in ("history", "trained", "steps", "fence", "alembic_version"):
+            database.execute(f"DROP TABLE {table}")
+        database.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
         database.commit()
     serve_and(tmp_path, act)
     assert archived(tmp_path) == {"train-0-0": {1}, "train-0-1": {1}}

@@ -73,10 +73,12 @@ class Served:
 
 
 @asynccontextmanager
-async def served(config: RunConfig, folder: Path, run_id: str = RUN_ID) -> AsyncIterator[Served]:
+async def served(
+    config: RunConfig, folder: Path, run_id: str = RUN_ID, place: Path | str | None = None
+) -> AsyncIterator[Served]:
     """Serve a coordinator on loopback."""
     store = open_store(folder / "store", config.record)
-    journal = Journal(folder / JOURNAL_NAME, run_id)
+    journal = Journal(place or folder / JOURNAL_NAME, run_id)
     keeper = RunKeeper(config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time)
     await keeper.start()
     service = CoordinatorService(keeper)

@@ -1,0 +1,143 @@
+"""SQL schema: the tables of a journal, how older ones come forward, and who may write.
+
+A journal is brought to the present schema in one transaction when it is opened, or it is left
+as it was. The same transaction raises the epoch, so that whoever had it open before is fenced
+off: every commit checks the epoch.
+"""
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from antiphon.core.errors import ConfigError, IntegrityError
+
+SCHEMA_VERSION = 2
+"""Raised with each migration; coordinators that know only older ones refuse the journal by it."""
+HEAD = "r0002"
+"""The newest migration. `migrations/versions` holds one file for each."""
+KNOWN = ("r0001", HEAD)
+
+tables = sa.MetaData()
+_number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+meta = sa.Table(
+    "meta",
+    tables,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+events = sa.Table(
+    "events",
+    tables,
+    sa.Column("seq", _number, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
+payloads = sa.Table(
+    "payloads",
+    tables,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+history = sa.Table(
+    "history",
+    tables,
+    sa.Column("seq", _number, primary_key=True),
+    sa.Column("prompt_key", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("evaluated", sa.Boolean, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.UniqueConstraint("prompt_key", "epoch"),
+)
+fence = sa.Table(
+    "fence",
+    tables,
+    sa.Column("one", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("epoch", _number, nullable=False),
+)
+steps = sa.Table(
+    "steps",
+    tables,
+    sa.Column("step", _number, primary_key=True, autoincrement=False),
+    sa.Column("version", _number, nullable=False, unique=True),
+    sa.Column("weights_digest", sa.Text, nullable=False),
+    sa.Column("batch_digest", sa.Text, nullable=False),
+)
+trained = sa.Table(
+    "trained",
+    tables,
+    sa.Column("group_id", sa.Text, primary_key=True),
+    sa.Column("step", _number, sa.ForeignKey("steps.step"), nullable=False),
+    sa.Column("place", sa.Integer, nullable=False),
+)
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def prepare(connection: sa.Connection, run_id: str, place: str) -> int:
+    """Bring a journal forward, check whose it is and raise its epoch; call it inside a transaction.
+
+    Args:
+        connection: to the place, with its transaction begun.
+        run_id: the run that the journal must belong to.
+        place: how errors name it.
+
+    Returns:
+        The epoch of this opening.
+
+    Raises:
+        ConfigError: when the journal belongs to another run.
+        IntegrityError: when a newer version wrote it.
+    """
+    present = set(sa.inspect(connection).get_table_names())
+    known = _read_meta(connection) if "meta" in present else {}
+    revision = _revision(connection) if "alembic_version" in present else None
+    written = known.get("schema_version", "0")
+    if not written.isdigit() or int(written) > SCHEMA_VERSION or revision not in (None, *KNOWN):
+        raise IntegrityError(
+            f"the journal {place} has schema version {written} ({revision or 'no revision'}), but this "
+            f"coordinator reads up to {SCHEMA_VERSION} ({HEAD}); use the version of Antiphon that wrote it"
+        )
+    if known and known.get("run_id") != run_id:
+        raise ConfigError(
+            f"the journal {place} belongs to run {known.get('run_id')!r}, not to {run_id!r}; "
+            "give the run its own folder"
+        )
+    if revision != HEAD:
+        _migrate(connection)
+    if not known:
+        rows = {"schema_version": str(SCHEMA_VERSION), "run_id": run_id}
+        connection.execute(meta.insert(), [{"key": key, "value": value} for key, value in rows.items()])
+    return _raise_epoch(connection)
+
+
+def read_epoch(connection: sa.Connection, share: bool) -> int:
+    """Return the epoch; with `share`, nobody raises it before the running transaction ends."""
+    query = sa.select(fence.c.epoch)
+    return int(connection.execute(query.with_for_update(read=True) if share else query).scalar_one())
+
+
+def _raise_epoch(connection: sa.Connection) -> int:
+    if not connection.execute(fence.update().values(epoch=fence.c.epoch + 1)).rowcount:
+        connection.execute(fence.insert().values(one=1, epoch=1))
+    return read_epoch(connection, share=False)
+
+
+def _read_meta(connection: sa.Connection) -> dict[str, str]:
+    return {str(row.key): str(row.value) for row in connection.execute(sa.select(meta))}
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+
+
+def _migrate(connection: sa.Connection) -> None:
+    # A journal at the present schema, which is nearly every one, is opened without this library.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, HEAD)
