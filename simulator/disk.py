@@ -7,21 +7,27 @@ and what it had written without hearing of it is kept, as on a real disk.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.events import JournalEvent, load_event
 from antiphon.core.records import SnapshotManifest
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
-from antiphon.services.coordinator import journal as production
-from antiphon.services.coordinator.journal import HistoryRow, Journal, StoredEvent
-from antiphon.services.coordinator.signals import Signal
+from antiphon.services.coordinator.journal import Journal
+from antiphon.services.coordinator.journal_store import (
+    HistoryRow,
+    JournalStore,
+    StoredEvent,
+    StoreTotals,
+    TrainedRow,
+    WriteBatch,
+    Written,
+)
 from antiphon.simulator.loop import current_process
+
+_T = TypeVar("_T")
 
 
 class JournalDisk:
@@ -29,71 +35,103 @@ class JournalDisk:
 
     def __init__(self) -> None:
         """Begin empty."""
+        self.epoch = 0
+        """How often it was opened."""
         self.events: list[StoredEvent] = []
         self.payloads: dict[str, bytes] = {}
         self.history: dict[tuple[str, int], HistoryRow] = {}
+        self.steps: dict[int, TrainedRow] = {}
+        self.trained: dict[str, int] = {}
+        """Group -> the step that trained on it."""
         self.on_commit: Callable[[Sequence[StoredEvent]], None] = lambda rows: None
         """Told of each transaction once it is on the disk."""
         self.transactions = 0
 
 
+class DiskStore(JournalStore):
+    """A `JournalDisk`, opened by one coordinator; with each opening the one before is overtaken."""
+
+    place = "the simulated disk"
+
+    def __init__(self, disk: JournalDisk) -> None:
+        """Open the disk and raise its epoch."""
+        self._disk = disk
+        disk.epoch += 1
+        self._epoch = disk.epoch
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of this opening."""
+        return self._epoch
+
+    def last_seq(self) -> int:
+        """Return the number of the newest event."""
+        return len(self._disk.events)
+
+    def totals(self) -> StoreTotals:
+        """Count what was trained."""
+        return StoreTotals(len(self._disk.steps), len(self._disk.trained))
+
+    def events(self, after: int, limit: int) -> list[StoredEvent]:
+        """Return up to `limit` events after number `after`."""
+        return self._disk.events[after : after + limit]
+
+    def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
+        """Return up to `limit` rows of history after row `after`."""
+        return list(enumerate(self._disk.history.values(), 1))[after : after + limit]
+
+    def payload(self, name: str) -> bytes | None:
+        """Return a payload, or None."""
+        return self._disk.payloads.get(name)
+
+    def write(self, batch: WriteBatch) -> Written:
+        """Write everything or, for a coordinator that is dead or overtaken, nothing.
+
+        Raises:
+            IntegrityError: for a second writer, or a group that is trained twice.
+        """
+        process = current_process()
+        if process is not None and not process.alive:
+            return Written.DONE
+        disk = self._disk
+        if disk.epoch != self._epoch:
+            return Written.OVERTAKEN
+        if batch.events and batch.events[0].seq != len(disk.events) + 1:
+            raise IntegrityError(
+                f"event {batch.events[0].seq} was written after event {len(disk.events)}; "
+                "the journal has one writer"
+            )
+        for row in batch.trained:
+            twice = [group for group in row.group_ids if group in disk.trained]
+            if row.step in disk.steps or twice:
+                raise IntegrityError(f"step {row.step} is there already, or trains again on {twice}")
+            disk.steps[row.step] = row
+            disk.trained |= dict.fromkeys(row.group_ids, row.step)
+        disk.payloads.update(batch.payloads)
+        disk.events.extend(batch.events)
+        for name in batch.forgotten:
+            disk.payloads.pop(name, None)
+        for key, kept in batch.history.items():
+            disk.history.pop(key, None)
+            if kept is not None:
+                disk.history[key] = kept
+        disk.transactions += 1
+        disk.on_commit(batch.events)
+        return Written.DONE
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
 class MemoryJournal(Journal):
-    """The production journal over a `JournalDisk`."""
+    """The production journal over a `JournalDisk`; how long a transaction takes is the loop's affair."""
 
     def __init__(self, disk: JournalDisk, wall_clock: Callable[[], float]) -> None:
         """Open the journal that the disk holds."""
-        self._disk = disk
-        self._wall_clock = wall_clock
-        self._path = Path("simulated")
-        self._thread = ThreadPoolExecutor(1)
-        self._pending = production._Batch()
-        self._flushing: asyncio.Task[None] | None = None
-        self.failure = None
-        self.on_failure = None
-        self.grown = Signal()
-        self._writing: asyncio.Future[None] | None = None
-        self._next_seq = len(disk.events) + 1
+        super().__init__(DiskStore(disk), "simulated", wall_clock, threaded=False)
 
-    def replay(self) -> Iterator[JournalEvent]:
-        """Yield every event in order."""
-        for row in self._disk.events:
-            yield load_event(row.kind, row.body)
-
-    def history(self) -> Iterator[HistoryRow]:
-        """Yield the history in the order in which it was kept."""
-        yield from list(self._disk.history.values())
-
-    async def close(self) -> None:
-        """Write what waits."""
-        if self._flushing is not None:
-            await self._flushing
-
-    def _write(self, batch: Any) -> None:
-        process = current_process()
-        if process is not None and not process.alive:
-            return
-        disk = self._disk
-        rows = [StoredEvent(**row) for row in batch.events]
-        if rows and rows[0].seq != len(disk.events) + 1:
-            raise IntegrityError(
-                f"event {rows[0].seq} was written after event {len(disk.events)}; the journal has one writer"
-            )
-        disk.payloads.update(batch.payloads)
-        disk.events.extend(rows)
-        for name in batch.forgotten:
-            disk.payloads.pop(name, None)
-        for key, row in batch.history.items():
-            disk.history.pop(key, None)
-            if row is not None:
-                disk.history[key] = row
-        disk.transactions += 1
-        disk.on_commit(rows)
-
-    def _rows(self, after: int, limit: int) -> list[StoredEvent]:
-        return self._disk.events[after : after + limit]
-
-    def _read_payload(self, name: str) -> bytes | None:
-        return self._disk.payloads.get(name)
+    async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
 
 
 class MemoryStore(ArtifactStore):
