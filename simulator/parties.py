@@ -147,11 +147,11 @@ def make_judge(site: Site, judge_id: str) -> RewardService:
 
 async def drive_run(site: Site) -> None:
     """Do what the flow does: publish, open steps, train, evaluate, finish; it can be begun anew."""
-    flow = _Flow(site.config, site.coordinator(), LearnerClient(LEARNER, channel=site.channel(LEARNER)))
+    flow = Flow(site.config, site.coordinator(), LearnerClient(LEARNER, channel=site.channel(LEARNER)))
     await flow.run()
 
 
-class _Flow:
+class Flow:
     """The order of the stages, as `flows.schedule` submits them, without an orchestrator."""
 
     def __init__(self, config: RunConfig, coordinator: Coordinator, learner: Learner) -> None:
@@ -160,6 +160,7 @@ class _Flow:
         self._learner = learner
 
     async def run(self) -> None:
+        """Drive the run to its end; begun anew, it goes on at the first step that is not committed."""
         config, loop = self._config, self._config.loop
         status = await self._reach("status", self._coordinator.status)
         first = status.committed_steps

@@ -12,7 +12,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.staleness import check_publish_interval
 from antiphon.lineage.store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
-from antiphon.services import wire
+from antiphon.services import failpoints, wire
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
@@ -51,12 +51,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def LeaseGroup(self, request: Message, context: Context) -> Message:
         """Answer."""
         reply = await self._coordinator.lease_group(wire.lease_request_from_proto(request))
+        failpoints.reach("coordinator.reply.before")
         return wire.lease_reply_to_proto(reply)
 
     @answers_errors
     async def SubmitGroup(self, request: Message, context: Context) -> Message:
         """Answer."""
         verdict = await self._coordinator.submit_group(wire.group_submission_from_proto(request))
+        failpoints.reach("coordinator.reply.before")
         return wire.submit_verdict_to_proto(verdict)
 
     @answers_errors
@@ -93,6 +95,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def CommitStep(self, request: Message, context: Context) -> Message:
         """Answer."""
         await self._coordinator.commit_step(wire.step_commit_from_proto(request))
+        failpoints.reach("coordinator.reply.before")
         return records_pb2.Empty()
 
     @answers_errors

@@ -15,6 +15,7 @@ import structlog
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.store import write_atomically
+from antiphon.services import failpoints
 
 _CONTENTS = "contents.json"
 _INCOMING = ".incoming-"
@@ -43,6 +44,7 @@ class CheckpointShelf:
             shutil.rmtree(incoming, ignore_errors=True)
             incoming.mkdir(parents=True)
             save(incoming)
+            failpoints.reach("learner.checkpoint.inside")
             listed = {name: digest_file(incoming / name) for name in _files(incoming)}
             write_atomically(incoming / _CONTENTS, json.dumps(listed, sort_keys=True).encode())
             shutil.rmtree(self.folder(version), ignore_errors=True)

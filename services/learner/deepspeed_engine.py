@@ -22,6 +22,7 @@ import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
+from antiphon.services import failpoints
 from antiphon.services.learner.objective import Objective, TokenFigures, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
@@ -134,6 +135,7 @@ class DeepSpeedEngine:
         figures = []
         for place, batch in enumerate(batches):
             proximal = None if proximal_logprobs is None else proximal_logprobs[place].to(self._engine.device)
+            failpoints.reach("learner.forward")
             share, found = self._engine(self._on_device(batch), totals, proximal)
             loss += float(share.detach())
             if loss != loss or abs(loss) == float("inf"):
@@ -148,6 +150,7 @@ class DeepSpeedEngine:
     def _apply(self) -> float:
         norm = _norm_of(self._engine.module.parameters()) if self._stage == 0 else None
         if norm is None or _is_finite(norm):
+            failpoints.reach("learner.optimizer")
             self._engine.step()
         if norm is None:
             found = self._engine.get_global_grad_norm()

@@ -10,14 +10,16 @@ import grpc
 import numpy as np
 
 from antiphon.core.config import RunConfig
-from antiphon.lineage.store import open_store
+from antiphon.lineage.store import ArtifactStore, open_store
 from antiphon.protos import learner_pb2, learner_pb2_grpc
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.server import SERVICE_NAME as BROADCAST_NAME
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.api import Learner
+from antiphon.services.learner.service import LearnerService
 from antiphon.services.serving import answers_errors, start_server, stop_server
 from antiphon.services.wire import (
     learner_status_to_proto,
@@ -26,6 +28,8 @@ from antiphon.services.wire import (
     step_result_to_proto,
 )
 
+OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
+"""As `opening.open_learner`."""
 SERVICE_NAME = "antiphon.Learner"
 """Full name of the service, for the health check."""
 
@@ -84,6 +88,7 @@ async def serve_learner(
     host: str,
     port: int,
     ready: Callable[[int], None],
+    open_service: OpenLearner | None = None,
 ) -> None:
     """Train for one run, and serve its snapshots, until a signal says to leave.
 
@@ -99,13 +104,16 @@ async def serve_learner(
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
         ready: called with the port once the learner can work.
+        open_service: makes the learner from its parts; by default DeepSpeed trains.
 
     Raises:
         ConfigError: when the model, a checkpoint's settings or the port cannot be used.
         IntegrityError: when repeated steps give other digests than the committed ones.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
-    from antiphon.services.learner.opening import open_learner  # torch and DeepSpeed: only for who trains
+    if open_service is None:
+        # torch and DeepSpeed: only for who trains
+        from antiphon.services.learner.opening import open_learner as open_service
 
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -114,7 +122,7 @@ async def serve_learner(
     chunks = ChunkStore(run_dir / "chunks")
     coordinator = CoordinatorClient(coordinator_address)
     store = open_store(store_root, config.record)
-    service = open_learner(config, run_id, run_dir, store, chunks, coordinator)
+    service = open_service(config, run_id, run_dir, store, chunks, coordinator)
     origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
 
     def register(server: grpc.aio.Server) -> None:

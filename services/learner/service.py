@@ -19,6 +19,7 @@ from antiphon.core.metrics import batch_figures
 from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
 from antiphon.core.staleness import is_published
 from antiphon.lineage.store import ArtifactStore
+from antiphon.services import failpoints
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
 from antiphon.services.learner.training import Publishing, TrainedStep, Training
@@ -178,7 +179,9 @@ class LearnerService(Learner):
         commit = self._uncommitted
         if commit is None:
             raise IntegrityError("there is nothing to commit; restore the learner")
+        failpoints.reach("learner.commit.before")
         await self._patiently(f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit))
+        failpoints.reach("learner.commit.after")
         self._version = commit.version
         self._last_commit = commit
         self._uncommitted = None
@@ -220,7 +223,9 @@ class LearnerService(Learner):
         if not self.origin:
             raise ContractError("the learner serves no chunks yet; publish once it is ready")
         loop = asyncio.get_running_loop()
+        failpoints.reach("learner.publish.before")
         manifest = await loop.run_in_executor(self._publishing, self._desk.write, version, self.origin)
+        failpoints.reach("learner.announce.before")
         await self._patiently(
             f"announcing version {version}", lambda: self._coordinator.announce_snapshot(manifest)
         )

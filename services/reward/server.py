@@ -11,11 +11,12 @@ import grpc
 
 from antiphon.core.config import RunConfig
 from antiphon.environments.codec import TextCodec, resolve_model_path
+from antiphon.environments.environment import Environment
 from antiphon.environments.registry import make_environment
 from antiphon.protos import records_pb2, reward_pb2, reward_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.api import Reward
-from antiphon.services.reward.service import RewardService
+from antiphon.services.reward.service import Decoder, RewardService
 from antiphon.services.serving import answers_errors, start_server, stop_server
 from antiphon.services.wire import reward_status_to_proto
 
@@ -48,6 +49,14 @@ async def start_reward(reward: Reward, host: str, port: int) -> tuple[grpc.aio.S
     return await start_server(host, port, register, ["antiphon.Reward"])
 
 
+def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
+    section = config.environment
+    environment = make_environment(
+        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+    )
+    return environment, TextCodec.load(resolve_model_path(config.model.path))
+
+
 async def serve_reward(
     config: RunConfig,
     run_id: str,
@@ -55,6 +64,7 @@ async def serve_reward(
     host: str,
     port: int,
     ready: Callable[[int], None],
+    judge_with: tuple[Environment, Decoder] | None = None,
 ) -> None:
     """Judge the groups of one run until it is finished or a signal says to leave.
 
@@ -65,17 +75,14 @@ async def serve_reward(
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
         ready: called with the port once the judge can work.
+        judge_with: environment and decoder to use instead of those that `config` names.
 
     Raises:
         ConfigError: when the environment, the tokenizer or the port cannot be used.
         ContractError: when the coordinator serves another run.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
-    section = config.environment
-    environment = make_environment(
-        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
-    )
-    codec = TextCodec.load(resolve_model_path(config.model.path))
+    environment, codec = judge_with or _configured(config)
     coordinator = CoordinatorClient(coordinator_address)
     judge_id = f"{socket.gethostname()}-{os.getpid()}"
     service = RewardService(

@@ -15,6 +15,7 @@ import structlog
 from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupToJudge, Judgement
 from antiphon.environments.environment import Environment
+from antiphon.services import failpoints
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.patience import keep_trying
 from antiphon.services.reward.api import Reward, RewardStatus
@@ -136,12 +137,14 @@ class RewardService(Reward):
         await self._pace()
         clock = asyncio.get_running_loop().time
         started = clock()
+        failpoints.reach("reward.judge")
         judgements = await asyncio.to_thread(self._judgements, group)
         self._judge_s += clock() - started
         accepted = await self._reach(
             "coordinator.submit_rewards",
             lambda: self._coordinator.submit_rewards(group.group_id, judgements),
         )
+        failpoints.reach("reward.submit.after")
         self._groups_judged += 1
         self._trajectories_judged += len(judgements)
         _log.debug("group.judged", group=group.group_id, accepted=accepted)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.services import failpoints
 from antiphon.services.rollout.engine import Engine, EngineOutput, EngineRequest
 from antiphon.services.rollout.engine_driver import EngineDriver
 
@@ -158,6 +159,7 @@ class EngineThread(EngineDriver):
 
     def _advance(self, engine: Engine) -> None:
         started = time.perf_counter()
+        failpoints.reach("worker.generate")
         outputs = engine.step()
         self._busy_s += time.perf_counter() - started
         self._drafts = engine.drafts  # a broken drafter switches itself off in the middle of a run

@@ -122,6 +122,9 @@ async def serve_worker(
     run_id: str,
     work_dir: Path,
     ready: Callable[[], None],
+    make_engine: Callable[[RunConfig], Engine] = build_engine,
+    make_source: Callable[[RunConfig], WeightSource] | None = None,
+    coordinator: CoordinatorClient | None = None,
 ) -> None:
     """Sample for one run until it is finished, the worker is drained, or a signal says to leave.
 
@@ -133,6 +136,9 @@ async def serve_worker(
         run_id: the run to serve, or "" for whichever the coordinator serves.
         work_dir: folder of this worker; chunks are kept in it.
         ready: called once the worker is registered and its engine is up.
+        make_engine: builds the engine, in its own thread; vLLM by default.
+        make_source: where snapshots come from; by default from the origin that each manifest names.
+        coordinator: a client to use instead of a new one.
 
     Raises:
         ConfigError: when the model or a setting cannot be used here.
@@ -140,13 +146,13 @@ async def serve_worker(
         UnavailableError: when a peer is away for longer than services.stall_timeout_s.
         IntegrityError: when weights do not match their digest.
     """
-    coordinator = CoordinatorClient(coordinator_address)
+    coordinator = coordinator or CoordinatorClient(coordinator_address)
     worker = RolloutWorker(
         coordinator,
         worker_name,
         run_id,
-        build_engine,
-        lambda config: ChunkSource(work_dir / "chunks", config),
+        make_engine,
+        make_source or (lambda config: ChunkSource(work_dir / "chunks", config)),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

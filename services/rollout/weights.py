@@ -16,6 +16,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
+from antiphon.services import failpoints
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.patience import MOST_PAUSE_S, keep_trying
 from antiphon.services.rollout.change import Change
@@ -210,6 +211,7 @@ class WeightKeeper:
             # A lease that names the held version, or another wish, may have come in meanwhile.
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
                 return
+            failpoints.reach("worker.apply")
             await self._engine.load(version, tensors, manifest.weights_digest, self._patience_s)
             self._held = manifest
         self._damaged_since = None

@@ -16,6 +16,7 @@ import structlog
 
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.records import PROTOCOL_VERSION, GroupSubmission, Lease
+from antiphon.services import failpoints
 from antiphon.services.coordinator.api import (
     Coordinator,
     HeartbeatReply,
@@ -297,9 +298,11 @@ class RolloutWorker:
                 continue
             lease_id, submission = next(iter(self._unsubmitted.items()))
             await self._pace()
+            failpoints.reach("worker.upload.before")
             verdict = await self._reach(
                 "coordinator.submit_group", partial(self._coordinator.submit_group, submission)
             )
+            failpoints.reach("worker.upload.after")
             del self._unsubmitted[lease_id]
             _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
             self._leave_when_idle()

@@ -1,0 +1,207 @@
+"""Kill parts: seeded stand-ins for the engines, on real disks, behind the interfaces of production.
+
+The policy is a number: a batch file makes the next one from it, and tokens are drawn from it by
+seed and position. So whoever knows the journal and the batch files can recompute every weight
+and every token, whatever was killed in between.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import IntegrityError
+from antiphon.core.group_checks import submission_digest
+from antiphon.core.records import (
+    ChunkEntry,
+    FloatArray,
+    GroupSubmission,
+    IntArray,
+    SnapshotManifest,
+    SubmitVerdict,
+    TensorEntry,
+)
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.store import ArtifactStore
+from antiphon.services import failpoints
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.learner.training import Publishing, TrainedStep, Training
+from antiphon.services.rollout.engine import EngineOutput
+from antiphon.services.rollout.service import ChunkSource
+from antiphon.simulator import arithmetic
+from antiphon.simulator.engines import ArithmeticEngine
+
+ENGINE_STEP_S = 0.002
+"""What one token takes, so that groups are in flight when something dies."""
+WEIGHTS_FILE = "weights"
+
+
+class PacedEngine(ArithmeticEngine):
+    """The arithmetic engine in real time; the digest of whatever weights it is given is its policy."""
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Serve these weights from the next `step` on."""
+        super().load_weights(version, {"weights": weights_digest}, weights_digest)
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every request by one token."""
+        time.sleep(ENGINE_STEP_S)
+        return super().step()
+
+
+class LightSource(ChunkSource):
+    """Production's transfer and chunk store, without torch: tensors stay bytes."""
+
+    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the payload of a fetched snapshot, its length and each chunk checked.
+
+        Raises:
+            IntegrityError: when chunks are missing in the manifest.
+        """
+        payload = b"".join(self._store.get(chunk.digest) for chunk in manifest.chunks)
+        if len(payload) != manifest.payload_bytes:
+            raise IntegrityError(f"the chunks of version {manifest.version} are not all of it")
+        return {"payload": payload}
+
+
+class LightTrainer(Training):
+    """Goes from version to version by the digest of the batch file; keeps checkpoints on the shelf."""
+
+    def __init__(self, shelf: CheckpointShelf) -> None:
+        self._shelf = shelf
+        self._weights = arithmetic.BASE_WEIGHTS
+        self._version = -1
+
+    @property
+    def version(self) -> int:
+        """The version whose weights are held."""
+        return self._version
+
+    def newest_checkpoint(self, at_most: int) -> int | None:
+        """Return the newest version up to `at_most` with a sound checkpoint, or None."""
+        return self._shelf.newest_sound(at_most)
+
+    def start(self, at_most: int) -> TrainedStep:
+        """Begin from the newest checkpoint up to a version, or from the base weights."""
+        found = self.newest_checkpoint(at_most)
+        self._version = found or 0
+        self._weights = arithmetic.BASE_WEIGHTS
+        if found is not None:
+            self._weights = (self._shelf.check(found) / WEIGHTS_FILE).read_text()
+        return self._trained({})
+
+    def train(self, step: int, payload: bytes) -> TrainedStep:
+        """Train on the batch file of `step`.
+
+        Raises:
+            IntegrityError: when it is not the next step.
+        """
+        if step != self._version:
+            raise IntegrityError(f"step {step} cannot train on version {self._version}; restore first")
+        self._version = -1
+        failpoints.reach("learner.forward")
+        rows = decode_batch(payload)
+        failpoints.reach("learner.optimizer")
+        if rows:
+            self._weights = arithmetic.next_weights(self._weights, digest_bytes(payload))
+        self._version = step + 1
+        return self._trained({"loss": 0.0, "trajectories": float(len(rows))})
+
+    def save(self) -> int:
+        """Write a checkpoint and return its version."""
+        weights = self._weights
+        self._shelf.write(self._version, lambda folder: _write(folder / WEIGHTS_FILE, weights))
+        return self._version
+
+    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return one logprob per token."""
+        return np.zeros(len(completion), dtype=np.float32)
+
+    def stop(self) -> None:
+        """There is nothing to drop."""
+
+    def _trained(self, metrics: dict[str, float]) -> TrainedStep:
+        return TrainedStep(self._version, self._weights, {"weights": self._weights}, metrics)
+
+
+class LightDesk(Publishing):
+    """Keeps versions aside and cuts each into two chunks of production's store."""
+
+    def __init__(self, run_id: str, chunks: ChunkStore, kept: int) -> None:
+        self._run_id = run_id
+        self._chunks = chunks
+        self._kept = kept
+        self._waiting: dict[int, str] = {}
+
+    def keep(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Keep the weights of a version aside."""
+        self._waiting[version] = str(weights["weights"])
+
+    def write(self, version: int, origin: str) -> SnapshotManifest:
+        """Write the snapshot of a version, unless it is there, and return its manifest."""
+        weights = self._waiting.get(version) or self._chunks.manifest(version).weights_digest
+        payload, chunks = weights.encode(), []
+        for offset in range(0, len(payload), 40):
+            part = payload[offset : offset + 40]
+            chunks.append(ChunkEntry(digest_bytes(part), offset, len(part)))
+            self._chunks.put(chunks[-1].digest, part)
+        tensor = TensorEntry("weights", "uint8", (len(payload),), 0, len(payload))
+        manifest = SnapshotManifest(
+            self._run_id, version, weights, (tensor,), tuple(chunks), len(payload), origin
+        )
+        self._chunks.put_manifest(manifest)
+        self._waiting.pop(version, None)
+        newest = self._chunks.versions()[-self._kept :]
+        self._chunks.prune([self._chunks.manifest(held) for held in newest])
+        return manifest
+
+    def waiting(self) -> list[int]:
+        """Return the versions kept aside, oldest first."""
+        return sorted(self._waiting)
+
+    def stored(self) -> list[int]:
+        """Return the versions whose snapshots are stored, oldest first."""
+        return self._chunks.versions()
+
+
+def open_light_learner(
+    config: RunConfig,
+    run_id: str,
+    run_dir: Path,
+    store: ArtifactStore,
+    chunks: ChunkStore,
+    coordinator: Coordinator,
+) -> LearnerService:
+    """Return production's learner service with the light trainer and desk."""
+    shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept)
+    desk = LightDesk(run_id, chunks, config.broadcast.snapshots_kept)
+    return LearnerService(config, LightTrainer(shelf), desk, store, coordinator)
+
+
+class WitnessClient(CoordinatorClient):
+    """Writes down what the coordinator acknowledged, where a kill of this process cannot take it away."""
+
+    def __init__(self, address: str, path: Path) -> None:
+        """Append lines `group digest verdict` to the file at `path`."""
+        super().__init__(address)
+        self._notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Hand in a group and note the answer."""
+        verdict = await super().submit_group(submission)
+        line = f"{submission.group_id} {submission_digest(submission)} {verdict.value}\n"
+        os.write(self._notes, line.encode())
+        return verdict
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

@@ -1,0 +1,349 @@
+"""Kills: real processes die at fail-points and by outside signals; afterwards everything is audited.
+
+Coordinator, learner, judge, flow and workers are processes of their own and talk over real gRPC;
+their engines are light stand-ins whose every number can be recomputed, all else is production.
+Each kill is `kill -9`. Who dies is started again with the same command. Runs of elastic and of
+fixed mode take turns; a fixed run must end with the weights of one that nobody disturbed.
+`--learner N` does it to the real DeepSpeed learner in a fixed run instead,
+and compares the weights of every step.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from antiphon.benchmarks.kill_audit import Audit, audit
+from antiphon.benchmarks.measure import PROJECT, print_result, tail
+from antiphon.core.config import RunConfig, build_config, dump_config
+from antiphon.services import failpoints
+from antiphon.services.process import PARENT_VARIABLE
+
+WORKERS = 3
+POLL_S = 0.01
+LEARNER_STEPS = 20
+READY_S = 240.0
+"""Longest start of a process; a machine may be busy."""
+STALL_S = 300.0
+"""Longest time without a commit."""
+OWN_SHARE = 0.6
+"""Share of starts with an armed fail-point; the other kills come from outside."""
+STARTING_SHARE = 0.1
+PAUSE_S = 0.3
+MOST_PAUSE_S = 5.0
+"""Between two outside kills the run gets on, or this passes."""
+BUSY = {"worker.generate", *(name for name in failpoints.NAMES if name.startswith("coordinator."))}
+"""Places that are visited often, so that the first visits are no fair sample."""
+
+
+def make_config(mode: str, steps: int, model: str = "") -> RunConfig:
+    """Return a run of many small steps, two of them ahead; `model` is a real learner's."""
+    return build_config(
+        {
+            "run": {"steps": steps, "seed": 5},
+            "environment": {"train_size": 40, "heldout_size": 4},
+            "evaluation": {"prompts": 4, "interval": 0},
+            "loop": {"mode": mode, "max_staleness": 2, "prompts_per_step": 6, "group_size": 4},
+            "sampling": {"max_tokens": 24},
+            "rollout": {"concurrent_groups": 4},
+            "learner": {"checkpoint_interval": 3},
+            "coordinator": {"lease_s": 3.0, "heartbeat_s": 0.4, "history_batches": 2},
+            "broadcast": {"snapshots_kept": 16},
+            "services": {"stall_timeout_s": 120.0},
+            "drafting": {"enabled": False},
+            **({"model": {"path": model}} if model else {}),
+        }
+    )
+
+
+def roles() -> list[str]:
+    """Return the processes of a run, in the order in which they start."""
+    return ["coordinator", "learner", "reward", *(f"worker-{i}" for i in range(WORKERS)), "flow"]
+
+
+@dataclass(slots=True)
+class Party:
+    """One process that is kept alive."""
+
+    role: str
+    process: "subprocess.Popen[bytes]"
+    started_s: float
+    ready: bool = False
+    killed_from_outside: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened so far, over all runs."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """By role."""
+    at_failpoints: int = 0
+    restarts_s: list[float] = field(default_factory=list)
+    """From a death to being ready again."""
+    coordinator_restarts_s: list[float] = field(default_factory=list)
+    other_exits: list[str] = field(default_factory=list)
+    """Ends that nobody had asked for."""
+
+
+class KilledRun:
+    """One run in a folder of its own, kept going and killed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        rng: np.random.Generator,
+        tally: Tally,
+        deepspeed: bool = False,
+    ) -> None:
+        """Prepare the folder; nothing is started.
+
+        Args:
+            folder: empty; everything of the run goes there.
+            config: the run's.
+            rng: who dies, when and where.
+            tally: takes what happens.
+            deepspeed: train with the real learner, and kill nobody else.
+        """
+        self._folder, self._rng, self._tally = folder, rng, tally
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(dump_config(config))
+        ports = {role: _free_port() for role in ("coordinator", "learner")}
+        (folder / "ports.json").write_text(json.dumps(ports | {"deepspeed": int(deepspeed)}))
+        self._victims = ["learner"] if deepspeed else roles()
+        self._parties: dict[str, Party] = {}
+
+    def live(self, kills: int) -> int:
+        """Run to the end with up to `kills` kills and return how many there were.
+
+        Raises:
+            SystemExit: when the run stops making progress; the logs' last lines are printed.
+        """
+        done = 0
+        next_kill_s = patient_until_s = moved_s = time.monotonic()
+        seen = killed_at = -1
+        for role in roles():
+            self._start(role, armed=kills > 0)
+        try:
+            while self._parties["flow"].process.poll() != 0:
+                done += self._revive(armed=done < kills)
+                now = time.monotonic()
+                if (size := self._progress()) != seen:
+                    seen, moved_s = size, now
+                if now - moved_s > STALL_S:
+                    raise SystemExit(f"no progress for {STALL_S:g} s\n{self._last_words()}")
+                if done < kills and now >= next_kill_s and (size != killed_at or now > patient_until_s):
+                    self._kill_one()
+                    killed_at = size
+                    next_kill_s = now + float(self._rng.exponential(PAUSE_S))
+                    patient_until_s = now + MOST_PAUSE_S
+                time.sleep(POLL_S)
+            self._let_workers_leave()
+        finally:
+            for party in self._parties.values():
+                party.process.kill()
+                party.process.wait(30.0)
+        return done
+
+    def _start(self, role: str, armed: bool) -> None:
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"}
+        environment.pop(failpoints.VARIABLE, None)
+        places = [name for name in failpoints.NAMES if name.partition(".")[0] == role.partition("-")[0]]
+        if armed and places and role in self._victims and self._rng.random() < OWN_SHARE:
+            name = places[int(self._rng.integers(len(places)))]
+            visits = 1 + int(self._rng.exponential(20.0 if name in BUSY else 1.5))
+            environment[failpoints.VARIABLE] = f"{name}:{visits}"
+        (self._folder / f"{role}.ready").unlink(missing_ok=True)
+        with (self._folder / f"{role}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "antiphon.benchmarks.kill_roles", role, str(self._folder)],
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+        self._parties[role] = Party(role, process, time.monotonic())
+
+    def _revive(self, armed: bool) -> int:
+        """Note who became ready, start again who died, and return how many were killed."""
+        killed = 0
+        for role, party in list(self._parties.items()):
+            now = time.monotonic()
+            if not party.ready and (self._folder / f"{role}.ready").exists():
+                party.ready = True
+                if self._tally.kills[role]:
+                    self._tally.restarts_s.append(now - party.started_s)
+                    if role == "coordinator":
+                        self._tally.coordinator_restarts_s.append(now - party.started_s)
+            status = party.process.poll()
+            if status is None and not party.ready and now - party.started_s > READY_S:
+                raise SystemExit(f"{role} was not ready after {READY_S:g} s\n{self._last_words()}")
+            if status is None or (status == 0 and role != "coordinator"):
+                continue
+            if status == -signal.SIGKILL:
+                killed += 1
+                self._tally.kills[role] += 1
+                self._tally.at_failpoints += not party.killed_from_outside
+            else:
+                self._tally.other_exits.append(f"{role} ended with {status}: {tail(self._log(role), 3)}")
+            self._start(role, armed)
+        return killed
+
+    def _kill_one(self) -> None:
+        living = [p for p in self._parties.values() if p.role in self._victims and p.process.poll() is None]
+        # A process that is only starting is killed too, but now and then.
+        living = [p for p in living if p.ready or self._rng.random() < STARTING_SHARE]
+        if not living:
+            return
+        chosen = living[int(self._rng.integers(len(living)))]
+        chosen.killed_from_outside = True
+        chosen.process.kill()
+
+    def _let_workers_leave(self) -> None:
+        deadline = time.monotonic() + 20.0
+        leaving = [p.process for p in self._parties.values() if p.role not in ("coordinator", "learner")]
+        while any(process.poll() is None for process in leaving) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _progress(self) -> int:
+        objects = self._folder / "store" / "objects"
+        return sum(1 for _ in objects.rglob("*")) if objects.is_dir() else 0
+
+    def _log(self, role: str) -> Path:
+        return self._folder / f"{role}.log"
+
+    def _last_words(self) -> str:
+        return "\n".join(f"== {role}\n{tail(self._log(role), 8)}" for role in roles())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_kills(kills: int, steps: int, seed: int, keep: bool) -> dict[str, object]:
+    """Kill until `kills` have happened and return the figures.
+
+    Args:
+        kills: how many processes are killed in all.
+        steps: learner steps of each run.
+        seed: of who dies, when and where.
+        keep: leave the folders.
+    """
+    home = Path(tempfile.mkdtemp(prefix="antiphon-kills-"))
+    rng, tally = np.random.default_rng(seed), Tally()
+    audits: list[Audit] = []
+    fixed: set[tuple[str, ...]] = set()
+    try:
+        calm = KilledRun(home / "calm", make_config("fixed", steps), rng, Tally())
+        calm.live(0)
+        fixed.add(asyncio.run(audit(home / "calm", make_config("fixed", steps))).digests)
+        number = 0
+        while (done := sum(tally.kills.values())) < kills:
+            mode = ("fixed", "elastic")[number % 2]
+            folder, config = home / f"{number}-{mode}", make_config(mode, steps)
+            KilledRun(folder, config, rng, tally).live(kills - done)
+            audits.append(asyncio.run(audit(folder, config)))
+            if mode == "fixed":
+                fixed.add(audits[-1].digests)
+            print(f"run {number} ({mode}): {sum(tally.kills.values())} kills so far, {audits[-1]}"[:220])
+            number += 1
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)
+    for line in tally.other_exits[:10]:
+        print("unexpected:", line)
+    return {
+        "kills": sum(tally.kills.values()),
+        "kills_by_role": dict(sorted(tally.kills.items())),
+        "kills_at_failpoints": tally.at_failpoints,
+        "runs": len(audits),
+        "acked": sum(found.acked for found in audits),
+        "trained": sum(found.trained for found in audits),
+        "lost": sum(found.lost for found in audits),
+        "twice": sum(found.twice for found in audits),
+        "beyond_bound": sum(found.beyond_bound for found in audits),
+        "wrong": sum(found.wrong for found in audits),
+        "other_exits": len(tally.other_exits),
+        "restart_median_s": round(median(tally.restarts_s), 3) if tally.restarts_s else None,
+        "coordinator_restart_median_s": (
+            round(median(tally.coordinator_restarts_s), 3) if tally.coordinator_restarts_s else None
+        ),
+        "learner_digests_equal": len(fixed) == 1,
+        "seed": seed,
+    }
+
+
+def kill_learner(kills: int, seed: int, keep: bool) -> dict[str, object]:
+    """Kill the real learner in a fixed run and compare every step's weights with an undisturbed run.
+
+    Args:
+        kills: at its fail-points and from outside.
+        seed: of when and where.
+        keep: leave the folders.
+    """
+    home = Path(tempfile.mkdtemp(prefix="antiphon-kills-"))
+    rng, tally = np.random.default_rng(seed), Tally()
+    try:
+        config = make_config("fixed", LEARNER_STEPS, str(PROJECT / "examples" / "models" / "chain-sum"))
+        KilledRun(home / "calm", config, rng, Tally(), deepspeed=True).live(0)
+        calm = asyncio.run(audit(home / "calm", config, light=False))
+        found: list[Audit] = []
+        while (done := sum(tally.kills.values())) < kills:
+            folder = home / f"killed-{len(found)}"
+            KilledRun(folder, config, rng, tally, deepspeed=True).live(kills - done)
+            found.append(asyncio.run(audit(folder, config, light=False)))
+            print(f"run {len(found)}: {sum(tally.kills.values())} kills so far")
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)
+    return {
+        "kills": sum(tally.kills.values()),
+        "kills_at_failpoints": tally.at_failpoints,
+        "runs": len(found),
+        "steps": LEARNER_STEPS,
+        "acked": sum(audited.acked for audited in found),
+        "lost": sum(audited.lost for audited in found),
+        "twice": sum(audited.twice for audited in found),
+        "beyond_bound": sum(audited.beyond_bound for audited in found),
+        "other_exits": len(tally.other_exits),
+        "restart_median_s": round(median(tally.restarts_s), 3) if tally.restarts_s else None,
+        "learner_digests_equal": all(audited.digests == calm.digests for audited in found),
+        "weights_digest": calm.digests[-1],
+        "seed": seed,
+    }
+
+
+def main() -> None:
+    """Run the benchmark that the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=200, help="processes killed in all (default 200)")
+    parser.add_argument("--steps", type=int, default=40, help="learner steps of each run (default 40)")
+    parser.add_argument("--seed", type=int, default=0, help="who dies, when and where (default 0)")
+    parser.add_argument("--keep", action="store_true", help="leave the folders of the runs")
+    parser.add_argument("--learner", type=int, default=0, help="kill the real learner this often instead")
+    options = parser.parse_args()
+    if options.learner:
+        print_result(kill_learner(options.learner, options.seed, options.keep))
+        return
+    print_result(run_kills(options.kills, options.steps, options.seed, options.keep))
+
+
+if __name__ == "__main__":
+    main()
