@@ -31,7 +31,7 @@ from antiphon.lineage.store import ArtifactStore
 from antiphon.services import failpoints
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.client import WorkerClient
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import Publishing, TrainedStep, Training
@@ -187,7 +187,7 @@ def open_light_learner(
     return LearnerService(config, LightTrainer(shelf), desk, store, coordinator)
 
 
-class WitnessClient(CoordinatorClient):
+class WitnessClient(WorkerClient):
     """Writes down what the coordinator acknowledged, where a kill of this process cannot take it away."""
 
     def __init__(self, address: str, path: Path) -> None:

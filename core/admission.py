@@ -167,19 +167,20 @@ def _plan_elastic(state: RunState, config: RunConfig, held: int | None, groups: 
         return LeasePlan((), (), "the worker holds no weights yet", None)
     loop = config.loop
     places, bound = loop.prompts_per_step, StalenessBound(loop.max_staleness)
-    rank, candidates = 0, []
-    for group in state.groups.values():
-        if group.evaluation is not None:
-            if group.phase is GroupPhase.OPEN and (group.version or 0) <= held:
-                candidates.append(group)
-            continue
-        sealed = state.next_seal * places
-        if group.phase is GroupPhase.OPEN and bound.admits_lease(held, sealed + rank, 1, places):
-            candidates.append(group)
-        rank += 1
+    first = state.next_seal * places
+    ranks = _ranks(state)
+    candidates = [
+        group
+        for group in state.open_groups.values()
+        if (
+            (group.version or 0) <= held
+            if group.evaluation is not None
+            else bound.admits_lease(held, first + ranks[group.group_id], 1, places)
+        )
+    ]
     candidates.sort(key=lambda group: (group.evaluation is None, group.evaluation or 0, group.number))
     taken, left = _pack(candidates, groups, loop.group_size)
-    issued = state.next_seal * places + rank
+    issued = first + state.training_groups
     room = min(bound.room(held, issued, places), max(0, state.opened_steps * places - issued))
     openings = []
     for number in range(state.next_number, state.next_number + min(room, left // loop.group_size)):
@@ -190,6 +191,13 @@ def _plan_elastic(state: RunState, config: RunConfig, held: int | None, groups: 
     ids = (*taken, *(opening.group_id for opening in openings))
     reason = "" if ids else _why_elastic(state, bound, held, issued, places)
     return LeasePlan(tuple(openings), ids, reason, None)
+
+
+def _ranks(state: RunState) -> dict[str, int]:
+    """Return the place of each open training group among the living ones; rarely is there one."""
+    if all(group.evaluation is not None for group in state.open_groups.values()):
+        return {}
+    return {group.group_id: rank for rank, group in enumerate(state.training())}
 
 
 def _why_elastic(state: RunState, bound: StalenessBound, held: int, issued: int, places: int) -> str:
@@ -208,7 +216,7 @@ def _plan_fixed(
     groups: int,
     held_elsewhere: Collection[int],
 ) -> LeasePlan:
-    waiting = [group for group in state.groups.values() if group.phase is GroupPhase.OPEN]
+    waiting = list(state.open_groups.values())
     if not waiting:
         return LeasePlan((), (), "all groups of the opened steps are issued", None)
     lowest = min(group.version or 0 for group in waiting)

@@ -168,6 +168,8 @@ class GroupSubmission:
     """Seconds from the first to the last token of the group, as the worker measured them."""
     drafting: DraftingFigures | None = None
     """What drafting did for the group; None from an engine that cannot draft."""
+    encoded: bytes | None = None
+    """The message it came in, where it came over the wire: what is kept need not be encoded again."""
 
 
 class SubmitVerdict(StrEnum):

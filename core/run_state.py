@@ -136,6 +136,10 @@ class RunState:
     next_number: int = 0
     """Training groups opened so far in elastic mode."""
     groups: dict[str, GroupState] = field(default_factory=dict)
+    open_groups: dict[str, GroupState] = field(default_factory=dict)
+    """Those of `groups` that wait for a worker; every lease looks here, so it is kept, not searched."""
+    evaluating: int = 0
+    """How many of `groups` are held-out prompts."""
     receipts: dict[str, Receipt] = field(default_factory=dict)
     sealed: list[BatchRef] = field(default_factory=list)
     sealed_groups: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -163,6 +167,11 @@ class RunState:
         """Return the newest announced version, or None before the first."""
         return max(self.snapshots, default=None)
 
+    @property
+    def training_groups(self) -> int:
+        """Return how many training groups live."""
+        return len(self.groups) - self.evaluating
+
     def training(self) -> Iterable[GroupState]:
         """Yield the living training groups in the order in which they were opened."""
         return (group for group in self.groups.values() if group.evaluation is None)
@@ -179,6 +188,14 @@ class RunState:
             IntegrityError: when the event contradicts the state.
         """
         _apply(event, self)
+        group_id = getattr(event, "group_id", None)
+        if group_id is None:
+            return
+        group = self.groups.get(group_id)
+        if group is not None and group.phase is GroupPhase.OPEN:
+            self.open_groups[group_id] = group
+        else:
+            self.open_groups.pop(group_id, None)
 
     def _group(self, group_id: str, *phases: GroupPhase) -> GroupState:
         group = self.groups.get(group_id)
@@ -270,6 +287,7 @@ def _group_judged(event: e.GroupJudged, state: RunState) -> None:
     evaluation.rewards[group.prompt_index] = event.rewards[0]
     evaluation.tokens[group.prompt_index] = group.token_counts[0]
     del state.groups[event.group_id]
+    state.evaluating -= 1
 
 
 def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
@@ -345,6 +363,7 @@ def _snapshot_announced(event: e.SnapshotAnnounced, state: RunState) -> None:
 
 def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
     state.evaluations[event.version] = EvaluationState(prompts=event.prompts)
+    state.evaluating += event.prompts
     for index in range(event.prompts):
         group_id = f"v{event.version:06d}-e{index:04d}"
         state.groups[group_id] = GroupState(
@@ -357,6 +376,7 @@ def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
             version=event.version,
             evaluation=event.version,
         )
+        state.open_groups[group_id] = state.groups[group_id]
 
 
 def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:

@@ -21,21 +21,21 @@ def derive_seed(*parts: str | int) -> int:
     >>> derive_seed("x", 1) == derive_seed("x1")
     False
     """
-    hasher = blake3()
+    named = bytearray()
     for part in parts:
         body = str(part).encode()
-        kind = b"i" if isinstance(part, int) else b"s"
-        hasher.update(kind + len(body).to_bytes(4, "little") + body)
-    return int.from_bytes(hasher.digest(length=8), "little")
+        named += b"i" if isinstance(part, int) else b"s"
+        named += len(body).to_bytes(4, "little") + body
+    return int.from_bytes(blake3(named).digest(length=8), "little")
 
 
 def derive_id(*parts: str | int) -> str:
     """Hash names and numbers into an identifier of 32 hex digits."""
-    hasher = blake3()
+    named = bytearray()
     for part in parts:
         body = str(part).encode()
-        hasher.update(len(body).to_bytes(4, "little") + body)
-    return hasher.hexdigest(length=16)
+        named += len(body).to_bytes(4, "little") + body
+    return blake3(named).hexdigest(length=16)
 
 
 def generator(*parts: str | int) -> np.random.Generator:

@@ -57,6 +57,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_records__pb2.GroupSubmission.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_rollout__pb2.SubmitReply.FromString,
                 _registered_method=True)
+        self.Work = channel.stream_stream(
+                '/antiphon.Coordinator/Work',
+                request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkReply.FromString,
+                _registered_method=True)
         self.PullForReward = channel.unary_unary(
                 '/antiphon.Coordinator/PullForReward',
                 request_serializer=antiphon_dot_protos_dot_reward__pb2.PullRequest.SerializeToString,
@@ -151,6 +156,12 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Work(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,6 +273,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.SubmitGroup,
                     request_deserializer=antiphon_dot_protos_dot_records__pb2.GroupSubmission.FromString,
                     response_serializer=antiphon_dot_protos_dot_rollout__pb2.SubmitReply.SerializeToString,
+            ),
+            'Work': grpc.stream_stream_rpc_method_handler(
+                    servicer.Work,
+                    request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkReply.SerializeToString,
             ),
             'PullForReward': grpc.unary_unary_rpc_method_handler(
                     servicer.PullForReward,
@@ -442,6 +458,33 @@ class Coordinator:
             '/antiphon.Coordinator/SubmitGroup',
             antiphon_dot_protos_dot_records__pb2.GroupSubmission.SerializeToString,
             antiphon_dot_protos_dot_rollout__pb2.SubmitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Work(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/antiphon.Coordinator/Work',
+            antiphon_dot_protos_dot_rollout__pb2.WorkRequest.SerializeToString,
+            antiphon_dot_protos_dot_rollout__pb2.WorkReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,3 +96,39 @@ class SubmitReply(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     verdict: str
     def __init__(self, verdict: _Optional[str] = ...) -> None: ...
+
+class WorkRequest(_message.Message):
+    __slots__ = ("id", "heartbeat", "lease", "submission", "cancel")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    heartbeat: WorkerHeartbeat
+    lease: LeaseRequest
+    submission: _records_pb2.GroupSubmission
+    cancel: bool
+    def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[WorkerHeartbeat, _Mapping]] = ..., lease: _Optional[_Union[LeaseRequest, _Mapping]] = ..., submission: _Optional[_Union[_records_pb2.GroupSubmission, _Mapping]] = ..., cancel: _Optional[bool] = ...) -> None: ...
+
+class WorkError(_message.Message):
+    __slots__ = ("status", "details")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    details: str
+    def __init__(self, status: _Optional[int] = ..., details: _Optional[str] = ...) -> None: ...
+
+class WorkReply(_message.Message):
+    __slots__ = ("id", "heartbeat", "lease", "submission", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    heartbeat: HeartbeatReply
+    lease: LeaseReply
+    submission: SubmitReply
+    error: WorkError
+    def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., lease: _Optional[_Union[LeaseReply, _Mapping]] = ..., submission: _Optional[_Union[SubmitReply, _Mapping]] = ..., error: _Optional[_Union[WorkError, _Mapping]] = ...) -> None: ...

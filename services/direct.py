@@ -112,6 +112,14 @@ class DirectChannel:
 
         return method
 
+    def stream_stream(self, path: str, **_: Any) -> Callable[..., Any]:
+        """Return the method at `path`, which has no direct form: callers that can do without it do."""
+
+        def method(**_: Any) -> Any:
+            raise ContractError(f"{path} takes a stream of requests, which has no direct form")
+
+        return method
+
     async def close(self) -> None:
         """There is nothing to close."""
 

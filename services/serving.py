@@ -182,6 +182,41 @@ async def stream(method: Any, request: Any, timeout_s: float) -> AsyncIterator[A
         running.cancel()
 
 
+class Duplex:
+    """The asking side of a call that streams both ways; errors come as ours."""
+
+    def __init__(self, method: Any) -> None:
+        """Begin the call. It has no deadline of its own: each request in it has one."""
+        self._method = method
+        self._running = method()
+
+    async def write(self, request: Any) -> None:
+        """Send one message."""
+        await self._running.write(request)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for reply in self._running:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error, self._method, 0.0) from None
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._running.cancel()
+
+
+def error_to_code(error: AntiphonError) -> int:
+    """Return the number of the status that an error leaves a server as."""
+    return int(_status_of(error).value[0])
+
+
+def error_from_code(number: int, details: str) -> AntiphonError:
+    """Return the error that a status number and its sentence came from."""
+    kinds = {status.value[0]: kind for status, kind in _ERROR_OF.items()}
+    return kinds.get(number, AntiphonError)(details)
+
+
 def _status_of(error: AntiphonError) -> grpc.StatusCode:
     for kind, status in _STATUS_OF.items():
         if type(error) is kind:

@@ -152,8 +152,14 @@ def group_submission_to_proto(x: r.GroupSubmission) -> records_pb2.GroupSubmissi
     )
 
 
-def group_submission_from_proto(m: records_pb2.GroupSubmission) -> r.GroupSubmission:
-    """Translate."""
+def group_submission_from_proto(
+    m: records_pb2.GroupSubmission, keep_encoded: bool = False
+) -> r.GroupSubmission:
+    """Translate; with `keep_encoded`, the message stays at hand, without fields that are unknown here."""
+    encoded = None
+    if keep_encoded:
+        m.DiscardUnknownFields()  # nobody stores here what nobody checks
+        encoded = bytes(m.SerializeToString())
     return r.GroupSubmission(
         lease_id=m.lease_id,
         group_id=m.group_id,
@@ -161,6 +167,7 @@ def group_submission_from_proto(m: records_pb2.GroupSubmission) -> r.GroupSubmis
         trajectories=tuple(trajectory_from_proto(t) for t in m.trajectories),
         generation_s=m.generation_s,
         drafting=drafting_figures_from_proto(m.drafting) if m.HasField("drafting") else None,
+        encoded=encoded,
     )
 
 

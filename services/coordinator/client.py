@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.core.records import (
     GroupSubmission,
     GroupToJudge,
@@ -31,7 +31,8 @@ from antiphon.services.coordinator.api import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.services.serving import call, open_channel, stream
+from antiphon.services.coordinator.work_stream import StreamClient
+from antiphon.services.serving import Duplex, call, error_from_code, open_channel, stream
 
 FOLLOW_S = 60.0
 """A followed stream of events is opened anew after this time."""
@@ -153,3 +154,53 @@ class CoordinatorClient(Coordinator):
             except UnavailableError:
                 if not follow or clock() - opened < FOLLOW_S:
                     raise
+
+
+class WorkerClient(CoordinatorClient):
+    """What a worker uses: heartbeats, leases and submissions share one stream.
+
+    A coordinator that serves no stream gets calls, as from everybody else.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 10.0, *, channel: Any = None) -> None:
+        """Open a channel to host:port, unless one is given; nothing is sent yet."""
+        super().__init__(address, timeout_s, channel=channel)
+        self._line = StreamClient(lambda: Duplex(self._stub.Work), _error_from_proto)
+
+    async def close(self) -> None:
+        """End the stream and close the channel."""
+        self._line.close()
+        await super().close()
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Extend the worker's leases and learn what it should give up."""
+        message = wire.worker_heartbeat_to_proto(beat)
+        reply = await self._ask("heartbeat", self._stub.Heartbeat, message, self._timeout_s)
+        return wire.heartbeat_reply_from_proto(reply)
+
+    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        """Ask for leases, waiting up to `request.wait_s` for the first."""
+        message = wire.lease_request_to_proto(request)
+        timeout_s = self._timeout_s + request.wait_s
+        return wire.lease_reply_from_proto(
+            await self._ask("lease", self._stub.LeaseGroup, message, timeout_s)
+        )
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Hand in a finished group; repeating it is safe."""
+        message = wire.group_submission_to_proto(submission)
+        reply = await self._ask("submission", self._stub.SubmitGroup, message, self._timeout_s)
+        return wire.submit_verdict_from_proto(reply)
+
+    async def _ask(self, kind: str, method: Any, message: Any, timeout_s: float) -> Any:
+        if not self._line.refused:
+            try:
+                return await self._line.ask(kind, message, timeout_s)
+            except ContractError:
+                if not self._line.refused:
+                    raise
+        return await call(method, message, timeout_s)
+
+
+def _error_from_proto(message: Any) -> AntiphonError:
+    return error_from_code(message.status, message.details)

@@ -49,7 +49,8 @@ class LeaseCounter:
                 keeper.config,
                 request.held_version,
                 max(0, request.groups),
-                keeper.fleet.held_elsewhere(request.worker_id),
+                # Only fixed mode asks who else could do a group.
+                keeper.fleet.held_elsewhere(request.worker_id) if keeper.config.loop.mode == "fixed" else (),
             )
             if plan.group_ids:
                 return await self._grant(plan, request, now)

@@ -14,7 +14,9 @@ def manifest_name(version: int) -> str:
 
 
 def dump_submission(submission: GroupSubmission) -> bytes:
-    """Return a submission as bytes."""
+    """Return a submission as bytes: those it came in, or made of it."""
+    if submission.encoded is not None:
+        return submission.encoded
     return bytes(wire.group_submission_to_proto(submission).SerializeToString())
 
 

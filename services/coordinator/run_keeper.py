@@ -7,6 +7,7 @@ if it cannot be used at all, the keeper fails as a whole and a restart goes on f
 """
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,8 @@ STORE_PATIENCE_S = 600.0
 """How long a sealed batch waits for its store to take it; then the coordinator ends."""
 IDLE_S = 30.0
 """Longest that the sealing loop sleeps before it looks again."""
+SEEDS_KEPT = 4096
+"""Groups whose seeds are not derived again when they are handed in."""
 SHORTEST_TICK_S = 0.2
 LONGEST_TICK_S = 1.0
 """How often deadlines are looked at, within these bounds half a heartbeat."""
@@ -90,6 +93,7 @@ class RunKeeper:
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
         self._submissions: dict[str, GroupSubmission] = {}
+        self._seeds: dict[str, tuple[int, ...]] = {}
         self._store_blocked: UnavailableError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -207,7 +211,7 @@ class RunKeeper:
 
     def remember(self, submission: GroupSubmission) -> None:
         """Keep an accepted submission at hand until its group ends."""
-        self._submissions[submission.group_id] = submission
+        self._submissions[submission.group_id] = dataclasses.replace(submission, encoded=None)
 
     async def submission(self, group_id: str) -> GroupSubmission:
         """Return an accepted submission, from memory or the journal.
@@ -234,9 +238,15 @@ class RunKeeper:
         return submission
 
     def seeds(self, group: GroupState) -> tuple[int, ...]:
-        """Return the sampler seeds of a group."""
-        key = self.prompts.prompt(group.split, group.prompt_index).key
-        return admission.group_seeds(self.config, group, key)
+        """Return the sampler seeds of a group; while it is leased, they stay at hand."""
+        known = self._seeds.get(group.group_id)
+        if known is None:
+            key = self.prompts.prompt(group.split, group.prompt_index).key
+            known = admission.group_seeds(self.config, group, key)
+            if len(self._seeds) >= SEEDS_KEPT:
+                self._seeds.clear()
+            self._seeds[group.group_id] = known
+        return known
 
     def fail(self, error: AntiphonError) -> None:
         """Stop everything: from now on every call raises `error`."""

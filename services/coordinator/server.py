@@ -9,16 +9,18 @@ from typing import Any
 import grpc
 
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError
 from antiphon.core.staleness import check_publish_interval
 from antiphon.lineage.store import open_store
-from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
+from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services import failpoints, wire
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_keeper import RunKeeper
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.serving import answers_errors, start_server, stop_server
+from antiphon.services.coordinator.work_stream import StreamServer
+from antiphon.services.serving import answers_errors, error_to_code, start_server, stop_server
 
 __all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
 
@@ -44,20 +46,41 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @answers_errors
     async def Heartbeat(self, request: Message, context: Context) -> Message:
         """Answer."""
-        reply = await self._coordinator.heartbeat(wire.worker_heartbeat_from_proto(request))
-        return wire.heartbeat_reply_to_proto(reply)
+        return await self._heartbeat(request)
 
     @answers_errors
     async def LeaseGroup(self, request: Message, context: Context) -> Message:
         """Answer."""
-        reply = await self._coordinator.lease_group(wire.lease_request_from_proto(request))
-        failpoints.reach("coordinator.reply.before")
-        return wire.lease_reply_to_proto(reply)
+        return await self._lease(request)
 
     @answers_errors
     async def SubmitGroup(self, request: Message, context: Context) -> Message:
         """Answer."""
-        verdict = await self._coordinator.submit_group(wire.group_submission_from_proto(request))
+        return await self._submit(request)
+
+    @answers_errors
+    async def Work(self, request: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
+        """Answer a worker's stream: each message as the call of its own would be."""
+        handlers = {
+            "heartbeat": self._heartbeat,
+            "lease": self._lease,
+            "submission": self._submit,
+        }
+        async for reply in StreamServer(handlers, _error_to_proto).serve(request):
+            yield reply
+
+    async def _heartbeat(self, request: Message) -> Message:
+        reply = await self._coordinator.heartbeat(wire.worker_heartbeat_from_proto(request))
+        return wire.heartbeat_reply_to_proto(reply)
+
+    async def _lease(self, request: Message) -> Message:
+        reply = await self._coordinator.lease_group(wire.lease_request_from_proto(request))
+        failpoints.reach("coordinator.reply.before")
+        return wire.lease_reply_to_proto(reply)
+
+    async def _submit(self, request: Message) -> Message:
+        submission = wire.group_submission_from_proto(request, keep_encoded=True)
+        verdict = await self._coordinator.submit_group(submission)
         failpoints.reach("coordinator.reply.before")
         return wire.submit_verdict_to_proto(verdict)
 
@@ -146,6 +169,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """Answer."""
         async for event in self._coordinator.watch_events(request.after_seq, request.follow):
             yield wire.event_to_proto(event)
+
+
+def _error_to_proto(error: AntiphonError) -> Message:
+    return rollout_pb2.WorkError(status=error_to_code(error), details=str(error))
 
 
 async def start_coordinator(service: CoordinatorService, host: str, port: int) -> tuple[grpc.aio.Server, int]:

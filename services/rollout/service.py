@@ -15,7 +15,7 @@ from antiphon.environments.codec import local_model_directory
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
-from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
 from antiphon.services.rollout.engine import Engine
 from antiphon.services.rollout.engine_environment import EngineSettings
 from antiphon.services.rollout.weights import WeightSource
@@ -146,7 +146,7 @@ async def serve_worker(
         UnavailableError: when a peer is away for longer than services.stall_timeout_s.
         IntegrityError: when weights do not match their digest.
     """
-    coordinator = coordinator or CoordinatorClient(coordinator_address)
+    coordinator = coordinator or WorkerClient(coordinator_address)
     worker = RolloutWorker(
         coordinator,
         worker_name,

@@ -74,7 +74,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    config: RunConfig, folder: Path, run_id: str = RUN_ID, place: Path | str | None = None
+    config: RunConfig, folder: Path, run_id: str = RUN_ID, place: Path | str | None = None, port: int = 0
 ) -> AsyncIterator[Served]:
     """Serve a coordinator on loopback."""
     store = open_store(folder / "store", config.record)
@@ -82,8 +82,8 @@ async def served(
     keeper = RunKeeper(config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time)
     await keeper.start()
     service = CoordinatorService(keeper)
-    server, port = await start_coordinator(service, "127.0.0.1", 0)
-    site = Served(f"127.0.0.1:{port}", service, store)
+    server, bound = await start_coordinator(service, "127.0.0.1", port)
+    site = Served(f"127.0.0.1:{bound}", service, store)
     try:
         yield site
     finally:

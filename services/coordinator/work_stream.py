@@ -1,0 +1,192 @@
+"""Work stream: a worker's heartbeats, leases and submissions over one call instead of thousands.
+
+A call of its own costs more than most answers do. Here each message carries an id and is
+answered by itself, in whatever order answers come; what a call would have ended with travels
+as an error beside the id. The stream adds no meaning: every request goes where the call of the
+same name goes, and a stream that breaks is as calls that broke.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
+from antiphon.protos import rollout_pb2
+
+MOST_OPEN = 256
+"""Requests of one stream that may wait for answers; a worker has a handful."""
+
+Message = Any
+Handler = Callable[[Message], Awaitable[Message]]
+
+
+class StreamServer:
+    """Answers the requests of one stream."""
+
+    def __init__(
+        self, handlers: dict[str, Handler], error_to_proto: Callable[[AntiphonError], Message]
+    ) -> None:
+        """Begin.
+
+        Args:
+            handlers: by the name of the body, what makes a reply's body of a request's.
+            error_to_proto: turns an error into a `WorkError`.
+        """
+        self._handlers = handlers
+        self._error_to_proto = error_to_proto
+        self._replies: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._open: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+        """Yield replies until the requests end and are answered; leaving early cancels what is open."""
+        reading = asyncio.ensure_future(self._read(requests))
+        try:
+            while (reply := await self._replies.get()) is not None:
+                yield reply
+            await reading
+        finally:
+            for task in (reading, *self._open.values()):
+                task.cancel()
+
+    async def _read(self, requests: AsyncIterator[Message]) -> None:
+        try:
+            async for request in requests:
+                if request.cancel:
+                    if (given_up := self._open.get(request.id)) is not None:
+                        given_up.cancel()
+                    continue
+                if len(self._open) >= MOST_OPEN:
+                    error = ContractError(f"more than {MOST_OPEN} requests of one stream wait for answers")
+                    self._replies.put_nowait(self._refusal(request.id, error))
+                    continue
+                task = asyncio.ensure_future(self._answer(request))
+                self._open[request.id] = task
+                task.add_done_callback(partial(self._closed, request.id))
+            if self._open:
+                await asyncio.wait(self._open.values())
+        finally:
+            self._replies.put_nowait(None)
+
+    async def _answer(self, request: Message) -> None:
+        kind = request.WhichOneof("body")
+        handler = self._handlers.get(kind)
+        try:
+            if handler is None:
+                raise ContractError(f"request {request.id} of a stream asks for nothing that is known here")
+            body = await handler(getattr(request, kind))
+            reply = rollout_pb2.WorkReply(id=request.id, **{kind: body})
+        except AntiphonError as error:
+            reply = self._refusal(request.id, error)
+        self._replies.put_nowait(reply)
+
+    def _closed(self, number: int, task: asyncio.Task[None]) -> None:
+        self._open.pop(number, None)
+        if not task.cancelled() and task.exception() is not None:
+            task.get_loop().call_exception_handler(
+                {"message": "a request of a work stream broke", "exception": task.exception(), "task": task}
+            )
+            self._replies.put_nowait(None)
+
+    def _refusal(self, number: int, error: AntiphonError) -> Message:
+        return rollout_pb2.WorkReply(id=number, error=self._error_to_proto(error))
+
+
+class StreamClient:
+    """The asking side: opens the stream when it is first needed, and anew after it broke."""
+
+    def __init__(
+        self,
+        open_stream: Callable[[], Any],
+        error_from_proto: Callable[[Message], AntiphonError],
+    ) -> None:
+        """Prepare; nothing is sent.
+
+        Args:
+            open_stream: begins the call, as `serving.Duplex`.
+            error_from_proto: turns a `WorkError` into the error that the server raised.
+        """
+        self._open_stream = open_stream
+        self._error_from_proto = error_from_proto
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._outgoing: asyncio.Queue[Message] = asyncio.Queue()
+        self._running: asyncio.Task[None] | None = None
+        self._next = 0
+        self.refused = False
+        """Whether the other side serves no such stream, or not to this caller; calls may do."""
+
+    async def ask(self, kind: str, body: Message, timeout_s: float) -> Message:
+        """Send one request and return the body of its reply.
+
+        Args:
+            kind: name of the body, as in `WorkRequest`.
+            body: the message.
+            timeout_s: deadline in seconds.
+
+        Raises:
+            AntiphonError: what the server raised; UnavailableError when the stream broke or no
+                answer came in time.
+        """
+        if self._running is None or self._running.done():
+            self._outgoing = asyncio.Queue()
+            self._running = asyncio.ensure_future(self._run(self._outgoing))
+        self._next += 1
+        number = self._next
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._outgoing.put_nowait(rollout_pb2.WorkRequest(id=number, **{kind: body}))
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await answer
+        except TimeoutError:
+            # A stream that carries nothing any more looks like one whose answers take long.
+            self.close()
+            raise UnavailableError(
+                f"the coordinator did not answer a {kind} within {timeout_s:g} s"
+            ) from None
+        except asyncio.CancelledError:
+            self._outgoing.put_nowait(rollout_pb2.WorkRequest(id=number, cancel=True))
+            raise
+        finally:
+            self._waiting.pop(number, None)
+        found = reply.WhichOneof("body")
+        if found == "error":
+            raise self._error_from_proto(reply.error)
+        return getattr(reply, kind)
+
+    def close(self) -> None:
+        """End the stream; who waits for an answer is told that it broke."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _run(self, outgoing: "asyncio.Queue[Message]") -> None:
+        stream = self._open_stream()
+        sending = asyncio.ensure_future(_send(stream, outgoing))
+        sending.add_done_callback(_seen)
+        problem: AntiphonError = UnavailableError("the stream to the coordinator ended")
+        try:
+            async for reply in stream:
+                waiting = self._waiting.get(reply.id)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply)
+        except ContractError as error:
+            problem, self.refused = error, True
+        except AntiphonError as error:
+            problem = error
+        finally:
+            sending.cancel()
+            stream.cancel()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(problem)
+
+
+async def _send(stream: Any, outgoing: "asyncio.Queue[Message]") -> None:
+    while True:
+        await stream.write(await outgoing.get())
+
+
+def _seen(task: "asyncio.Task[None]") -> None:
+    """Mark a failure to write as seen: the reading side of the same stream fails with the reason."""
+    if not task.cancelled():
+        task.exception()
