@@ -1,7 +1,6 @@
 """A worker's stream means what the calls mean: same answers, same errors, nothing lost when it breaks."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
