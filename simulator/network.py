@@ -2,15 +2,16 @@
 
 Below the production clients and servicers stands this transport. A call is two messages, each with
 its own delay, so messages overtake one another; a request may arrive twice and be answered twice;
-either message may get lost, which the caller notices by a broken connection or by its deadline. A
-cut link swallows everything in its direction until it is healed. A server that is not there
-refuses, and one that is killed breaks the connections it had. As with gRPC, a caller that gives up
-cancels the server's work, unless the word of it is lost.
+either message may get lost with its connection, which the caller notices at once, by the keepalive,
+or by its deadline. A cut link holds everything in its direction until it is healed, as TCP does, or
+until the keepalive gives the connection up. A server that is not there refuses, and one that is
+killed breaks the connections it had. As with gRPC, a caller that gives up cancels the server's work.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from antiphon.services.direct import CallFailed, DirectServer
 from antiphon.simulator.chance import Chance
@@ -77,6 +78,8 @@ class Network:
         self.weather = Weather()
         self._listening: dict[str, tuple[Process, DirectServer]] = {}
         self._cuts: set[tuple[str, str]] = set()
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """Messages on a link that is cut: what is to happen when it is healed."""
         self._calls: dict[_Call, None] = {}
         self.messages = 0
         """Messages handed over so far."""
@@ -94,6 +97,9 @@ class Network:
     def heal(self) -> None:
         """Mend every link."""
         self._cuts.clear()
+        held, self._held = self._held, []
+        for on, arguments in held:
+            self._loop.call_later(self._delay_s(), on, *arguments)
 
     def killed(self, process: Process) -> None:
         """Break the connections of a process that is no more."""
@@ -133,19 +139,24 @@ class Network:
         owner = self._listening.get(call.address)
         target = call.address if owner is None else owner[0].name
         if (call.sender.name, target) in self._cuts:
-            self._loop.call_later(KEEPALIVE_S, self._fail, call, "UNAVAILABLE", "keepalive watchdog timeout")
+            self._hold(call, self._arrive, call)
             return
         if self._chance.happens(self.weather.lost):
             self._lose(call)
             return
         self._loop.call_later(self._delay_s(), self._arrive, call)
         if self._chance.happens(self.weather.repeated):
-            self._loop.call_later(self._delay_s() + self._delay_s(), self._arrive, call)
+            self._loop.call_later(self._delay_s() + self._delay_s(), self._arrive, call, True)
 
     def _lose(self, call: _Call) -> None:
-        """Lose a message; half of the time the connection breaks with it, else only silence is left."""
-        if self._chance.happens(0.5):
-            self._loop.call_later(self._delay_s(), self._fail, call, "UNAVAILABLE", "Socket closed")
+        """Lose a message and its connection, with a word of it half of the time."""
+        noticed_s = self._delay_s() if self._chance.happens(0.5) else self._chance.between(0.0, KEEPALIVE_S)
+        self._loop.call_later(noticed_s, self._fail, call, "UNAVAILABLE", "Socket closed")
+
+    def _hold(self, call: _Call, on: Callable[..., None], *arguments: Any) -> None:
+        """Keep a message on a cut link until it is healed or the connection given up."""
+        self._held.append((on, arguments))
+        self._loop.call_later(KEEPALIVE_S, self._fail, call, "UNAVAILABLE", "keepalive watchdog timeout")
 
     def _fail(self, call: _Call, status: str, details: str) -> None:
         if not call.reply.done():
@@ -167,8 +178,10 @@ class Network:
 
     # The server's side.
 
-    def _arrive(self, call: _Call) -> None:
+    def _arrive(self, call: _Call, again: bool = False) -> None:
         self.messages += 1
+        if call.reply.done() and not again:
+            return  # its connection was given up before it got through
         owner = self._listening.get(call.address)
         if owner is None or not owner[0].alive:
             self._loop.call_later(REFUSED_S, self._fail, call, "UNAVAILABLE", "Connection refused")
@@ -201,7 +214,10 @@ class Network:
         failure: tuple[str, str] | None = None,
     ) -> None:
         if (process.name, call.sender.name) in self._cuts:
-            self._loop.call_later(KEEPALIVE_S, self._fail, call, "UNAVAILABLE", "keepalive watchdog timeout")
+            if replies is not None:
+                self._hold(call, self._deliver, call, replies)
+            elif failure is not None:
+                self._hold(call, self._fail, call, *failure)
         elif self._chance.happens(self.weather.lost):
             self._lose(call)
         elif replies is not None:

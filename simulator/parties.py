@@ -98,7 +98,7 @@ async def serve_coordinator(site: Site, process: Process, clock_offset_s: float)
     keeper.check()
 
 
-async def serve_learner(site: Site, process: Process, origin: str) -> None:
+async def serve_learner(site: Site, process: Process, coordinator: Coordinator, origin: str) -> None:
     """Restore, then train and serve chunks for as long as the process lives."""
     config, loop = site.config, site.config.loop
     trainer = engines.ArithmeticTrainer(
@@ -110,7 +110,7 @@ async def serve_learner(site: Site, process: Process, origin: str) -> None:
         config.broadcast.snapshots_kept,
         waiting_limit=loop.max_staleness // loop.publish_interval + 2,
     )
-    service = LearnerService(config, trainer, desk, site.store, site.coordinator())
+    service = LearnerService(config, trainer, desk, site.store, coordinator)
     await service.restore()
     server = DirectServer()
     register_learner(server, service)
@@ -122,27 +122,37 @@ async def serve_learner(site: Site, process: Process, origin: str) -> None:
     await asyncio.Event().wait()
 
 
-def make_worker(site: Site, name: str, chunks: MemoryChunks) -> RolloutWorker:
-    """Return the worker of a process; `run` is its main routine."""
+def make_worker(
+    site: Site, coordinator: Coordinator, name: str, process_name: str, chunks: MemoryChunks
+) -> RolloutWorker:
+    """Return the worker of a process; `run` is its main routine.
+
+    Args:
+        site: the run.
+        coordinator: a client of the coordinator.
+        name: the worker's name in the run.
+        process_name: decides how fast it is.
+        chunks: its disk.
+    """
 
     def source(config: RunConfig) -> engines.ChunkSource:
         return engines.ChunkSource(site.channel, chunks, config.broadcast.transfer_timeout_s)
 
     return RolloutWorker(
-        site.coordinator(),
+        coordinator,
         name,
         RUN_ID,
         lambda config: engines.ArithmeticEngine(),
         source,
-        drive=partial(engines.LoopDriver, step_s=partial(site.engine_step_s, name)),
+        drive=partial(engines.LoopDriver, step_s=partial(site.engine_step_s, process_name)),
     )
 
 
-def make_judge(site: Site, judge_id: str) -> RewardService:
+def make_judge(site: Site, coordinator: Coordinator, judge_id: str) -> RewardService:
     """Return the judge of a process; `run` is its main routine."""
     environment = engines.ArithmeticEnvironment(site.config, site.dullness)
     patience_s = site.config.services.stall_timeout_s
-    return RewardService(site.coordinator(), environment, engines.JsonDecoder(), RUN_ID, judge_id, patience_s)
+    return RewardService(coordinator, environment, engines.JsonDecoder(), RUN_ID, judge_id, patience_s)
 
 
 async def drive_run(site: Site) -> None:

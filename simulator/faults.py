@@ -1,0 +1,161 @@
+"""Faults: what goes wrong in a simulated run and when, all of it drawn from one seed.
+
+A schedule is a list of facts fixed before the run begins. Every fault ends by itself: what was
+killed comes back, what was cut is healed, so that after the last one the loop must move again.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from antiphon.simulator.chance import Chance
+
+
+class FaultKind(StrEnum):
+    """What can go wrong."""
+
+    KILL = "kill"
+    """A process ends at once; it is back after a while."""
+    KILL_AT_WRITE = "kill_at_write"
+    """The coordinator ends right after its next transaction, before anyone heard of it."""
+    STOP = "stop"
+    """A process is suspended, as by SIGSTOP, and goes on later as if nothing had been."""
+    RETIRE = "retire"
+    """A worker is asked to leave (SIGTERM) and replaced after a while."""
+    RECLAIM = "reclaim"
+    """Several workers are killed at one moment and replaced by new machines after a while."""
+    CUT = "cut"
+    """No message passes between a process and the others."""
+    MUTE = "mute"
+    """What a process says is lost; it still hears the others."""
+    DEAFEN = "deafen"
+    """What the others say to a process is lost; they still hear it."""
+    STORM = "storm"
+    """Messages are slow, lost, repeated and overtake one another."""
+    SLOW_DISK = "slow_disk"
+    """Whatever is done in threads, above all a transaction, takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    at_s: float
+    """Virtual second at which it begins."""
+    kind: FaultKind
+    target: str
+    """Name of the process; empty where the fault is everybody's. For `reclaim`, names by commas."""
+    lasts_s: float
+    """Seconds until the process is back or the network is well again."""
+
+    def __str__(self) -> str:
+        whom = f" {self.target}" if self.target else ""
+        return f"{self.at_s:.2f} s: {self.kind}{whom} for {self.lasts_s:.2f} s"
+
+
+class FaultMix(BaseModel):
+    """How many faults of each kind a run has, and how long they last."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    coordinator_kills: int = Field(default=0, ge=0)
+    """Kills of the coordinator, half of them right after a transaction."""
+    worker_kills: int = Field(default=0, ge=0)
+    """Kills of one worker each."""
+    learner_kills: int = Field(default=0, ge=0)
+    """Kills of the learner."""
+    judge_kills: int = Field(default=0, ge=0)
+    """Kills of one reward judge each."""
+    flow_kills: int = Field(default=0, ge=0)
+    """Kills of whoever drives the run."""
+    stops: int = Field(default=0, ge=0)
+    """Processes suspended for a while."""
+    retirements: int = Field(default=0, ge=0)
+    """Workers asked to leave."""
+    reclaims: int = Field(default=0, ge=0)
+    """Moments at which `reclaim_share` of the workers are killed."""
+    reclaim_share: float = Field(default=0.4, ge=0.0, le=1.0)
+    """Share of the workers that a reclaim takes."""
+    cuts: int = Field(default=0, ge=0)
+    """Partitions of one process from the others, in both directions or one."""
+    storms: int = Field(default=0, ge=0)
+    """Stretches of slow, lost, repeated and reordered messages."""
+    slow_disks: int = Field(default=0, ge=0)
+    """Stretches in which transactions take long."""
+    first_s: float = Field(default=0.0, ge=0.0)
+    """Second of the first fault at the earliest."""
+    last_s: float = Field(default=40.0, gt=0.0)
+    """Second at which the last one begins at the latest."""
+    shortest_s: float = Field(default=0.2, ge=0.0)
+    """Shortest fault."""
+    longest_s: float = Field(default=20.0, gt=0.0)
+    """Longest fault."""
+
+
+def draw_mix(chance: Chance) -> FaultMix:
+    """Return a mix for a run of random faults: most runs have several kinds, some hardly any."""
+
+    def some(most: int, probability: float) -> int:
+        return 1 + chance.index(most) if chance.happens(probability) else 0
+
+    return FaultMix(
+        coordinator_kills=some(4, 0.6),
+        worker_kills=some(4, 0.6),
+        learner_kills=some(3, 0.45),
+        judge_kills=some(2, 0.35),
+        flow_kills=some(2, 0.3),
+        stops=some(2, 0.35),
+        retirements=some(2, 0.25),
+        reclaims=some(1, 0.25),
+        cuts=some(2, 0.4),
+        storms=some(2, 0.45),
+        slow_disks=some(1, 0.2),
+        last_s=chance.between(10.0, 45.0),
+        longest_s=chance.choose((4.0, 12.0, 25.0)),
+    )
+
+
+def draw_faults(mix: FaultMix, workers: list[str], judges: list[str], chance: Chance) -> list[Fault]:
+    """Return the schedule of a run, in the order of time.
+
+    Args:
+        mix: how many of each kind.
+        workers: names of the worker processes.
+        judges: names of the judges.
+        chance: decides the rest.
+    """
+    everyone = ["coordinator", "learner", "flow", *workers, *judges]
+    found: list[Fault] = []
+
+    def add(kind: FaultKind, target: str) -> None:
+        at_s = chance.between(mix.first_s, mix.last_s)
+        # Short faults are as instructive as long ones, and a range of uniform draws has few of them.
+        lasts_s = mix.shortest_s * (mix.longest_s / max(mix.shortest_s, 1e-3)) ** chance.number()
+        found.append(Fault(at_s, kind, target, lasts_s))
+
+    for _ in range(mix.coordinator_kills):
+        kind = FaultKind.KILL_AT_WRITE if chance.happens(0.5) else FaultKind.KILL
+        add(kind, "coordinator")
+    for _ in range(mix.worker_kills):
+        add(FaultKind.KILL, chance.choose(workers))
+    for _ in range(mix.learner_kills):
+        add(FaultKind.KILL, "learner")
+    for _ in range(mix.judge_kills):
+        add(FaultKind.KILL, chance.choose(judges))
+    for _ in range(mix.flow_kills):
+        add(FaultKind.KILL, "flow")
+    for _ in range(mix.stops):
+        add(FaultKind.STOP, chance.choose(everyone))
+    for _ in range(mix.retirements):
+        add(FaultKind.RETIRE, chance.choose(workers))
+    for _ in range(mix.reclaims):
+        taken = [name for name in workers if chance.happens(mix.reclaim_share)]
+        add(FaultKind.RECLAIM, ",".join(taken or [chance.choose(workers)]))
+    for _ in range(mix.cuts):
+        add(chance.choose((FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN)), chance.choose(everyone))
+    for _ in range(mix.storms):
+        add(FaultKind.STORM, "")
+    for _ in range(mix.slow_disks):
+        add(FaultKind.SLOW_DISK, "")
+    return sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.target))

@@ -1,0 +1,404 @@
+"""World: one simulated run from its first process to its last, with everything that goes wrong.
+
+Processes have names that last (`worker-1`) and lives that do not. A supervisor starts each again
+after its death, as the main job does; faults come from the schedule. Once the schedule is over the
+network is well and everything is up, and from then on the run must move within two lease periods.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from blake3 import blake3
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.records import GroupSubmission, Judgement, StepCommit, SubmitVerdict
+from antiphon.core.run_state import fold
+from antiphon.services.coordinator.api import (
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    WorkerHeartbeat,
+)
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.run_keeper import new_state
+from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.simulator import engines, parties
+from antiphon.simulator.chance import Chance
+from antiphon.simulator.disk import JournalDisk, MemoryChunks, MemoryStore
+from antiphon.simulator.faults import Fault, FaultKind, draw_faults
+from antiphon.simulator.invariants import Witness
+from antiphon.simulator.loop import Process, VirtualLoop
+from antiphon.simulator.network import KEEPALIVE_S, Network, Weather
+from antiphon.simulator.scenario import Scenario
+
+LEAVE_S = 60.0
+"""How long workers and judges have to leave a finished run."""
+RESTART_S = 1.0
+"""Pause of the supervisor before it starts a process again that ended by itself."""
+STORM = Weather(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
+SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP)
+"""Faults that may leave connections dead without a word; such a fault is over once that is noticed."""
+LEASE_PERIODS = 2
+"""Once faults stop, the next step commits within this many lease periods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one simulated run came to."""
+
+    seed: int
+    violations: tuple[str, ...]
+    digest: str
+    """blake3 of the journal; the same seed gives the same."""
+    weights: tuple[str, ...]
+    """Weights digest of each committed step."""
+    batches: tuple[str, ...]
+    """Digest of each sealed batch."""
+    events: int
+    """Events of the journal."""
+    steps: int
+    """Callbacks of the event loop."""
+    messages: int
+    virtual_s: float
+    faults: tuple[Fault, ...]
+    restarts: int
+    recovery_s: float | None
+    """Seconds from the last fault to the next commit; None when nothing was left to commit."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A process by name: the life it has now, and what its successor must know."""
+
+    name: str
+    process: Process | None = None
+    lives: int = 0
+    worker: RolloutWorker | None = None
+    chunks: MemoryChunks = field(default_factory=MemoryChunks)
+    alias: str = ""
+    held: int | None = None
+
+
+class World:
+    """One run."""
+
+    def __init__(self, scenario: Scenario, seed: int, faults: list[Fault] | None = None) -> None:
+        """Prepare a run.
+
+        Args:
+            scenario: what is simulated.
+            seed: decides every delay, and the faults unless they are given.
+            faults: the schedule, in the order of time.
+        """
+        self.scenario = scenario
+        self.seed = seed
+        self.config: RunConfig = scenario.run_config()
+        self._work = Chance("simulate-work", seed)
+        self._speed = Chance("simulate-speed", seed)
+        self._slow_disk = False
+        self.loop = VirtualLoop(self._work_s, scenario.limit_s)
+        self.network = Network(self.loop, Chance("simulate-network", seed))
+        self.witness = Witness(self.config, scenario.dullness, self.loop.time)
+        self._workers = [f"worker-{index}" for index in range(scenario.workers)]
+        self._judges = [f"judge-{index}" for index in range(scenario.judges)]
+        self._slots = {
+            name: _Slot(name) for name in ("coordinator", "learner", *self._workers, *self._judges, "flow")
+        }
+        fate = Chance("simulate-faults", seed)
+        self.faults = draw_faults(scenario.faults, self._workers, self._judges, fate) if faults is None else faults
+        self._kill_at_write: list[float] = []
+        self._restarts = 0
+        self._over = asyncio.Event()
+        self._pace = {name: self._speed.between(0.7, 1.6) for name in self._workers}
+        self.site = self._make_site()
+
+    def _make_site(self) -> parties.Site:
+        scenario, speed = self.scenario, self._speed
+        disk = JournalDisk()
+        disk.on_commit = self._on_disk
+        return parties.Site(
+            loop=self.loop,
+            network=self.network,
+            config=self.config,
+            journal=disk,
+            store=MemoryStore(),
+            learner_disk=engines.LearnerDisk(),
+            dullness=scenario.dullness,
+            engine_step_s=lambda name: self._pace[name] * speed.between(*scenario.engine_step_s),
+            learner_step_s=lambda: speed.between(*scenario.learner_step_s),
+            trained=self.witness.trained,
+            keepers=[],
+        )
+
+    def run(self) -> Outcome:
+        """Simulate the run and return what it came to."""
+        try:
+            self.loop.run(self._main())
+        except UnavailableError as stuck:
+            self.witness.accuse(str(stuck))
+        self.witness.violations.extend(self.network.broken)
+        return self._outcome()
+
+    # The supervisor.
+
+    async def _main(self) -> None:
+        for name in self._slots:
+            self._start(name)
+        for fault in self.faults:
+            self.loop.call_at(fault.at_s, self._begin, fault)
+        await self._over.wait()
+        self._heal()
+        until = self.loop.time() + LEAVE_S
+        leaving = (*self._workers, *self._judges)
+        while any(self._alive(name) for name in leaving) and self.loop.time() < until:
+            await asyncio.sleep(1.0)
+        for name in leaving:
+            if self._alive(name):
+                self.witness.accuse(f"{name} did not leave the finished run within {LEAVE_S:g} s")
+        self._close_books()
+        for slot in self._slots.values():
+            if slot.process is not None:
+                slot.process.kill()
+
+    def _alive(self, name: str) -> bool:
+        process = self._slots[name].process
+        return process is not None and process.alive
+
+    def _start(self, name: str) -> None:
+        slot = self._slots[name]
+        if self._alive(name) or (self._over.is_set() and name != "coordinator"):
+            return
+        slot.lives += 1
+        self._restarts += slot.lives > 1
+        process = slot.process = Process(self.loop, name)
+        slot.held = None
+        task = process.spawn(self._routine(slot, process))
+        task.add_done_callback(lambda done: self._ended(slot, process, done))
+
+    def _routine(self, slot: _Slot, process: Process) -> Coroutine[Any, Any, None]:
+        site, name = self.site, slot.name
+        if name == "coordinator":
+            return parties.serve_coordinator(site, process, self._speed.between(-1e5, 1e5))
+        if name == "learner":
+            return parties.serve_learner(site, process, self._told(slot), f"origin-{slot.lives}")
+        if name == "flow":
+            return parties.drive_run(site)
+        if name in self._judges:
+            return parties.make_judge(site, self._told(slot), f"{name}-{slot.lives}").run(lambda: None)
+        worker = parties.make_worker(site, self._told(slot), slot.alias or name, name, slot.chunks)
+        slot.worker = worker
+        return worker.run(lambda: None)
+
+    def _told(self, slot: _Slot) -> CoordinatorClient:
+        return _Witnessed(self.site, self.witness, slot)
+
+    def _ended(self, slot: _Slot, process: Process, task: asyncio.Task[None]) -> None:
+        if not process.alive:
+            return
+        error = None if task.cancelled() else task.exception()
+        process.kill()
+        self.network.killed(process)
+        if slot.name == "flow" and error is None:
+            self._over.set()
+            return
+        if error is not None and not isinstance(error, UnavailableError):
+            kind = "failed" if isinstance(error, AntiphonError) else "broke"
+            self.witness.accuse(f"{slot.name} {kind}: {type(error).__name__}: {error}")
+            if slot.lives > 20:
+                self._over.set()
+                return
+        if error is None and self.witness.counts["run.finished"]:
+            return
+        self.loop.call_later(RESTART_S, self._start, slot.name)
+
+    # Faults.
+
+    def _work_s(self) -> tuple[float, float]:
+        chance = self._work
+        if self._slow_disk:
+            return chance.between(0.01, 0.8), chance.between(0.01, 0.8)
+        return chance.between(0.0001, 0.004), chance.between(0.0001, 0.004)
+
+    def _begin(self, fault: Fault) -> None:
+        if self._over.is_set():
+            return
+        kind, target, lasts_s = fault.kind, fault.target, fault.lasts_s
+        if kind is FaultKind.KILL:
+            self._kill(target, lasts_s)
+        elif kind is FaultKind.KILL_AT_WRITE:
+            self._kill_at_write.append(lasts_s)
+        elif kind is FaultKind.RECLAIM:
+            for name in target.split(","):
+                self._renew(self._slots[name])
+                self._kill(name, lasts_s)
+        elif kind is FaultKind.STOP:
+            process = self._slots[target].process
+            if process is not None and process.alive:
+                process.stop()
+                self.loop.call_later(lasts_s, process.resume)
+        elif kind is FaultKind.RETIRE:
+            self._retire(self._slots[target])
+        elif kind is FaultKind.STORM:
+            self.network.weather = STORM
+            self.loop.call_later(lasts_s, self._clear_up)
+        elif kind is FaultKind.SLOW_DISK:
+            self._slow_disk = True
+            self.loop.call_later(lasts_s, self._speed_up)
+        else:
+            self._part(kind, target)
+            self.loop.call_later(lasts_s, self.network.heal)
+
+    def _kill(self, name: str, down_s: float) -> None:
+        process = self._slots[name].process
+        if process is not None and process.alive:
+            process.kill()
+            self.network.killed(process)
+        self.loop.call_later(down_s, self._start, name)
+
+    def _renew(self, slot: _Slot) -> None:
+        """Have the next life of a worker be on a new machine: another name, an empty disk."""
+        slot.alias = f"{slot.name}-new{slot.lives}"
+        slot.chunks = MemoryChunks()
+
+    def _retire(self, slot: _Slot) -> None:
+        if slot.worker is not None and slot.process is not None and slot.process.alive:
+            slot.process.context.run(slot.worker.stop)
+
+    def _part(self, kind: FaultKind, target: str) -> None:
+        for other in self._slots:
+            if other == target:
+                continue
+            if kind is not FaultKind.DEAFEN:
+                self.network.cut(target, other)
+            if kind is not FaultKind.MUTE:
+                self.network.cut(other, target)
+
+    def _clear_up(self) -> None:
+        self.network.weather = Weather()
+
+    def _speed_up(self) -> None:
+        self._slow_disk = False
+
+    def _heal(self) -> None:
+        self._kill_at_write.clear()
+        self.network.heal()
+        self._clear_up()
+        self._speed_up()
+        for slot in self._slots.values():
+            if slot.process is not None and slot.process.stopped:
+                slot.process.resume()
+
+    def _on_disk(self, rows: Any) -> None:
+        self.witness.on_disk(rows)
+        if self._kill_at_write:
+            self._kill("coordinator", self._kill_at_write.pop(0))
+
+    # The end.
+
+    def _close_books(self) -> None:
+        witness, config = self.witness, self.config
+        witness.close(bool(witness.counts["run.finished"]))
+        keeper = self.site.keepers[-1]
+        state = fold(new_state(config), self._events())
+        if self._alive("coordinator") and keeper.failure is None:
+            if keeper.state != state:
+                witness.accuse("the coordinator's state is not the fold of its journal")
+            witness.balance(
+                keeper.state.groups_requeued,
+                keeper.state.groups_dropped_stale,
+                keeper.state.groups_filtered,
+                keeper.state.newest_version,
+            )
+        if witness.counts["run.finished"] and len(keeper.leases) and self._alive("coordinator"):
+            held = [group.group_id for group in keeper.state.groups.values()]
+            if not held:
+                witness.accuse(f"{len(keeper.leases)} leases are held of a run without groups")
+        recovery_s, limit_s = self._recovery_s(), LEASE_PERIODS * config.coordinator.lease_s
+        if recovery_s is not None and recovery_s > limit_s:
+            witness.accuse(
+                f"the next step was committed {recovery_s:.1f} s after the last fault; "
+                f"{LEASE_PERIODS} lease periods are {limit_s:g} s"
+            )
+
+    def _recovery_s(self) -> float | None:
+        calm_s = max((fault.at_s + fault.lasts_s for fault in self.faults), default=0.0)
+        if any(fault.kind in SILENT for fault in self.faults):
+            calm_s += KEEPALIVE_S
+        after = [at_s for at_s, _ in self.witness.commits if at_s >= calm_s]
+        return after[0] - calm_s if after else None
+
+    def _events(self) -> Any:
+        from antiphon.core.events import load_event
+
+        return (load_event(row.kind, row.body) for row in self.site.journal.events)
+
+    def _outcome(self) -> Outcome:
+        hasher = blake3()
+        for row in self.site.journal.events:
+            hasher.update(f"{row.seq} {row.at!r} {row.kind} {row.body}\n".encode())
+        witness = self.witness
+        return Outcome(
+            seed=self.seed,
+            violations=tuple(witness.violations),
+            digest=hasher.hexdigest(),
+            weights=tuple(commit.weights_digest for _, commit in witness.commits),
+            batches=tuple(batch.digest for batch in witness.sealed),
+            events=witness.events,
+            steps=self.loop.callbacks,
+            messages=self.network.messages,
+            virtual_s=self.loop.time(),
+            faults=tuple(self.faults),
+            restarts=self._restarts,
+            recovery_s=self._recovery_s(),
+        )
+
+
+class _Witnessed(CoordinatorClient):
+    """A client that tells the witness what its process was told."""
+
+    def __init__(self, site: parties.Site, witness: Witness, slot: _Slot) -> None:
+        super().__init__(parties.COORDINATOR, channel=site.channel(parties.COORDINATOR))
+        self._witness = witness
+        self._slot = slot
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Tell which version the worker says it holds."""
+        self._witness.held(self._slot.name, self._slot.held, beat.held_version)
+        self._slot.held = beat.held_version
+        return await super().heartbeat(beat)
+
+    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        """Tell which leases arrived."""
+        reply = await super().lease_group(request)
+        for lease in reply.leases:
+            self._witness.leased(lease)
+        return reply
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Tell which answer arrived."""
+        verdict = await super().submit_group(submission)
+        self._witness.answered(submission, verdict)
+        return verdict
+
+    async def submit_rewards(self, group_id: str, judgements: "list[Judgement]") -> bool:  # type: ignore[override]
+        """Tell whose rewards were taken."""
+        taken = await super().submit_rewards(group_id, judgements)
+        if taken:
+            self._witness.rewarded(group_id)
+        return taken
+
+    async def commit_step(self, commit: StepCommit) -> None:
+        """Tell which commit was acknowledged."""
+        await super().commit_step(commit)
+        self._witness.committed(commit)
+
+
+def simulate(scenario: Scenario, seed: int, faults: list[Fault] | None = None) -> Outcome:
+    """Simulate one run and return what it came to; the same arguments give the same outcome."""
+    return World(scenario, seed, faults).run()
+
+
+Simulate = Callable[[Scenario, int], Outcome]
