@@ -18,6 +18,7 @@ from antiphon.core.records import SamplingParameters
 _STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?|/.*")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Section(BaseModel):
@@ -435,7 +436,8 @@ def parse_config(text: str) -> RunConfig:
 
 def dump_config(config: RunConfig) -> str:
     """Return the resolved tree as YAML; reading it back gives an equal tree."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    tree = config.model_dump(mode="json")
+    return str(yaml.dump(tree, Dumper=_DUMPER, sort_keys=False, allow_unicode=True))
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

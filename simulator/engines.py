@@ -29,7 +29,6 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.environments.environment import Problem
-from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.learner.training import TrainedStep
@@ -290,7 +289,7 @@ class ArithmeticTrainer:
         loop: VirtualLoop,
         step_s: Callable[[], float],
         kept: int,
-        trained: Callable[[int, bytes], None],
+        trained: Callable[[int, bytes], int],
     ) -> None:
         """Prepare.
 
@@ -299,7 +298,7 @@ class ArithmeticTrainer:
             loop: told how long the work takes.
             step_s: seconds of the next step.
             kept: newest checkpoints left on the disk.
-            trained: told of each step and its file.
+            trained: told of each step and its file; returns how many rows that has.
         """
         self._disk = disk
         self._loop = loop
@@ -330,12 +329,11 @@ class ArithmeticTrainer:
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         self._loop.spend(self._step_s())
-        self._trained(step, payload)
-        rows = decode_batch(payload)
+        rows = self._trained(step, payload)
         if rows:  # a batch without rows changes no weights
             self._weights = arithmetic.next_weights(self._weights, digest_bytes(payload))
         self.version = step + 1
-        return self._step_of({"loss": 0.0, "trajectories": float(len(rows))})
+        return self._step_of({"loss": 0.0, "trajectories": float(rows)})
 
     def save(self) -> int:
         """Write a checkpoint and return its version."""

@@ -15,7 +15,7 @@ from antiphon.core import events as e
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.group_checks import submission_digest
-from antiphon.core.records import GroupSubmission, Lease, StepCommit, SubmitVerdict
+from antiphon.core.records import BatchRow, GroupSubmission, Lease, StepCommit, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal import StoredEvent
 from antiphon.simulator import arithmetic
@@ -58,6 +58,8 @@ class Witness:
     _prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _trained: dict[int, str] = field(default_factory=dict)
     _in_file: dict[tuple[str, int], int] = field(default_factory=dict)
+    _rows: dict[str, int] = field(default_factory=dict)
+    """Rows of each file by its digest."""
     _finished: bool = False
 
     def accuse(self, sentence: str) -> None:
@@ -152,7 +154,9 @@ class Witness:
 
     def _snapshot_announced(self, event: e.SnapshotAnnounced) -> None:
         if event.version > len(self.commits):
-            self.accuse(f"version {event.version} was announced before step {event.version - 1} was committed")
+            self.accuse(
+                f"version {event.version} was announced before step {event.version - 1} was committed"
+            )
         if self.snapshots.setdefault(event.version, event.weights_digest) != event.weights_digest:
             self.accuse(f"version {event.version} was announced with two kinds of weights")
         known = self.weights(event.version)
@@ -197,25 +201,33 @@ class Witness:
 
     def held(self, worker: str, before: int | None, version: int | None) -> None:
         """A worker process said which version it samples with, after having said another before."""
-        if self.config.loop.mode == "elastic" and before is not None and (version is None or version < before):
+        if (
+            self.config.loop.mode == "elastic"
+            and before is not None
+            and (version is None or version < before)
+        ):
             self.accuse(f"{worker} went back from version {before} to {version}")
 
-    def trained(self, step: int, payload: bytes) -> None:
-        """The learner trains on a file, for the first time or once more after a crash."""
+    def trained(self, step: int, payload: bytes) -> int:
+        """The learner trains on a file, for the first time or once more after a crash.
+
+        Returns:
+            How many rows the file has.
+        """
         digest = digest_bytes(payload)
         if step >= len(self.sealed) or self.sealed[step].digest != digest:
             self.accuse(f"step {step} trains on a file that is not on the disk as its batch")
         if self._trained.setdefault(step, digest) != digest:
             self.accuse(f"step {step} was trained on two different files")
-        elif (step, digest) not in self._read:
-            self._read.add((step, digest))
-            self._look_at_rows(step, payload)
+        if digest not in self._rows:
+            rows = decode_batch(payload)
+            self._rows[digest] = len(rows)
+            self._look_at_rows(step, rows)
+        return self._rows[digest]
 
-    _read: set[tuple[int, str]] = field(default_factory=set)
-
-    def _look_at_rows(self, step: int, payload: bytes) -> None:
+    def _look_at_rows(self, step: int, rows: Sequence[BatchRow]) -> None:
         numbers: dict[int, int] = {}
-        for row in decode_batch(payload):
+        for row in rows:
             where = f"step {step}, group {row.group_id}, sample {row.sample_index}"
             key = (row.group_id, row.sample_index)
             if self._in_file.setdefault(key, step) != step:
@@ -271,7 +283,9 @@ class Witness:
             if theirs != mine:
                 self.accuse(f"{what}: the coordinator counts {theirs}, the journal has {mine}")
         if newest != max(self.snapshots, default=None):
-            self.accuse(f"the newest version is {newest}, but {max(self.snapshots, default=None)} on the disk")
+            self.accuse(
+                f"the newest version is {newest}, but {max(self.snapshots, default=None)} on the disk"
+            )
 
 
 _LOOKS: dict[type[e.JournalEvent], Callable[[Witness, object], None]] = {

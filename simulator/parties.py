@@ -54,8 +54,8 @@ class Site:
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
     learner_step_s: Callable[[], float]
-    trained: Callable[[int, bytes], None]
-    """Told of each step that was trained, and of its file."""
+    trained: Callable[[int, bytes], int]
+    """Told of each step that is trained and of its file; returns how many rows that has."""
     keepers: list[RunKeeper]
     """Of every coordinator so far, the living one last."""
 

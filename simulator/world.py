@@ -6,7 +6,7 @@ network is well and everything is up, and from then on the run must move within 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,8 @@ class _Slot:
     chunks: MemoryChunks = field(default_factory=MemoryChunks)
     alias: str = ""
     held: int | None = None
+    away_s: float = RESTART_S
+    """Pause after a death of its own accord; longer once after a retirement."""
 
 
 class World:
@@ -108,7 +110,9 @@ class World:
             name: _Slot(name) for name in ("coordinator", "learner", *self._workers, *self._judges, "flow")
         }
         fate = Chance("simulate-faults", seed)
-        self.faults = draw_faults(scenario.faults, self._workers, self._judges, fate) if faults is None else faults
+        self.faults = (
+            draw_faults(scenario.faults, self._workers, self._judges, fate) if faults is None else faults
+        )
         self._kill_at_write: list[float] = []
         self._restarts = 0
         self._over = asyncio.Event()
@@ -199,6 +203,8 @@ class World:
         if not process.alive:
             return
         error = None if task.cancelled() else task.exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         process.kill()
         self.network.killed(process)
         if slot.name == "flow" and error is None:
@@ -212,7 +218,8 @@ class World:
                 return
         if error is None and self.witness.counts["run.finished"]:
             return
-        self.loop.call_later(RESTART_S, self._start, slot.name)
+        self.loop.call_later(slot.away_s, self._start, slot.name)
+        slot.away_s = RESTART_S
 
     # Faults.
 
@@ -240,7 +247,7 @@ class World:
                 process.stop()
                 self.loop.call_later(lasts_s, process.resume)
         elif kind is FaultKind.RETIRE:
-            self._retire(self._slots[target])
+            self._retire(self._slots[target], lasts_s)
         elif kind is FaultKind.STORM:
             self.network.weather = STORM
             self.loop.call_later(lasts_s, self._clear_up)
@@ -263,8 +270,9 @@ class World:
         slot.alias = f"{slot.name}-new{slot.lives}"
         slot.chunks = MemoryChunks()
 
-    def _retire(self, slot: _Slot) -> None:
+    def _retire(self, slot: _Slot, away_s: float) -> None:
         if slot.worker is not None and slot.process is not None and slot.process.alive:
+            slot.away_s = away_s
             slot.process.context.run(slot.worker.stop)
 
     def _part(self, kind: FaultKind, target: str) -> None:
@@ -399,6 +407,3 @@ class _Witnessed(CoordinatorClient):
 def simulate(scenario: Scenario, seed: int, faults: list[Fault] | None = None) -> Outcome:
     """Simulate one run and return what it came to; the same arguments give the same outcome."""
     return World(scenario, seed, faults).run()
-
-
-Simulate = Callable[[Scenario, int], Outcome]

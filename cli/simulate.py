@@ -1,0 +1,72 @@
+"""simulate: whole runs under virtual time, with faults from a seed, and what they broke."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from antiphon.core.errors import ConfigError
+
+DEFAULT_SEEDS = 20
+"""Seeds simulated when none are named."""
+
+
+def simulate(
+    scenario: Path | None = None,
+    /,
+    *,
+    seed: Annotated[int | None, Parameter(name="--seed")] = None,
+    seeds: Annotated[str | None, Parameter(name="--seeds")] = None,
+    results: Annotated[Path | None, Parameter(name="--results")] = None,
+    trace: Annotated[Path | None, Parameter(name="--trace")] = None,
+) -> int:
+    """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
+
+    Coordinator, workers, judges and learner are the production ones; engines are stand-ins.
+    The same seed always gives the same run. The exit code is 1 when a promise was broken.
+
+    Args:
+        scenario: a YAML file as in examples/; by default each seed draws its own.
+        seed: the one seed to simulate, with all its faults listed.
+        seeds: a range of seeds, FIRST..LAST; by default the first 20.
+        results: JSON file to write the totals to.
+        trace: file to write the journal of the last simulated run to.
+    """
+    from antiphon.simulator.campaign import Campaign, mute_logs
+    from antiphon.simulator.report import Summary, failure_lines, outcome_lines
+    from antiphon.simulator.scenario import load_scenario
+    from antiphon.simulator.trace import Tracer
+
+    chosen = _range(seed, seeds)
+    mute_logs()
+    tracer = Tracer()
+    campaign = Campaign(None if scenario is None else load_scenario(scenario), tracer.simulate)
+    name, summary = "" if scenario is None else str(scenario), Summary()
+    for outcome in campaign.seeds(chosen):
+        summary.add(outcome)
+        if outcome.violations:
+            print("\n".join(failure_lines(outcome, name)), flush=True)
+        elif seed is not None:
+            print("\n".join(outcome_lines(outcome)))
+    if trace is not None:
+        trace.write_text(tracer.text(), encoding="utf-8")
+    for line in summary.lines():
+        print(line)
+    if results is not None:
+        results.write_text(json.dumps(summary.plain(), indent=2) + "\n", encoding="utf-8")
+    return 1 if summary.failing else 0
+
+
+def _range(seed: int | None, seeds: str | None) -> range:
+    if seed is not None and seeds is not None:
+        raise ConfigError("--seed means one seed, --seeds a range; give one or the other")
+    if seed is not None:
+        return range(seed, seed + 1)
+    if seeds is None:
+        return range(DEFAULT_SEEDS)
+    found = re.fullmatch(r"(\d+)\.\.(\d+)", seeds)
+    if found is None or int(found[1]) > int(found[2]):
+        raise ConfigError(f"--seeds {seeds} is no range; write FIRST..LAST, such as 0..99")
+    return range(int(found[1]), int(found[2]) + 1)

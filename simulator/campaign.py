@@ -1,0 +1,73 @@
+"""Campaign: many seeds, one after another; a seed that finds something says how to see it again.
+
+A run of fixed mode must end with the batches and weights of its undisturbed twin, bit for bit; the
+twin of each configuration is simulated once and remembered.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import structlog
+
+from antiphon.simulator.faults import FaultMix
+from antiphon.simulator.scenario import Scenario, drawn_scenario
+from antiphon.simulator.world import Outcome, simulate
+
+_DECISIVE = ("run", "loop", "evaluation", "environment", "sampling")
+"""Sections that the batches and weights of fixed mode depend on."""
+
+
+def mute_logs() -> None:
+    """Have the simulated processes keep their logs to themselves: thousands of lives have much to say."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+
+
+class Campaign:
+    """Simulates seeds of one scenario, or of the scenarios that seeds stand for."""
+
+    def __init__(
+        self, scenario: Scenario | None = None, run: Callable[[Scenario, int], Outcome] = simulate
+    ) -> None:
+        """Begin without twins.
+
+        Args:
+            scenario: simulated with every seed; None: each seed draws its own.
+            run: simulates one seed.
+        """
+        self._scenario = scenario
+        self._run = run
+        self._twins: dict[str, Outcome] = {}
+
+    def seed(self, seed: int) -> Outcome:
+        """Simulate one seed."""
+        scenario = self._scenario or drawn_scenario(seed)
+        outcome = self._run(scenario, seed)
+        if scenario.run_config().loop.mode != "fixed":
+            return outcome
+        twin = self._twin(scenario)
+        found = list(outcome.violations)
+        for what, ours, theirs in (
+            ("batches", outcome.batches, twin.batches),
+            ("weights", outcome.weights, twin.weights),
+        ):
+            if ours != theirs:
+                step = next(
+                    (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), -1
+                )
+                where = f"from step {step} on" if step >= 0 else f"({len(ours)} steps, not {len(theirs)})"
+                found.append(f"at the end: the {what} differ from those of the undisturbed run {where}")
+        return dataclasses.replace(outcome, violations=tuple(found))
+
+    def seeds(self, seeds: Iterable[int]) -> Iterator[Outcome]:
+        """Simulate one seed after another."""
+        for seed in seeds:
+            yield self.seed(seed)
+
+    def _twin(self, scenario: Scenario) -> Outcome:
+        config = scenario.run_config()
+        key = "\n".join(getattr(config, section).model_dump_json() for section in _DECISIVE)
+        key = f"{key}\n{scenario.dullness}"
+        if key not in self._twins:
+            calm = scenario.model_copy(update={"faults": FaultMix()})
+            self._twins[key] = self._run(calm, 0)
+        return self._twins[key]

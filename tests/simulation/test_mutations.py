@@ -1,0 +1,128 @@
+"""The invariants bite: production code is broken on purpose, and some seed sees it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from antiphon.core import acceptance, admission, assembly
+from antiphon.core.leases import LeaseTable
+from antiphon.core.records import SubmitVerdict
+from antiphon.core.staleness import StalenessBound
+from antiphon.services.coordinator.journal import Journal
+from antiphon.services.learner.service import LearnerService
+from antiphon.simulator.campaign import Campaign, mute_logs
+
+MOST_SEEDS = 40
+"""A broken promise must show within this many seeds."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(logs_as_they_were: None) -> None:
+    mute_logs()
+
+
+def stale_is_fine(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StalenessBound, "admits", lambda self, oldest_version, step: True)
+
+
+def receipts_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real = acceptance.early_verdict
+
+    def early_verdict(state: Any, submission: Any) -> SubmitVerdict | None:
+        verdict = real(state, submission)
+        group = state.groups.get(submission.group_id)
+        return None if verdict is SubmitVerdict.ALREADY_ACCEPTED and group is not None else verdict
+
+    patch.setattr(acceptance, "early_verdict", early_verdict)
+
+
+def old_leases_are_good(patch: pytest.MonkeyPatch) -> None:
+    real = acceptance.early_verdict
+
+    def early_verdict(state: Any, submission: Any) -> SubmitVerdict | None:
+        verdict = real(state, submission)
+        living = submission.group_id in state.groups and submission.group_id not in state.receipts
+        return None if verdict is SubmitVerdict.LATE and living else verdict
+
+    patch.setattr(acceptance, "early_verdict", early_verdict)
+
+
+def answers_come_before_the_disk(patch: pytest.MonkeyPatch) -> None:
+    real = Journal.enqueue
+
+    def enqueue(self: Journal, *arguments: Any, **named: Any) -> Any:
+        real(self, *arguments, **named)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    patch.setattr(Journal, "enqueue", enqueue)
+
+
+def leases_of_the_dead_last_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseTable, "expired", lambda self, now: [])
+    patch.setattr(LeaseTable, "of_worker", lambda self, worker_id: [])
+
+
+def seeds_depend_on_the_attempt(patch: pytest.MonkeyPatch) -> None:
+    real = admission.group_seeds
+
+    def group_seeds(config: Any, group: Any, prompt_key: str) -> tuple[int, ...]:
+        return tuple(seed + group.attempt for seed in real(config, group, prompt_key))
+
+    patch.setattr(admission, "group_seeds", group_seeds)
+
+
+def sealed_groups_are_chosen_by_luck(patch: pytest.MonkeyPatch) -> None:
+    real = assembly._plan_fixed
+
+    def plan(state: Any, config: Any, step: int) -> Any:
+        found = real(state, config, step)
+        if found is not None and len(found.used) > 1:
+            used = sorted(found.used, key=lambda group: group.submitted_at_s)
+            return type(found)(found.step, tuple(used), found.filtered)
+        return found
+
+    patch.setattr(assembly, "_plan_fixed", plan)
+
+
+def restored_learners_believe_what_they_find(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LearnerService, "_replay", lambda self, commits: self._trainer.start(len(commits)))
+
+
+def weights_go_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        "antiphon.services.rollout.weights.version_to_load",
+        lambda view, mode, in_flight=True: min((v for v in view.complete if v != view.held), default=None),
+    )
+
+
+MUTATIONS = {
+    stale_is_fine: "beyond",
+    receipts_are_forgotten: "twice|handed in while|contradicts itself",
+    old_leases_are_good: "under a lease that another one had replaced",
+    answers_come_before_the_disk: "not on the disk",
+    leases_of_the_dead_last_for_ever: "not over|last fault|no progress",
+    seeds_depend_on_the_attempt: "other seeds|handed in|but the lease says",
+    sealed_groups_are_chosen_by_luck: "batches differ",
+    restored_learners_believe_what_they_find: "trains? on|cannot train|holds version|differ",
+    weights_go_back: "went back",
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_a_broken_promise_is_found(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import re
+
+    mutation(monkeypatch)
+    campaign = Campaign()
+    seen: list[str] = []
+    for outcome in campaign.seeds(range(MOST_SEEDS)):
+        seen += outcome.violations
+        if any(re.search(MUTATIONS[mutation], sentence) for sentence in outcome.violations):
+            return
+    pytest.fail(f"{MOST_SEEDS} seeds did not see it; they saw {seen[:5]}")

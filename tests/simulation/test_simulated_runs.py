@@ -1,0 +1,181 @@
+"""Whole runs under virtual time: some hundred schedules of faults, each from its seed."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.simulator.campaign import Campaign, mute_logs
+from antiphon.simulator.faults import Fault, FaultKind, FaultMix
+from antiphon.simulator.loop import Process, VirtualLoop
+from antiphon.simulator.report import command_for, failure_lines
+from antiphon.simulator.scenario import Scenario, drawn_scenario, load_scenario
+from antiphon.simulator.world import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = 20
+
+
+@pytest.fixture(autouse=True)
+def quiet(logs_as_they_were: None) -> None:
+    mute_logs()
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_no_schedule_of_faults_breaks_a_promise(block: int) -> None:
+    campaign = Campaign()
+    found = []
+    for outcome in campaign.seeds(range(block * BLOCK, (block + 1) * BLOCK)):
+        if outcome.violations:
+            found += failure_lines(outcome, "")
+        assert outcome.steps > 0 and outcome.events > 0
+    assert not found, "\n".join(found)
+
+
+def test_the_seed_of_this_run_breaks_no_promise(test_seed: int) -> None:
+    outcome = Campaign().seed(test_seed)
+    assert not outcome.violations, "\n".join(failure_lines(outcome, ""))
+
+
+def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
+    program = (
+        "from antiphon.simulator.campaign import mute_logs; mute_logs()\n"
+        "from antiphon.simulator.scenario import drawn_scenario\n"
+        "from antiphon.simulator.world import simulate\n"
+        "print(*(simulate(drawn_scenario(seed), seed).digest for seed in (4, 9, 11)))\n"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": chance, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout.split()
+        for chance in ("1", "77")
+    ]
+    assert digests[0] == digests[1]
+    assert digests[0] == [simulate(drawn_scenario(seed), seed).digest for seed in (4, 9, 11)]
+    assert len(set(digests[0])) == 3
+
+
+def test_an_undisturbed_run_trains_every_step_and_restarts_nothing() -> None:
+    outcome = simulate(Scenario(run={"run": {"steps": 4}}), 1)
+    assert not outcome.violations
+    assert len(outcome.weights) == 4 and outcome.restarts == 0 and not outcome.faults
+
+
+@pytest.mark.parametrize("write", range(0, 40, 3))
+def test_a_coordinator_that_dies_right_after_a_transaction_loses_nothing(write: int) -> None:
+    # The transaction is on the disk and nobody heard of it: the unknown result of a commit.
+    faults = [Fault(1.0 + 0.5 * write, FaultKind.KILL_AT_WRITE, "coordinator", 0.3)]
+    outcome = simulate(Scenario(), write, faults)
+    assert not outcome.violations, outcome.violations
+    assert len(outcome.weights) == 4
+
+
+def test_everything_dies_at_once_and_the_run_goes_on() -> None:
+    names = ("coordinator", "learner", "flow", "judge-0", "worker-0", "worker-1", "worker-2")
+    faults = [Fault(9.0, FaultKind.KILL, name, 1.0) for name in names]
+    for mode in ("elastic", "fixed"):
+        scenario = Scenario(run={"loop": {"mode": mode, "prompts_per_step": 3, "group_size": 2}})
+        outcome = simulate(scenario, 5, faults)
+        assert not outcome.violations, outcome.violations
+        assert outcome.restarts == len(names)
+        if mode == "fixed":
+            assert outcome.weights == simulate(scenario, 6).weights
+
+
+def test_the_shipped_storm_passes() -> None:
+    scenario = load_scenario(ROOT / "examples/preemption_storm.yaml")
+    outcome = simulate(scenario, 3)
+    assert not outcome.violations, outcome.violations
+    assert sum(fault.kind is FaultKind.RECLAIM for fault in outcome.faults) == 2
+
+
+def test_a_scenario_that_cannot_be_meant_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "storm.yaml"
+    for text, words in (
+        ("workers: 0", "workers"),
+        ("faults: {coordinator_kills: many}", "faults.coordinator_kills"),
+        ("storms: 2", "storms"),
+        ("run: {loop: {mode: quick}}", "loop.mode"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            load_scenario(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_scenario(tmp_path / "none.yaml")
+
+
+def test_a_failing_seed_prints_the_command_that_replays_it() -> None:
+    assert command_for(7, "examples/preemption_storm.yaml") == (
+        "antiphon simulate examples/preemption_storm.yaml --seed 7"
+    )
+
+
+def _still() -> tuple[float, float]:
+    return 0.001, 0.001
+
+
+def test_a_stuck_run_names_who_waits() -> None:
+    async def waits_for_nobody() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(UnavailableError, match="nothing can happen any more.*waits_for_nobody"):
+        VirtualLoop(_still, 100.0).run(waits_for_nobody())
+
+
+def test_a_clock_that_runs_away_or_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def for_ever() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+
+    async def at_once() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(UnavailableError, match="not over after 50 virtual seconds.*for_ever"):
+        VirtualLoop(_still, 50.0).run(for_ever())
+    monkeypatch.setattr("antiphon.simulator.loop.STILL_LIMIT", 1000)
+    with pytest.raises(UnavailableError, match="stands still.*at_once"):
+        VirtualLoop(_still, 50.0).run(at_once())
+
+
+def test_virtual_time_keeps_order_and_a_stopped_process_catches_up() -> None:
+    loop = VirtualLoop(_still, 1e6)
+    seen: list[tuple[str, float]] = []
+
+    async def tick(name: str, pause_s: float, count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(pause_s)
+            seen.append((name, loop.time()))
+
+    async def main() -> None:
+        process = Process(loop, "p")
+        process.spawn(tick("p", 10.0, 3))
+        loop.call_later(15.0, process.stop)
+        loop.call_later(35.0, process.resume)
+        other = Process(loop, "q")
+        other.spawn(tick("q", 12.0, 9))
+        loop.call_later(30.0, other.kill)
+        await asyncio.sleep(3600.0)
+
+    loop.run(main())
+    assert [(name, round(at_s)) for name, at_s in seen] == [
+        ("p", 10),
+        ("q", 12),
+        ("q", 24),
+        ("p", 35),
+        ("p", 45),
+    ]
+
+
+def test_a_mix_without_faults_draws_none() -> None:
+    outcome = simulate(Scenario(faults=FaultMix()), 2)
+    assert outcome.faults == ()
