@@ -111,8 +111,8 @@ def draw_mix(chance: Chance) -> FaultMix:
         cuts=some(2, 0.4),
         storms=some(2, 0.45),
         slow_disks=some(1, 0.2),
-        last_s=chance.between(10.0, 45.0),
-        longest_s=chance.choose((4.0, 12.0, 25.0)),
+        last_s=chance.between(8.0, 45.0),
+        longest_s=chance.choose((4.0, 12.0, 25.0, 45.0)),
     )
 
 

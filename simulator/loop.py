@@ -26,9 +26,9 @@ _current: "ContextVar[Process | None]" = ContextVar("process", default=None)
 class _Task(asyncio.Task[Any]):
     """A task whose hash is a number, so that sets of tasks are walked in the same order every time."""
 
-    def __init__(self, coro: Any, number: int, **rest: Any) -> None:
+    def __init__(self, coro: Any, number: int, loop: Any, name: str, context: Context | None) -> None:
         self.number = number  # asked for while the task is being made
-        super().__init__(coro, **rest)
+        super().__init__(coro, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
         return self.number
@@ -85,11 +85,16 @@ class Process:
 
     def stop(self) -> None:
         """Suspend everything of this process."""
-        self.stopped = True
+        if not self.stopped:
+            self.stopped = True
+            self._loop.stopped += 1
 
     def resume(self) -> None:
         """Go on after `stop` with everything that became due meanwhile."""
+        if not self.stopped:
+            return
         self.stopped = False
+        self._loop.stopped -= 1
         backlog, self.backlog = self.backlog, []
         for handle in backlog:
             self._loop.put(handle)
@@ -130,7 +135,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._limit_s = limit_s
         self._spent_s = 0.0
         self._lanes: dict[Executor, _Lane] = {}
-        self._still = 0
+        self._still_until = STILL_LIMIT
+        self.stopped = 0
+        """Processes that are suspended."""
         self.callbacks = 0
         """Callbacks run so far."""
         self.complaints: list[str] = []
@@ -157,7 +164,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Handle:
         """Run a callback `delay` seconds from now."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        handle = Handle(callback, args, copy_context() if context is None else context)
+        self._count += 1
+        heapq.heappush(self._timers, (self._now + delay, self._count, handle))
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -181,7 +191,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[_T]:
         """Begin a task within the process that asks."""
         self._tasks_made += 1
-        task = _Task(coro, self._tasks_made, loop=self, name=name or "task", context=context)
+        task = _Task(coro, self._tasks_made, self, name or "task", context)
         process = _current.get() if context is None else context.get(_current)
         tasks = self._living if process is None else process.tasks
         if len(tasks) >= 64:
@@ -279,47 +289,48 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             task = self.create_task(work)
-            while not task.done():
-                self._turn()
+            self._run_until(task)
             self._unwind()
             return task.result()
         finally:
             asyncio._set_running_loop(None)
 
-    def _turn(self) -> None:
-        ready = self._ready
-        if not ready:
-            self._advance()
-        handle = ready.popleft()
-        on = handle.callback
-        if on is None:
-            return
-        process = handle.context.get(_current)
-        if process is not None and process.stopped:
-            process.backlog.append(handle)
-            return
-        self.callbacks += 1
-        self._still += 1
-        if self._still > STILL_LIMIT:
-            raise UnavailableError(f"the clock stands still at {self._now:.3f} s; {self._waiters()}")
-        handle.context.run(on, *handle.arguments)
-
-    def _advance(self) -> None:
-        timers = self._timers
-        while timers:
-            when, _, handle = heapq.heappop(timers)
-            if handle.callback is None:
-                continue
-            if when > self._now:
-                self._now = when
-                self._still = 0
-                if when > self._limit_s:
+    def _run_until(self, task: asyncio.Task[Any]) -> None:
+        ready, timers, pop = self._ready, self._timers, heapq.heappop
+        while not task.done():
+            if ready:
+                handle = ready.popleft()
+                callback = handle.callback
+                if callback is None:
+                    continue
+            else:
+                if not timers:
                     raise UnavailableError(
-                        f"the run is not over after {self._limit_s:g} virtual seconds; {self._waiters()}"
+                        f"nothing can happen any more at {self._now:.3f} s; {self._waiters()}"
                     )
-            self._ready.append(handle)
-            return
-        raise UnavailableError(f"nothing can happen any more at {self._now:.3f} s; {self._waiters()}")
+                when, _, handle = pop(timers)
+                callback = handle.callback
+                if callback is None:
+                    continue
+                if when > self._now:
+                    self._pass_time(when)
+            if self.stopped:
+                process = handle.context.get(_current)
+                if process is not None and process.stopped:
+                    process.backlog.append(handle)
+                    continue
+            self.callbacks += 1
+            if self.callbacks > self._still_until:
+                raise UnavailableError(f"the clock stands still at {self._now:.3f} s; {self._waiters()}")
+            handle.context.run(callback, *handle.arguments)
+
+    def _pass_time(self, when: float) -> None:
+        self._now = when
+        self._still_until = self.callbacks + STILL_LIMIT
+        if when > self._limit_s:
+            raise UnavailableError(
+                f"the run is not over after {self._limit_s:g} virtual seconds; {self._waiters()}"
+            )
 
     def _unwind(self) -> None:
         """End every task that is left, so that none is found dead later."""

@@ -37,6 +37,8 @@ RUN_ID = "simulated-1"
 COORDINATOR = "coordinator"
 LEARNER = "learner"
 EVALUATION_POLL_S = 2.0
+PULL_WAIT_S = 6.0
+"""Longer than in production: an idle judge's questions would be most of the traffic."""
 _T = TypeVar("_T")
 
 
@@ -152,7 +154,15 @@ def make_judge(site: Site, coordinator: Coordinator, judge_id: str) -> RewardSer
     """Return the judge of a process; `run` is its main routine."""
     environment = engines.ArithmeticEnvironment(site.config, site.dullness)
     patience_s = site.config.services.stall_timeout_s
-    return RewardService(coordinator, environment, engines.JsonDecoder(), RUN_ID, judge_id, patience_s)
+    return RewardService(
+        coordinator,
+        environment,
+        engines.JsonDecoder(),
+        RUN_ID,
+        judge_id,
+        patience_s,
+        pull_wait_s=PULL_WAIT_S,
+    )
 
 
 async def drive_run(site: Site) -> None:

@@ -115,5 +115,7 @@ def drawn_scenario(seed: int) -> Scenario:
         workers=1 + chance.index(4),
         judges=1 + chance.index(2),
         dullness=shape.choose((1, 1, 2, 5)),
+        engine_step_s=chance.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
+        learner_step_s=chance.choose(((0.3, 1.5), (1.0, 6.0))),
         faults=draw_mix(chance),
     )

@@ -127,7 +127,7 @@ def test_a_stuck_run_names_who_waits() -> None:
     async def waits_for_nobody() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(UnavailableError, match="nothing can happen any more.*waits_for_nobody"):
+    with pytest.raises(UnavailableError, match=r"nothing can happen any more.*waits_for_nobody"):
         VirtualLoop(_still, 100.0).run(waits_for_nobody())
 
 
@@ -140,10 +140,10 @@ def test_a_clock_that_runs_away_or_stands_still_is_noticed(monkeypatch: pytest.M
         while True:
             await asyncio.sleep(0)
 
-    with pytest.raises(UnavailableError, match="not over after 50 virtual seconds.*for_ever"):
+    with pytest.raises(UnavailableError, match=r"not over after 50 virtual seconds.*for_ever"):
         VirtualLoop(_still, 50.0).run(for_ever())
     monkeypatch.setattr("antiphon.simulator.loop.STILL_LIMIT", 1000)
-    with pytest.raises(UnavailableError, match="stands still.*at_once"):
+    with pytest.raises(UnavailableError, match=r"stands still.*at_once"):
         VirtualLoop(_still, 50.0).run(at_once())
 
 
