@@ -27,6 +27,7 @@ for _verb, _place, _help in (
     ("run", "run:run", "Post-train a policy as a configuration says."),
     ("config", "config:config", "Print the tree that a configuration resolves to."),
     ("status", "status:status", "Show a run as it is now."),
+    ("events", "events:events", "Print what happened to a run."),
     ("report", "report:report", "Write one self-contained HTML page about a run."),
     ("replay", "replay:replay", "Execute recorded steps again and compare every bit."),
     ("simulate", "simulate:simulate", "Simulate whole runs with faults and check every event."),

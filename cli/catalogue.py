@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphon.cli.app import app
 from antiphon.core import errors
+from antiphon.core.alarms import ALARMS
 from antiphon.core.events import JournalEvent
 from antiphon.core.metrics import (
     BATCH_METRICS,
@@ -78,6 +79,10 @@ def catalogue_page() -> str:
     )
     events = [(f"`{cls.kind}`", _first(cls), _fields(cls)) for cls in event_classes()]
     parts.append(_table(("kind", "meaning", "fields"), events))
+    parts.append(
+        "## Alarms\n\nWhat a run says of itself when its figures need a person (`core/alarms.py`).\n"
+    )
+    parts.append(_table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.mend) for a in ALARMS]))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
     parts.append(_table(("verb", "does"), [(f"`antiphon {name}`", text) for name, text in verbs()]))
     parts.append("## Errors\n\nHow to read them: [operations](operations.md#errors).\n")

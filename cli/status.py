@@ -36,20 +36,24 @@ def status(
     """
     from antiphon.cli.arguments import home_directory
     from antiphon.core.config import load_config
-    from antiphon.flows.attach import coordinator_address, look
+    from antiphon.flows.alarm_watch import alarm_line, current_alarms
+    from antiphon.flows.attach import commits_of, coordinator_address, look
     from antiphon.flows.run_directory import find_run, list_runs
 
     home = home_directory()
     directory = find_run(home, run)
-    address = coordinator_address(directory, load_config(directory / "config.yaml"))
+    config = load_config(directory / "config.yaml")
+    address = coordinator_address(directory, config)
     found = None if address is None else asyncio.run(look(address, directory.name))
     if found is None or address is None:
         return _show_resting(directory, as_json)
-    if as_json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
-        return 0
     if watch:
         return _watch(address, directory.name)
+    alarms = current_alarms(asyncio.run(commits_of(address)), config, directory)
+    if as_json:
+        plain = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
+        print(json.dumps(plain, indent=2))
+        return 0
 
     from rich.console import Console
 
@@ -58,6 +62,8 @@ def status(
     history = RunHistory()
     history.take(found)
     Console().print(picture(found, planes_of(found, {}), history, None))
+    for alarm in alarms:
+        print(alarm_line(alarm))
     print(f"coordinator: {address}")
     others = [d.name for d in list_runs(home) if d != directory]
     if run is None and others:

@@ -322,6 +322,8 @@ class ServicesSection(_Section):
     """Address the services listen on; anything but loopback needs TLS, which is not built yet."""
     coordinator_port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0 picks a free one."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port on loopback for Prometheus, 0 for a free one, which the coordinator's log names; null for none."""
     start_timeout_s: float = Field(default=180.0, gt=0.0)
     """Seconds a service may take to start."""
     stall_timeout_s: float = Field(default=300.0, gt=0.0)

@@ -6,13 +6,14 @@ started in this process for as long as the question takes. It grants nothing, as
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import UnavailableError
+from antiphon.core.records import StepCommit
 from antiphon.services.coordinator.api import Event, RunStatus
 from antiphon.services.coordinator.client import CoordinatorClient
 
@@ -42,6 +43,19 @@ async def look(address: str, run_id: str) -> RunStatus | None:
     finally:
         await client.close()
     return found if found.run_id == run_id else None
+
+
+async def commits_of(address: str) -> Sequence[StepCommit]:
+    """Return all commits of the run whose coordinator answers at `address`, in order.
+
+    Raises:
+        UnavailableError: when nobody answers there.
+    """
+    client = CoordinatorClient(address, timeout_s=ANSWER_S)
+    try:
+        return await client.commits(-1)
+    finally:
+        await client.close()
 
 
 @asynccontextmanager

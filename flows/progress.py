@@ -8,6 +8,7 @@ import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.view import PlaneView, RunView
+from antiphon.flows.alarm_watch import AlarmWatch
 from antiphon.services.coordinator.api import RunStatus
 from antiphon.tasks.run_context import RunContext
 
@@ -48,17 +49,24 @@ def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
     """Feed the view about once a second until the returned function is called."""
     over = threading.Event()
     progress = _Rates(run)
+    alarms = AlarmWatch(run.config, run.run_dir, time.perf_counter())
 
     def show() -> None:
         while not over.wait(STATUS_S):
             try:
                 status = run.clients.run(run.coordinator.status(), 5.0)
+                if status.committed_steps > len(alarms.commits):
+                    news = run.coordinator.commits(len(alarms.commits) - 1)
+                    alarms.commits.extend(run.clients.run(news, 5.0))
             except UnavailableError:
                 continue  # the stages notice and say so; the view just waits
             except AntiphonError as error:
                 _log.warning("view.failed", error=str(error))
                 return
             view.status(status, progress.planes(status))
+            for line in alarms.look(status, time.perf_counter()):
+                _log.warning("alarm.changed", said=line)
+                view.message(line)
 
     thread = threading.Thread(target=show, name="view", daemon=True)
     thread.start()

@@ -16,6 +16,7 @@ from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, 
 from antiphon.services import failpoints, wire
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place
+from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_keeper import RunKeeper
 from antiphon.services.coordinator.service import CoordinatorService
@@ -231,10 +232,12 @@ async def serve_coordinator(
     keeper = RunKeeper(config, run_id, journal, open_store(store_root, config.record), prompts, loop.time)
     await keeper.start()
     try:
-        server, bound = await start_coordinator(CoordinatorService(keeper), host, port)
+        service = CoordinatorService(keeper)
+        server, bound = await start_coordinator(service, host, port)
         try:
-            ready(bound)
-            await _until_over(keeper, stop)
+            async with metrics_page(service, config):
+                ready(bound)
+                await _until_over(keeper, stop)
         finally:
             await stop_server(server)
     finally:

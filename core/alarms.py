@@ -1,0 +1,211 @@
+"""Alarms: what in a run's figures a person should look at now, decided from its commits alone.
+
+An alarm never stops a run. It is raised by figures that hold over a whole window of steps, since
+single batches of reinforcement learning are noisy: rewards of good runs fall to a fifth for a
+hundred steps and come back, a collapsed run stays at its lowest.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from antiphon.core.records import StepCommit
+
+WINDOW = 50
+"""Steps over which a figure must hold; a run shorter than two windows uses a quarter of its steps."""
+LEAST_WINDOW = 10
+"""No window is shorter: fewer batches say little."""
+COLLAPSED_SHARE = 0.05
+"""Of the way from the lowest batch to the best window; a reward below it is lost. Real runs that
+recovered went down to 0.15 of it."""
+UNIFORM_SHARE = 0.9
+"""Of log V, the entropy of a policy that prefers no token to another."""
+CERTAIN_NATS = 1e-3
+"""Entropy below which every group is eight times the same answer."""
+DIVERGED_NATS = 0.1
+"""kl_k3 per token between the weights that sampled and the same weights in the learner. Rounding of
+bf16 makes less than 0.01; another model or temperature makes several tenths."""
+USEFUL_SHARE = 0.3
+"""Effective sample share below which most tokens of a batch carry no weight."""
+AT_BOUND_SHARE = 0.95
+"""Of the bound; a mean staleness above it leaves no room for a late worker."""
+STALL_FACTOR = 10.0
+"""Times the median step that a step may take before it counts as a stall."""
+LEAST_FREE_BYTES = 1 << 30
+"""Free space below which the next snapshots may not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One thing to look at."""
+
+    name: str
+    """A name of ALARMS."""
+    step: int
+    """Step of the last commit that showed it; -1 for what is not about a step."""
+    text: str
+    """One sentence with the figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmKind:
+    """What an alarm means and what to do about it."""
+
+    name: str
+    meaning: str
+    mend: str
+
+
+ALARMS: tuple[AlarmKind, ...] = (
+    AlarmKind(
+        "reward_collapse",
+        f"the mean reward of the window lies below {COLLAPSED_SHARE:.0%} of what was learned",
+        "stop; go back to a version before the fall (`antiphon lineage`), with a lower learning rate",
+    ),
+    AlarmKind(
+        "entropy_explosion",
+        f"entropy above {UNIFORM_SHARE:.0%} of log V: the policy writes noise",
+        "as for reward_collapse; check the KL term and the learning rate",
+    ),
+    AlarmKind(
+        "entropy_collapse",
+        f"entropy below {CERTAIN_NATS:g} nats: groups repeat one answer and teach nothing",
+        "raise sampling.temperature, take harder prompts, or stop: the policy is done",
+    ),
+    AlarmKind(
+        "sampler_divergence",
+        f"kl_k3 of fresh tokens above {DIVERGED_NATS:g} nats: learner and workers do not run one policy",
+        "compare dtype, sampling parameters and the version workers hold; `antiphon replay --rollouts`",
+    ),
+    AlarmKind(
+        "useless_batches",
+        f"effective sample share below {USEFUL_SHARE:.0%}: stale tokens carry the batch no more",
+        "lower loop.max_staleness or the learning rate",
+    ),
+    AlarmKind(
+        "staleness_at_bound",
+        f"mean staleness above {AT_BOUND_SHARE:.0%} of loop.max_staleness",
+        "add workers, or raise the bound; groups that come later are dropped",
+    ),
+    AlarmKind(
+        "stall",
+        f"no commit for services.stall_timeout_s or {STALL_FACTOR:g} median steps, whichever is longer",
+        "`antiphon status` names who is waited for; its log is under runs/RUN/logs",
+    ),
+    AlarmKind(
+        "no_space",
+        f"less than {LEAST_FREE_BYTES >> 30} GiB free where the run is kept",
+        "`antiphon gc`, or free space otherwise; a full disk pauses the run and loses nothing",
+    ),
+)
+
+
+def find_alarms(
+    commits: Sequence[StepCommit], max_staleness: int, vocabulary: int | None = None
+) -> tuple[Alarm, ...]:
+    """Return what the figures of the last window of steps show.
+
+    Args:
+        commits: all commits of the run so far, in step order.
+        max_staleness: the bound S, versions.
+        vocabulary: number of tokens V; None leaves the entropy's upper end unwatched.
+    """
+    window = min(WINDOW, len(commits) // 4)
+    if window < LEAST_WINDOW:
+        return ()
+    recent = commits[-window:]
+    last = commits[-1].step
+    means = {
+        name: sum(values) / len(values)
+        for name in ("entropy_estimate", "kl_k3.staleness_0", "effective_sample_share", "staleness_mean")
+        if (values := _values(recent, name))
+    }
+    found = [_reward(commits, window, last), *(_level(means, last, rule) for rule in _levels(vocabulary))]
+    if max_staleness > 0 and means.get("staleness_mean", 0.0) > AT_BOUND_SHARE * max_staleness:
+        said = (
+            f"mean staleness {means['staleness_mean']:.2f} over {window} steps; the bound is {max_staleness}"
+        )
+        found.append(Alarm("staleness_at_bound", last, said))
+    return tuple(alarm for alarm in found if alarm is not None)
+
+
+def stall_alarm(
+    since_commit_s: float, step_seconds: Sequence[float], limit_s: float, waiting: str
+) -> Alarm | None:
+    """Return the alarm of a run that does not go on.
+
+    Args:
+        since_commit_s: seconds since the last commit was seen.
+        step_seconds: seconds between earlier commits.
+        limit_s: services.stall_timeout_s.
+        waiting: whom the data plane waits for.
+
+    >>> stall_alarm(400.0, [2.0, 3.0], 300.0, "2 groups at worker-1").text
+    'no step for 400 s (3.0 s are usual): 2 groups at worker-1'
+    """
+    usual = sorted(step_seconds)[len(step_seconds) // 2] if step_seconds else 0.0
+    if since_commit_s <= max(limit_s, STALL_FACTOR * usual):
+        return None
+    return Alarm("stall", -1, f"no step for {since_commit_s:.0f} s ({usual:.1f} s are usual): {waiting}")
+
+
+def space_alarm(free_bytes: int, place: str) -> Alarm | None:
+    """Return the alarm of a disk that is nearly full.
+
+    >>> space_alarm(200 << 20, "runs").text
+    'only 0.20 GiB are free for runs'
+    """
+    if free_bytes >= LEAST_FREE_BYTES:
+        return None
+    return Alarm("no_space", -1, f"only {free_bytes / (1 << 30):.2f} GiB are free for {place}")
+
+
+def _reward(commits: Sequence[StepCommit], window: int, last: int) -> Alarm | None:
+    rewards = _values(commits, "reward_mean")
+    if len(rewards) < 2 * window:
+        return None
+    sums = list(accumulate(rewards, initial=0.0))
+    windows = [(sums[end] - sums[end - window]) / window for end in range(window, len(sums))]
+    lowest, best, now = min(rewards), max(windows), windows[-1]
+    # Without this a run that never learned anything would have lost everything.
+    if best - lowest <= 1e-9 or now - lowest >= COLLAPSED_SHARE * (best - lowest):
+        return None
+    said = f"mean reward {now:.3g} over {window} steps, after {best:.3g} in the best {window}"
+    return Alarm("reward_collapse", last, said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    name: str
+    figure: str
+    wrong: Callable[[float], bool]
+    words: str
+
+
+def _levels(vocabulary: int | None) -> Sequence[_Level]:
+    most = math.inf if vocabulary is None else UNIFORM_SHARE * math.log(vocabulary)
+    noise = f"nats; log V = {most / UNIFORM_SHARE:.3g}"
+    return (
+        _Level("entropy_explosion", "entropy_estimate", lambda x: x > most, noise),
+        _Level("entropy_collapse", "entropy_estimate", lambda x: x < CERTAIN_NATS, "nats"),
+        _Level("sampler_divergence", "kl_k3.staleness_0", lambda x: x > DIVERGED_NATS, "nats per token"),
+        _Level("useless_batches", "effective_sample_share", lambda x: x < USEFUL_SHARE, "of the tokens"),
+    )
+
+
+def _level(means: Mapping[str, float], last: int, rule: _Level) -> Alarm | None:
+    mean = means.get(rule.figure)
+    if mean is None or not rule.wrong(mean):
+        return None
+    return Alarm(rule.name, last, f"{rule.figure} is {mean:.3g} {rule.words}")
+
+
+def _values(commits: Sequence[StepCommit], name: str) -> list[float]:
+    """Return a figure of every commit that trained on something and reports it."""
+    found = []
+    for commit in commits:
+        value = commit.metrics.get(name)
+        if value is not None and math.isfinite(value) and commit.metrics.get("trajectories", 1.0) > 0:
+            found.append(value)
+    return found

@@ -1,0 +1,148 @@
+"""Metrics page: the run's figures for Prometheus, read from the coordinator when they are asked for.
+
+Nothing is counted twice: the page has no counters of its own, it shows the state that the journal
+made. It is served on loopback only, since it has neither encryption nor a password.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from antiphon.core.alarms import ALARMS, find_alarms
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.records import StepCommit, WorkerState
+from antiphon.services.coordinator.api import Coordinator, RunStatus
+
+HOST = "127.0.0.1"
+ANSWER_S = 5.0
+"""Longest wait for the coordinator's loop while Prometheus asks."""
+
+_log = structlog.get_logger("coordinator")
+
+
+@asynccontextmanager
+async def metrics_page(coordinator: Coordinator, config: RunConfig) -> AsyncIterator[int | None]:
+    """Serve the page while the block lasts and yield its port; None when none is configured.
+
+    Raises:
+        ConfigError: when the port is taken.
+    """
+    port = config.services.metrics_port
+    if port is None:
+        yield None
+        return
+    registry = CollectorRegistry()
+    registry.register(_RunCollector(coordinator, config, asyncio.get_running_loop()))
+    try:
+        server, thread = start_http_server(port, addr=HOST, registry=registry)
+    except OSError as error:
+        raise ConfigError(
+            f"services.metrics_port={port} cannot be used ({error.strerror}); choose another one, or 0 for "
+            "any free one"
+        ) from error
+    bound = int(server.server_port)
+    _log.info("metrics.served", address=f"http://{HOST}:{bound}/metrics")
+    try:
+        yield bound
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        await asyncio.to_thread(thread.join, ANSWER_S)
+
+
+class _RunCollector(Collector):
+    """Asks the coordinator, in its own loop, whenever the page is read."""
+
+    def __init__(self, coordinator: Coordinator, config: RunConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self._coordinator, self._config, self._loop = coordinator, config, loop
+
+    def describe(self) -> Sequence[Metric]:
+        """Name nothing in advance: registering must not wait for the loop that registers."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of one look at the run."""
+        asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        try:
+            status, commits = asked.result(ANSWER_S)
+        except (AntiphonError, TimeoutError) as error:
+            asked.cancel()
+            _log.warning("metrics.failed", error=str(error))
+            yield GaugeMetricFamily("antiphon_up", "Whether the coordinator answers.", 0.0)
+            return
+        yield GaugeMetricFamily("antiphon_up", "Whether the coordinator answers.", 1.0)
+        yield from run_families(status, commits, self._config)
+
+    async def _ask(self) -> tuple[RunStatus, Sequence[StepCommit]]:
+        return await self._coordinator.status(), await self._coordinator.commits(-1)
+
+
+def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunConfig) -> Iterator[Metric]:
+    """Yield what one look at a run says, as Prometheus families; label `run` is the run's id."""
+    run = status.run_id
+
+    def gauge(name: str, words: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"antiphon_{name}", words, labels=("run",))
+        family.add_metric((run,), value)
+        return family
+
+    def count(name: str, words: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"antiphon_{name}", words, labels=("run",))
+        family.add_metric((run,), value)
+        return family
+
+    yield count("steps", "Learner steps committed.", status.committed_steps)
+    yield gauge("steps_planned", "Learner steps of the run.", status.steps_total)
+    yield gauge("finished", "Whether the run is finished.", float(status.finished))
+    yield gauge("paused", "Whether the run is paused.", float(bool(status.paused_reason)))
+    yield gauge("newest_version", "Newest announced policy version.", status.newest_version or 0)
+    yield count("groups_dropped_stale", "Groups dropped beyond the bound.", status.groups_dropped_stale)
+    yield count("groups_filtered", "Groups without reward variance.", status.groups_filtered)
+    yield count("groups_requeued", "Groups taken back from workers.", status.groups_requeued)
+    yield _labelled(
+        "groups",
+        "Groups by phase.",
+        "phase",
+        run,
+        {
+            "open": status.groups_open,
+            "leased": status.groups_leased,
+            "to_judge": status.groups_to_judge,
+            "ready": status.groups_ready,
+        },
+    )
+    trained = {str(staleness): found for staleness, found in status.staleness_histogram.items()}
+    yield _labelled(
+        "trajectories_trained", "Trajectories trained on, by staleness.", "staleness", run, trained
+    )
+    for name, words in (
+        ("tokens_generated", "Completion tokens sampled."),
+        ("open_leases", "Groups being sampled."),
+        ("busy_share", "Share of its time in which its engine had work."),
+        ("seconds_since_heartbeat", "Seconds since it was last heard of."),
+    ):
+        figures = {worker.worker_id: float(getattr(worker, name)) for worker in status.workers}
+        yield _labelled(f"worker_{name}", words, "worker", run, figures)
+    alive = {worker.worker_id: float(worker.state is WorkerState.ACTIVE) for worker in status.workers}
+    yield _labelled("worker_active", "Whether a worker counts as active.", "worker", run, alive)
+    last = commits[-1].metrics if commits else {}
+    finite = {name: value for name, value in last.items() if math.isfinite(value)}
+    yield _labelled("step_metric", "Figures of the last step, as in the catalogue.", "metric", run, finite)
+    raised = {alarm.name for alarm in find_alarms(commits, config.loop.max_staleness)}
+    watched = {kind.name: float(kind.name in raised) for kind in ALARMS}
+    yield _labelled("alarm", "Alarms of the figures; see operations.", "alarm", run, watched)
+
+
+def _labelled(name: str, words: str, label: str, run: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"antiphon_{name}", words, labels=("run", label))
+    for key, value in values.items():
+        family.add_metric((run, key), value)
+    return family
