@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 
 from antiphon.benchmarks.measure import print_result, tail
+from antiphon.benchmarks.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
 from antiphon.core.records import (
     PROTOCOL_VERSION,
@@ -273,7 +274,9 @@ def main() -> None:
     parser.add_argument("--duplicates", type=float, default=0.1, help="share handed in twice (default 0.1)")
     parser.add_argument("--unary", action="store_true", help="a call for each request instead of streams")
     parser.add_argument("--idle", type=int, default=1000, help="idle workers (default 1000; 0 leaves it out)")
-    parser.add_argument("--no-postgres", action="store_true", help="leave PostgreSQL out")
+    parser.add_argument(
+        "--no-postgres", action="store_true", help="leave PostgreSQL out, as without its package"
+    )
     parser.add_argument("--serve", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -282,11 +285,10 @@ def main() -> None:
     result: dict[str, object] = {"clients": options.clients, "seconds": options.seconds}
     try:
         result |= measure_pairs(home, "sqlite", None, options)
-        if not options.no_postgres:
-            from antiphon.benchmarks.postgres import postgres_server
-
-            with postgres_server() as url:
-                found = measure_pairs(home, "postgres", url, options)
+        initdb = None if options.no_postgres else find_initdb()
+        if initdb is not None:
+            with postgres_server(initdb) as server:
+                found = measure_pairs(home, "postgres", server.url, options)
             result |= {f"postgres_{name}": value for name, value in found.items()}
         if options.idle:
             with coordinator(home / "idle", make_config(64, None)) as (address, process):

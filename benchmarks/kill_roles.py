@@ -32,11 +32,13 @@ def coordinator(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None
 
 def learner(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
     """Serve the learner."""
-    from antiphon.services.learner.server import serve_learner
+    from antiphon.services.learner.server import OpenLearner, serve_learner
 
-    open_service = None
+    open_service: OpenLearner | None = None
     if not ports.get("deepspeed"):
-        from antiphon.benchmarks.kill_parts import open_light_learner as open_service
+        from antiphon.benchmarks.kill_parts import open_light_learner
+
+        open_service = open_light_learner
     config, ready = load_config(folder / "config.yaml"), _ready(folder, "learner")
     address, store = f"{HOST}:{ports['coordinator']}", folder / "store"
     return serve_learner(config, RUN_ID, folder, store, address, HOST, ports["learner"], ready, open_service)

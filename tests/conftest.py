@@ -10,6 +10,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from antiphon.benchmarks.postgres import find_initdb
+
 IN_CI = os.environ.get("ANTIPHON_CI") == "1"
 SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.randbelow(2**31))))
 ORDER = ("unit", "properties", "simulation", "docs", "services", "e2e")
@@ -69,7 +71,7 @@ def needs_system() -> Callable[[str], str]:
 
     def find(package: str) -> str:
         for program in PROGRAMS[package]:
-            if path := shutil.which(program) or _beside_versions(program):
+            if path := find_initdb() if program == "initdb" else shutil.which(program):
                 return path
         reason = f"needs the system package {package} (scripts/system-packages --test)"
         if IN_CI:
@@ -77,9 +79,3 @@ def needs_system() -> Callable[[str], str]:
         pytest.skip(reason)
 
     return find
-
-
-def _beside_versions(program: str) -> str | None:
-    """Find a program that Debian keeps outside the path, in a folder for each version of its package."""
-    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))
-    return str(found[-1]) if found else None

@@ -19,6 +19,7 @@ from antiphon.core import admission, assembly
 from antiphon.core import events as e
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.group_checks import submission_digest
 from antiphon.core.leases import HeldLease, LeaseTable
 from antiphon.core.records import GroupSubmission, WorkerState
 from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
@@ -233,6 +234,12 @@ class RunKeeper:
         if body is None:
             return None
         submission = payloads.load_submission(body)
+        receipt = self.state.receipts.get(group_id)
+        if receipt is not None and submission_digest(submission) != receipt.payload_digest:
+            raise IntegrityError(
+                f"the payload of group {group_id} in the journal is not what was accepted; "
+                "restore the journal from a copy"
+            )
         if group_id in self.state.groups:
             self._submissions[group_id] = submission
         return submission

@@ -20,7 +20,7 @@ from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_keeper import RunKeeper
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.coordinator.work_stream import StreamServer
+from antiphon.services.coordinator.work_stream import Handler, StreamServer
 from antiphon.services.serving import answers_errors, error_to_code, start_server, stop_server
 
 __all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
@@ -62,7 +62,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @answers_errors
     async def Work(self, request: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
         """Answer a worker's stream: each message as the call of its own would be."""
-        handlers = {
+        handlers: dict[str, Handler] = {
             "heartbeat": self._heartbeat,
             "lease": self._lease,
             "submission": self._submit,

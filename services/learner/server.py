@@ -112,8 +112,9 @@ async def serve_learner(
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
     if open_service is None:
-        # torch and DeepSpeed: only for who trains
-        from antiphon.services.learner.opening import open_learner as open_service
+        from antiphon.services.learner.opening import open_learner  # torch and DeepSpeed: only for who trains
+
+        open_service = open_learner
 
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()

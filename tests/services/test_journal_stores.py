@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.script import ScriptDirectory
 
+from antiphon.benchmarks.postgres import PostgresServer, postgres_server
 from antiphon.core import events as e
 from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
@@ -22,7 +23,6 @@ from antiphon.services.coordinator.run_keeper import RunKeeper, new_state
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import RUN_ID, make_config
-from tests.support.postgres import PostgresServer, postgres_server
 
 Place = Path | str
 _runs = count()

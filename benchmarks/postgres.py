@@ -1,4 +1,7 @@
-"""A PostgreSQL server of the tests: a scratch folder, a unix socket, no port; gone at the end."""
+"""PostgreSQL for a while: a real server on a scratch folder and a unix socket, no port; gone at the end.
+
+The server refuses to run as root, so its programs run as another user of the machine then.
+"""
 
 import os
 import pwd
@@ -68,6 +71,12 @@ class PostgresServer:
             timeout=LIMIT_S,
         )
         assert done.returncode == 0, f"{program}: {done.stderr.decode()}"
+
+
+def find_initdb() -> str | None:
+    """Return the path of PostgreSQL's `initdb`, which Debian keeps outside the search path, or None."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return shutil.which("initdb") or (str(found[-1]) if found else None)
 
 
 @contextmanager
