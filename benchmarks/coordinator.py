@@ -206,8 +206,10 @@ async def load(address: str, clients: int, seconds: float, duplicates: float, un
     return figures
 
 
-async def idle_fleet(address: str, process: psutil.Process, workers: int, seconds: float) -> float:
-    """Return the share of a core that the heartbeats of `workers` idle workers cost the coordinator."""
+async def idle_fleet(
+    address: str, process: psutil.Process, workers: int, seconds: float
+) -> tuple[float, float]:
+    """Return the share of a core that idle workers' heartbeats cost the coordinator, and their rate per second."""
     crew = [WorkerClient(address, timeout_s=60.0) for _ in range(workers)]
     period_s = 2.0
 
@@ -219,17 +221,20 @@ async def idle_fleet(address: str, process: psutil.Process, workers: int, second
         while True:
             reply = await client.heartbeat(beat)
             assert reply.known
+            beats[0] += 1
             await asyncio.sleep(welcome.heartbeat_s)
 
+    beats = [0]
     before = _cpu(process)
     await asyncio.sleep(2.0)
     calm = (_cpu(process) - before) / 2.0
     tasks = [asyncio.ensure_future(live(client, number)) for number, client in enumerate(crew)]
     try:
         await asyncio.sleep(2 * period_s + workers / 200)
-        before, begun = _cpu(process), time.perf_counter()
+        before, begun, beats[0] = _cpu(process), time.perf_counter(), 0
         done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        share = (_cpu(process) - before) / (time.perf_counter() - begun)
+        passed_s = time.perf_counter() - begun
+        share, rate = (_cpu(process) - before) / passed_s, beats[0] / passed_s
         for task in done:
             task.result()
     finally:
@@ -237,7 +242,7 @@ async def idle_fleet(address: str, process: psutil.Process, workers: int, second
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(client.close() for client in crew))
-    return share - calm
+    return share - calm, rate
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -292,8 +297,9 @@ def main() -> None:
             result |= {f"postgres_{name}": value for name, value in found.items()}
         if options.idle:
             with coordinator(home / "idle", make_config(64, None)) as (address, process):
-                share = asyncio.run(idle_fleet(address, process, options.idle, options.seconds))
+                share, rate = asyncio.run(idle_fleet(address, process, options.idle, options.seconds))
             result |= {"idle_workers": options.idle, "heartbeats_core_share": round(share, 4)}
+            result["heartbeats_per_s"] = round(rate, 1)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     print_result(result)

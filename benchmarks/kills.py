@@ -43,7 +43,7 @@ OWN_SHARE = 0.6
 """Share of starts with an armed fail-point; the other kills come from outside."""
 STARTING_SHARE = 0.1
 PAUSE_S = 0.3
-MOST_PAUSE_S = 5.0
+MOST_PAUSE_S = 20.0
 """Between two outside kills the run gets on, or this passes."""
 BUSY = {"worker.generate", *(name for name in failpoints.NAMES if name.startswith("coordinator."))}
 """Places that are visited often, so that the first visits are no fair sample."""
@@ -219,8 +219,8 @@ class KilledRun:
             time.sleep(POLL_S)
 
     def _progress(self) -> int:
-        objects = self._folder / "store" / "objects"
-        return sum(1 for _ in objects.rglob("*")) if objects.is_dir() else 0
+        """Return a number that grows while the run gets on: bytes of what workers saw acknowledged."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.acknowledged"))
 
     def _log(self, role: str) -> Path:
         return self._folder / f"{role}.log"
@@ -260,7 +260,8 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool) -> dict[str, object
             audits.append(asyncio.run(audit(folder, config)))
             if mode == "fixed":
                 fixed.add(audits[-1].digests)
-            print(f"run {number} ({mode}): {sum(tally.kills.values())} kills so far, {audits[-1]}"[:220])
+            so_far = sum(tally.kills.values())
+            print(f"run {number} ({mode}): {so_far} kills so far; {audits[-1]}"[:160], flush=True)
             number += 1
     finally:
         if not keep:
@@ -307,7 +308,7 @@ def kill_learner(kills: int, seed: int, keep: bool) -> dict[str, object]:
             folder = home / f"killed-{len(found)}"
             KilledRun(folder, config, rng, tally, deepspeed=True).live(kills - done)
             found.append(asyncio.run(audit(folder, config, light=False)))
-            print(f"run {len(found)}: {sum(tally.kills.values())} kills so far")
+            print(f"run {len(found)}: {sum(tally.kills.values())} kills so far", flush=True)
     finally:
         if not keep:
             shutil.rmtree(home, ignore_errors=True)

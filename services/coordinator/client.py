@@ -169,7 +169,7 @@ class WorkerClient(CoordinatorClient):
 
     async def close(self) -> None:
         """End the stream and close the channel."""
-        self._line.close()
+        await self._line.closed()
         await super().close()
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:

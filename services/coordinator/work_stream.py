@@ -17,6 +17,9 @@ from antiphon.protos import rollout_pb2
 MOST_OPEN = 256
 """Requests of one stream that may wait for answers; a worker has a handful."""
 
+CLOSE_S = 2.0
+"""Longest wait for a stream to end; nothing depends on it."""
+
 Message = Any
 Handler = Callable[[Message], Awaitable[Message]]
 
@@ -158,6 +161,13 @@ class StreamClient:
         """End the stream; who waits for an answer is told that it broke."""
         if self._running is not None:
             self._running.cancel()
+
+    async def closed(self) -> None:
+        """End the stream and wait until it is gone."""
+        running = self._running
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running], timeout=CLOSE_S)
 
     async def _run(self, outgoing: "asyncio.Queue[Message]") -> None:
         stream = self._open_stream()
