@@ -209,7 +209,7 @@ async def load(address: str, clients: int, seconds: float, duplicates: float, un
 async def idle_fleet(
     address: str, process: psutil.Process, workers: int, seconds: float
 ) -> tuple[float, float]:
-    """Return the share of a core that idle workers' heartbeats cost the coordinator, and their rate per second."""
+    """Return the share of a core that the heartbeats of idle workers cost, and how many came per second."""
     crew = [WorkerClient(address, timeout_s=60.0) for _ in range(workers)]
     period_s = 2.0
 

@@ -1,4 +1,4 @@
-"""A small share of `benchmarks/kills.py`: whoever is killed, nothing acknowledged is lost or trained twice."""
+"""A share of `benchmarks/kills.py`: whoever is killed, nothing acknowledged is lost or trained twice."""
 
 import re
 from pathlib import Path
