@@ -14,6 +14,8 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.records import DraftingFigures
 
 _KINDS: dict[str, type["JournalEvent"]] = {}
+_FIELDS: dict[type, tuple[str, ...]] = {}
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=dataclasses.asdict)
 _E = TypeVar("_E", bound="type[JournalEvent]")
 
 
@@ -266,8 +268,11 @@ def dump_event(event: JournalEvent) -> str:
     >>> dump_event(StepOpened(step=3))
     '{"step":3}'
     """
-    fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event)}  # type: ignore[arg-type]
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=dataclasses.asdict)
+    kind = type(event)
+    names = _FIELDS.get(kind)
+    if names is None:
+        names = _FIELDS[kind] = tuple(f.name for f in dataclasses.fields(event))  # type: ignore[arg-type]
+    return _ENCODER.encode({name: getattr(event, name) for name in names})
 
 
 def load_event(kind: str, body: str) -> JournalEvent:

@@ -21,12 +21,21 @@ def derive_seed(*parts: str | int) -> int:
     >>> derive_seed("x", 1) == derive_seed("x1")
     False
     """
-    named = bytearray()
+    return _seed_of(_joined(parts))
+
+
+def _joined(parts: Sequence[str | int]) -> bytes:
+    """Return parts as bytes, each with its type and length; so joined parts are parts joined."""
+    joined = bytearray()
     for part in parts:
         body = str(part).encode()
-        named += b"i" if isinstance(part, int) else b"s"
-        named += len(body).to_bytes(4, "little") + body
-    return int.from_bytes(blake3(named).digest(length=8), "little")
+        joined += b"i" if isinstance(part, int) else b"s"
+        joined += len(body).to_bytes(4, "little") + body
+    return bytes(joined)
+
+
+def _seed_of(joined: bytes) -> int:
+    return int.from_bytes(blake3(joined).digest(length=8), "little")
 
 
 def derive_id(*parts: str | int) -> str:
@@ -60,11 +69,11 @@ def request_seeds(
             random numbers); these are its first round(shared * G) samples.
     """
     common = round(shared * group_size)
+    # As `derive_seed(*beginning, i)`; every lease asks for these, so the beginning is joined once.
+    every_epoch = _joined(("request-shared", run_seed, prompt_key))
+    this_epoch = _joined(("request", run_seed, prompt_key, epoch))
     return tuple(
-        derive_seed("request-shared", run_seed, prompt_key, i)
-        if i < common
-        else derive_seed("request", run_seed, prompt_key, epoch, i)
-        for i in range(group_size)
+        _seed_of((every_epoch if i < common else this_epoch) + _joined((i,))) for i in range(group_size)
     )
 
 

@@ -1,6 +1,7 @@
 """Coordinator server: proto in, service call, proto out; and the process that serves a run."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -27,6 +28,9 @@ __all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_co
 
 LINGER_S = 30.0
 """After the end of a run, how long status and late callers still find it served."""
+
+COLLECT_AFTER = 20_000
+"""New objects between two looks of the garbage collector; a request makes hundreds that die at once."""
 
 Message = Any
 Context = Any
@@ -231,6 +235,9 @@ async def serve_coordinator(
         prompts = await asyncio.to_thread(load_prompts, config)
     keeper = RunKeeper(config, run_id, journal, open_store(store_root, config.record), prompts, loop.time)
     await keeper.start()
+    # What was loaded and folded stays for good, so the garbage collector need not walk it again and again.
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
     try:
         service = CoordinatorService(keeper)
         server, bound = await start_coordinator(service, host, port)

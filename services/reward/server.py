@@ -10,9 +10,7 @@ from typing import Any
 import grpc
 
 from antiphon.core.config import RunConfig
-from antiphon.environments.codec import TextCodec, resolve_model_path
 from antiphon.environments.environment import Environment
-from antiphon.environments.registry import make_environment
 from antiphon.protos import records_pb2, reward_pb2, reward_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.reward.api import Reward
@@ -50,6 +48,10 @@ async def start_reward(reward: Reward, host: str, port: int) -> tuple[grpc.aio.S
 
 
 def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
+    # The library of tasks takes a second to load, so only who judges with it loads it.
+    from antiphon.environments.codec import TextCodec, resolve_model_path
+    from antiphon.environments.registry import make_environment
+
     section = config.environment
     environment = make_environment(
         section.name, section.parameters, section.seed, section.train_size, section.heldout_size
