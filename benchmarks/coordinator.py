@@ -126,7 +126,7 @@ def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.P
         deadline = time.monotonic() + START_S
         while not (folder / "ready").exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the coordinator did not start\n{tail(log)}")
+                raise SystemExit(f"the coordinator did not start ({process.poll()})\n{tail(log)}")
             time.sleep(0.02)
         port = json.loads((folder / "ready").read_text())["port"]
         yield f"127.0.0.1:{port}", psutil.Process(process.pid)

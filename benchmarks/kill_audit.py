@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from antiphon.benchmarks.kill_roles import RUN_ID
 from antiphon.core import events as e
 from antiphon.core.admission import group_seeds
 from antiphon.core.config import RunConfig
@@ -48,7 +47,7 @@ class Audit:
 
 async def audit(folder: Path, config: RunConfig, light: bool = True) -> Audit:
     """Recompute a run whose processes are gone; the weights too, if a light learner made them."""
-    journal = Journal(journal_place(config, folder), RUN_ID)
+    journal = Journal(journal_place(config, folder), config.run.name)
     try:
         totals = journal.totals()
         events = list(journal.replay())

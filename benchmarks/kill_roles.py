@@ -14,7 +14,6 @@ from typing import Any
 from antiphon.core.config import load_config
 from antiphon.services.process import run_service, write_ready_file
 
-RUN_ID = "killed-1"
 HOST = "127.0.0.1"
 
 
@@ -26,7 +25,7 @@ def coordinator(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None
     config, ready = load_config(folder / "config.yaml"), _ready(folder, "coordinator")
     store = folder / "store"
     return serve_coordinator(
-        config, RUN_ID, folder, store, HOST, ports["coordinator"], ready, ArithmeticPrompts()
+        config, config.run.name, folder, store, HOST, ports["coordinator"], ready, ArithmeticPrompts()
     )
 
 
@@ -41,7 +40,9 @@ def learner(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
         open_service = open_light_learner
     config, ready = load_config(folder / "config.yaml"), _ready(folder, "learner")
     address, store = f"{HOST}:{ports['coordinator']}", folder / "store"
-    return serve_learner(config, RUN_ID, folder, store, address, HOST, ports["learner"], ready, open_service)
+    return serve_learner(
+        config, config.run.name, folder, store, address, HOST, ports["learner"], ready, open_service
+    )
 
 
 def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
@@ -52,7 +53,7 @@ def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
     config = load_config(folder / "config.yaml")
     judge_with = (ArithmeticEnvironment(config, dullness=1), JsonDecoder())
     address = f"{HOST}:{ports['coordinator']}"
-    return serve_reward(config, RUN_ID, address, HOST, 0, _ready(folder, "reward"), judge_with)
+    return serve_reward(config, config.run.name, address, HOST, 0, _ready(folder, "reward"), judge_with)
 
 
 def worker(folder: Path, ports: dict[str, int], name: str) -> Coroutine[Any, Any, None]:
@@ -60,6 +61,7 @@ def worker(folder: Path, ports: dict[str, int], name: str) -> Coroutine[Any, Any
     from antiphon.benchmarks.kill_parts import LightSource, PacedEngine, WitnessClient
     from antiphon.services.rollout.service import serve_worker
 
+    config = load_config(folder / "config.yaml")
     address = f"{HOST}:{ports['coordinator']}"
     chunks, ready = folder / name, _ready(folder, name)
 
@@ -67,7 +69,7 @@ def worker(folder: Path, ports: dict[str, int], name: str) -> Coroutine[Any, Any
         await serve_worker(
             address,
             name,
-            RUN_ID,
+            config.run.name,
             chunks,
             lambda: ready(0),
             lambda config: PacedEngine(),

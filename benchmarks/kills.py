@@ -28,6 +28,7 @@ import numpy as np
 
 from antiphon.benchmarks.kill_audit import Audit, audit
 from antiphon.benchmarks.measure import PROJECT, print_result, tail
+from antiphon.benchmarks.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.services import failpoints
 from antiphon.services.process import PARENT_VARIABLE
@@ -38,7 +39,7 @@ LEARNER_STEPS = 20
 READY_S = 240.0
 """Longest start of a process; a machine may be busy."""
 STALL_S = 300.0
-"""Longest time without a commit."""
+"""Longest time in which nothing is acknowledged and nobody dies."""
 OWN_SHARE = 0.6
 """Share of starts with an armed fail-point; the other kills come from outside."""
 STARTING_SHARE = 0.1
@@ -49,18 +50,20 @@ BUSY = {"worker.generate", *(name for name in failpoints.NAMES if name.startswit
 """Places that are visited often, so that the first visits are no fair sample."""
 
 
-def make_config(mode: str, steps: int, model: str = "") -> RunConfig:
+def make_config(
+    mode: str, steps: int, model: str = "", name: str = "killed", store: str | None = None
+) -> RunConfig:
     """Return a run of many small steps, two of them ahead; `model` is a real learner's."""
     return build_config(
         {
-            "run": {"steps": steps, "seed": 5},
+            "run": {"name": name, "steps": steps, "seed": 5},
             "environment": {"train_size": 40, "heldout_size": 4},
             "evaluation": {"prompts": 4, "interval": 0},
             "loop": {"mode": mode, "max_staleness": 2, "prompts_per_step": 6, "group_size": 4},
             "sampling": {"max_tokens": 24},
             "rollout": {"concurrent_groups": 4},
             "learner": {"checkpoint_interval": 3},
-            "coordinator": {"lease_s": 3.0, "heartbeat_s": 0.4, "history_batches": 2},
+            "coordinator": {"lease_s": 3.0, "heartbeat_s": 0.4, "history_batches": 2, "store": store},
             "broadcast": {"snapshots_kept": 16},
             "services": {"stall_timeout_s": 120.0},
             "drafting": {"enabled": False},
@@ -140,9 +143,10 @@ class KilledRun:
             self._start(role, armed=kills > 0)
         try:
             while self._parties["flow"].process.poll() != 0:
-                done += self._revive(armed=done < kills)
+                killed = self._revive(armed=done < kills)
+                done += killed
                 now = time.monotonic()
-                if (size := self._progress()) != seen:
+                if (size := self._progress()) != seen or killed:
                     seen, moved_s = size, now
                 if now - moved_s > STALL_S:
                     raise SystemExit(f"no progress for {STALL_S:g} s\n{self._last_words()}")
@@ -235,7 +239,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_kills(kills: int, steps: int, seed: int, keep: bool) -> dict[str, object]:
+def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None = None) -> dict[str, object]:
     """Kill until `kills` have happened and return the figures.
 
     Args:
@@ -243,6 +247,7 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool) -> dict[str, object
         steps: learner steps of each run.
         seed: of who dies, when and where.
         keep: leave the folders.
+        store: URL of a database for the journals; None keeps each beside its run.
     """
     home = Path(tempfile.mkdtemp(prefix="antiphon-kills-"))
     rng, tally = np.random.default_rng(seed), Tally()
@@ -255,7 +260,8 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool) -> dict[str, object
         number = 0
         while (done := sum(tally.kills.values())) < kills:
             mode = ("fixed", "elastic")[number % 2]
-            folder, config = home / f"{number}-{mode}", make_config(mode, steps)
+            folder = home / f"{number}-{mode}"
+            config = make_config(mode, steps, name=folder.name, store=store)
             KilledRun(folder, config, rng, tally).live(kills - done)
             audits.append(asyncio.run(audit(folder, config)))
             if mode == "fixed":
@@ -339,11 +345,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="who dies, when and where (default 0)")
     parser.add_argument("--keep", action="store_true", help="leave the folders of the runs")
     parser.add_argument("--learner", type=int, default=0, help="kill the real learner this often instead")
+    parser.add_argument("--postgres", action="store_true", help="keep the journals in a PostgreSQL server")
     options = parser.parse_args()
     if options.learner:
         print_result(kill_learner(options.learner, options.seed, options.keep))
         return
-    print_result(run_kills(options.kills, options.steps, options.seed, options.keep))
+    asked = (options.kills, options.steps, options.seed, options.keep)
+    if not options.postgres:
+        print_result(run_kills(*asked))
+        return
+    initdb = find_initdb()
+    if initdb is None:
+        raise SystemExit("--postgres needs the system package postgresql")
+    with postgres_server(initdb) as server:
+        print_result(run_kills(*asked, store=server.url))
 
 
 if __name__ == "__main__":

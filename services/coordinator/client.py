@@ -162,9 +162,9 @@ class WorkerClient(CoordinatorClient):
     A coordinator that serves no stream gets calls, as from everybody else.
     """
 
-    def __init__(self, address: str, timeout_s: float = 10.0, *, channel: Any = None) -> None:
-        """Open a channel to host:port, unless one is given; nothing is sent yet."""
-        super().__init__(address, timeout_s, channel=channel)
+    def __init__(self, address: str, timeout_s: float = 10.0, **options: Any) -> None:
+        """Prepare, with the options of every client; nothing is sent yet."""
+        super().__init__(address, timeout_s, **options)
         self._line = StreamClient(lambda: Duplex(self._stub.Work), _error_from_proto)
 
     async def close(self) -> None:

@@ -21,8 +21,13 @@ from antiphon.services.coordinator.sql_store import SqlStore
 CLAIM_MS = 3000
 """How long the server waits for the session of a coordinator that has just died to go away."""
 CONNECT_S = 10
-_KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-"""Seconds, seconds, probes: a server whose machine vanished is noticed within about ten seconds."""
+_KEEPALIVES = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""Seconds, seconds, probes, milliseconds: a server that vanished is noticed within about ten seconds."""
 
 
 def open_sql_store(place: Path | str, run_id: str) -> SqlStore:

@@ -40,6 +40,7 @@ class StreamServer:
         self._error_to_proto = error_to_proto
         self._replies: asyncio.Queue[Message | None] = asyncio.Queue()
         self._open: dict[int, asyncio.Task[None]] = {}
+        self._broken: BaseException | None = None
 
     async def serve(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
         """Yield replies until the requests end and are answered; leaving early cancels what is open."""
@@ -47,6 +48,8 @@ class StreamServer:
         try:
             while (reply := await self._replies.get()) is not None:
                 yield reply
+            if self._broken is not None:
+                raise self._broken
             await reading
         finally:
             for task in (reading, *self._open.values()):
@@ -85,10 +88,9 @@ class StreamServer:
 
     def _closed(self, number: int, task: asyncio.Task[None]) -> None:
         self._open.pop(number, None)
-        if not task.cancelled() and task.exception() is not None:
-            task.get_loop().call_exception_handler(
-                {"message": "a request of a work stream broke", "exception": task.exception(), "task": task}
-            )
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # No error of ours: a mistake in the code, which ends the stream as it would end a call.
+            self._broken = error
             self._replies.put_nowait(None)
 
     def _refusal(self, number: int, error: AntiphonError) -> Message:

@@ -166,6 +166,22 @@ def test_without_a_stream_calls_do(tmp_path: Path) -> None:
     asyncio.run(act())
 
 
+def test_a_mistake_ends_the_stream_instead_of_leaving_it_silent() -> None:
+    async def break_down(request: Any) -> Any:
+        raise ZeroDivisionError
+
+    async def requests() -> AsyncIterator[Any]:
+        yield rollout_pb2.WorkRequest(id=1, heartbeat=rollout_pb2.WorkerHeartbeat())
+        await asyncio.Event().wait()
+
+    async def act() -> None:
+        server = StreamServer({"heartbeat": break_down}, lambda error: rollout_pb2.WorkError())
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(anext(server.serve(requests())), 10.0)
+
+    asyncio.run(act())
+
+
 def test_a_stream_holds_no_more_requests_than_it_may() -> None:
     never = asyncio.Event()
 
