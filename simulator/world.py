@@ -24,7 +24,7 @@ from antiphon.services.coordinator.api import (
 )
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.run_keeper import new_state
-from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.services.rollout.worker import GRACE_S, RolloutWorker
 from antiphon.simulator import engines, parties
 from antiphon.simulator.chance import Chance
 from antiphon.simulator.disk import JournalDisk, MemoryChunks, MemoryStore
@@ -115,6 +115,8 @@ class World:
         )
         self._kill_at_write: list[float] = []
         self._restarts = 0
+        self._calm_s = 0.0
+        """From here on nothing is wrong any more."""
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
         self._pace = {name: 0.6 * 5.0 ** self._speed.number() ** 2 for name in self._workers}
@@ -234,6 +236,7 @@ class World:
         if self._over.is_set():
             return
         kind, target, lasts_s = fault.kind, fault.target, fault.lasts_s
+        self._trouble(lasts_s + (KEEPALIVE_S if kind in SILENT else 0.0))
         if kind is FaultKind.KILL:
             self._kill(target, lasts_s)
         elif kind is FaultKind.KILL_AT_WRITE:
@@ -259,7 +262,12 @@ class World:
             self._part(kind, target)
             self.loop.call_later(lasts_s, self.network.heal)
 
+    def _trouble(self, lasts_s: float) -> None:
+        """Note that something is wrong for so long from now."""
+        self._calm_s = max(self._calm_s, self.loop.time() + lasts_s)
+
     def _kill(self, name: str, down_s: float) -> None:
+        self._trouble(down_s)
         process = self._slots[name].process
         if process is not None and process.alive:
             process.kill()
@@ -274,6 +282,7 @@ class World:
     def _retire(self, slot: _Slot, away_s: float) -> None:
         if slot.worker is not None and slot.process is not None and slot.process.alive:
             slot.away_s = away_s
+            self._trouble(away_s + GRACE_S)
             slot.process.context.run(slot.worker.stop)
 
     def _part(self, kind: FaultKind, target: str) -> None:
@@ -325,19 +334,27 @@ class World:
             held = [group.group_id for group in keeper.state.groups.values()]
             if not held:
                 witness.accuse(f"{len(keeper.leases)} leases are held of a run without groups")
-        recovery_s, limit_s = self._recovery_s(), LEASE_PERIODS * config.coordinator.lease_s
+        recovery_s = self._recovery_s()
+        limit_s = LEASE_PERIODS * config.coordinator.lease_s + self._own_work_s()
         if recovery_s is not None and recovery_s > limit_s:
             witness.accuse(
                 f"the next step was committed {recovery_s:.1f} s after the last fault; "
-                f"{LEASE_PERIODS} lease periods are {limit_s:g} s"
+                f"{LEASE_PERIODS} lease periods and the step's own work are {limit_s:.1f} s"
             )
 
     def _recovery_s(self) -> float | None:
-        calm_s = max((fault.at_s + fault.lasts_s for fault in self.faults), default=0.0)
-        if any(fault.kind in SILENT for fault in self.faults):
-            calm_s += KEEPALIVE_S
-        after = [at_s for at_s, _ in self.witness.commits if at_s >= calm_s]
-        return after[0] - calm_s if after else None
+        after = [at_s for at_s, _ in self.witness.commits if at_s >= self._calm_s]
+        return after[0] - self._calm_s if after and self.faults else None
+
+    def _own_work_s(self) -> float:
+        """Return what a step may take of itself: sampling its groups in turns, and training."""
+        scenario, loop = self.scenario, self.config.loop
+        groups = loop.prompts_per_step * (loop.refill_limit if loop.filter == "refill" else 1)
+        turns = 1 + groups / (len(self._workers) * self.config.rollout.concurrent_groups)
+        group_s = self.config.sampling.max_tokens * scenario.engine_step_s[1] * max(self._pace.values())
+        # A learner that was killed may have to repeat what it trained.
+        repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
+        return turns * group_s + (1 + repeated) * scenario.learner_step_s[1]
 
     def _events(self) -> Any:
         from antiphon.core.events import load_event
