@@ -44,6 +44,30 @@ class Transport(Protocol):
         """Yield the serialized replies to one request; raises as `unary` does."""
         ...
 
+    def converse(self, path: str) -> "Conversation":
+        """Begin a call that streams both ways; it has no deadline."""
+        ...
+
+
+class Conversation(Protocol):
+    """A call under way that streams serialized messages both ways."""
+
+    async def write(self, body: bytes) -> None:
+        """Send one message.
+
+        Raises:
+            CallFailed: when the line is known to be broken.
+        """
+        ...
+
+    def read(self) -> AsyncIterator[bytes]:
+        """Yield what the other end sends; raises as `write` does."""
+        ...
+
+    def cancel(self) -> None:
+        """Hang up."""
+        ...
+
 
 def _as_grpc(failed: CallFailed) -> grpc.aio.AioRpcError:
     empty = grpc.aio.Metadata()
@@ -69,6 +93,35 @@ class _Stream:
 
     def cancel(self) -> None:
         """Nothing is under way between two messages."""
+
+
+class _Conversation:
+    """What a stub's method that streams both ways returns."""
+
+    def __init__(
+        self, line: Conversation, serialize: Callable[[Any], bytes], parse: Callable[[bytes], Any]
+    ) -> None:
+        self._line = line
+        self._serialize = serialize
+        self._parse = parse
+
+    async def write(self, request: Any) -> None:
+        """Send one message."""
+        try:
+            await self._line.write(self._serialize(request))
+        except CallFailed as failed:
+            raise _as_grpc(failed) from None
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for body in self._line.read():
+                yield self._parse(body)
+        except CallFailed as failed:
+            raise _as_grpc(failed) from None
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._line.cancel()
 
 
 class DirectChannel:
@@ -112,12 +165,20 @@ class DirectChannel:
 
         return method
 
-    def stream_stream(self, path: str, **_: Any) -> Callable[..., Any]:
-        """Return the method at `path`, which has no direct form: callers that can do without it do."""
+    def stream_stream(
+        self,
+        path: str,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+        **_: Any,
+    ) -> Callable[..., Any]:
+        """Return the method at `path`: messages both ways for as long as the line holds."""
 
-        def method(**_: Any) -> Any:
-            raise ContractError(f"{path} takes a stream of requests, which has no direct form")
+        def method(**_: Any) -> _Conversation:
+            line = self._transport.converse(path)
+            return _Conversation(line, request_serializer, response_deserializer)
 
+        method._method = path  # type: ignore[attr-defined]
         return method
 
     async def close(self) -> None:
@@ -163,3 +224,16 @@ class DirectServer:
             replies = handler.unary_stream(request, _Context())
             return [handler.response_serializer(reply) async for reply in replies]
         return [handler.response_serializer(await handler.unary_unary(request, _Context()))]
+
+    async def converse(self, path: str, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Answer a call that streams both ways, message by message.
+
+        Raises:
+            CallFailed: with the status that the servicer ended the call with.
+        """
+        handler = self._methods.get(path)
+        if handler is None:
+            raise CallFailed("UNIMPLEMENTED", f"there is no method {path}")
+        parsed = (handler.request_deserializer(body) async for body in requests)
+        async for reply in handler.stream_stream(parsed, _Context()):
+            yield handler.response_serializer(reply)

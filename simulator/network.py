@@ -10,12 +10,14 @@ killed breaks the connections it had. As with gRPC, a caller that gives up cance
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
 from antiphon.services.direct import CallFailed, DirectServer
 from antiphon.simulator.chance import Chance
-from antiphon.simulator.loop import Process, VirtualLoop, current_process
+from antiphon.simulator.line import Line
+from antiphon.simulator.loop import Handle, Process, VirtualLoop, current_process
 
 KEEPALIVE_S = 30.0
 """A connection that is dead without a word is noticed after this time."""
@@ -75,6 +77,10 @@ class Network:
         """
         self._loop = loop
         self._chance = chance
+        self._context = copy_context()
+        """Of no process: what is on its way does not stop with whoever sent it."""
+        self._lines: dict[Line, None] = {}
+        self.keepalive_s = KEEPALIVE_S
         self.weather = Weather()
         self._listening: dict[str, tuple[Process, DirectServer]] = {}
         self._cuts: set[tuple[str, str]] = set()
@@ -99,12 +105,60 @@ class Network:
         self._cuts.clear()
         held, self._held = self._held, []
         for on, arguments in held:
-            self._loop.call_later(self._delay_s(), on, *arguments)
+            self.later(self.delay_s(), on, *arguments)
+
+    # What lines need as well.
+
+    def now(self) -> float:
+        """Return the virtual second."""
+        return self._loop.time()
+
+    def later(self, delay_s: float, on: Callable[..., Any], *arguments: Any) -> Handle:
+        """Have something happen in the network, whatever becomes of the processes meanwhile."""
+        return self._loop.call_later(delay_s, on, *arguments, context=self._context)
+
+    def name_at(self, address: str) -> str:
+        """Return the name of the process at an address, or the address itself."""
+        owner = self._listening.get(address)
+        return address if owner is None else owner[0].name
+
+    def listener(self, address: str) -> tuple[Process, DirectServer] | None:
+        """Return who answers at an address, or None."""
+        owner = self._listening.get(address)
+        return owner if owner is not None and owner[0].alive else None
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Tell whether messages from one process name to another are held."""
+        return (source, target) in self._cuts
+
+    def hold(self, on: Callable[[], None]) -> None:
+        """Have something happen once every link is mended."""
+        self._held.append((on, ()))
+
+    def loses(self) -> bool:
+        """Tell whether the next message is lost."""
+        return self._chance.happens(self.weather.lost)
+
+    def notice_s(self) -> float:
+        """Return how long it takes to notice that a connection broke."""
+        return self.delay_s() if self._chance.happens(0.5) else self._chance.between(0.0, KEEPALIVE_S)
+
+    def connect(self, sender: Process, address: str, path: str) -> Line:
+        """Begin a call that streams both ways."""
+        line = Line(self, sender, address, path)
+        self._lines[line] = None
+        return line
+
+    def forget(self, line: Line) -> None:
+        """Take no further notice of a line."""
+        self._lines.pop(line, None)
 
     def killed(self, process: Process) -> None:
         """Break the connections of a process that is no more."""
         for address in [a for a, (owner, _) in self._listening.items() if owner is process]:
             del self._listening[address]
+        for line in list(self._lines):
+            line.process_ended(process)
         for call in list(self._calls):
             if call.sender is process:
                 self._abandon(call)
@@ -126,7 +180,7 @@ class Network:
         loop = self._loop
         call = _Call(sender, address, path, body, loop.time() + timeout_s, loop.create_future())
         self._calls[call] = None
-        late = loop.call_later(timeout_s, self._fail, call, "DEADLINE_EXCEEDED", "Deadline Exceeded")
+        late = self.later(timeout_s, self._fail, call, "DEADLINE_EXCEEDED", "Deadline Exceeded")
         self._send(call)
         try:
             return await call.reply
@@ -144,19 +198,18 @@ class Network:
         if self._chance.happens(self.weather.lost):
             self._lose(call)
             return
-        self._loop.call_later(self._delay_s(), self._arrive, call)
+        self.later(self.delay_s(), self._arrive, call)
         if self._chance.happens(self.weather.repeated):
-            self._loop.call_later(self._delay_s() + self._delay_s(), self._arrive, call, True)
+            self.later(self.delay_s() + self.delay_s(), self._arrive, call, True)
 
     def _lose(self, call: _Call) -> None:
         """Lose a message and its connection, with a word of it half of the time."""
-        noticed_s = self._delay_s() if self._chance.happens(0.5) else self._chance.between(0.0, KEEPALIVE_S)
-        self._loop.call_later(noticed_s, self._fail, call, "UNAVAILABLE", "Socket closed")
+        self.later(self.notice_s(), self._fail, call, "UNAVAILABLE", "Socket closed")
 
     def _hold(self, call: _Call, on: Callable[..., None], *arguments: Any) -> None:
         """Keep a message on a cut link until it is healed or the connection given up."""
         self._held.append((on, arguments))
-        self._loop.call_later(KEEPALIVE_S, self._fail, call, "UNAVAILABLE", "keepalive watchdog timeout")
+        self.later(KEEPALIVE_S, self._fail, call, "UNAVAILABLE", "keepalive watchdog timeout")
 
     def _fail(self, call: _Call, status: str, details: str) -> None:
         if not call.reply.done():
@@ -170,7 +223,7 @@ class Network:
         """Tell the server that nobody waits any more."""
         for server, task in call.tasks:
             if not task.done() and (call.sender.name, server.name) not in self._cuts:
-                self._loop.call_later(self._delay_s(), self._cancel, task)
+                self.later(self.delay_s(), self._cancel, task)
 
     @staticmethod
     def _cancel(task: asyncio.Task[list[bytes]]) -> None:
@@ -184,7 +237,7 @@ class Network:
             return  # its connection was given up before it got through
         owner = self._listening.get(call.address)
         if owner is None or not owner[0].alive:
-            self._loop.call_later(REFUSED_S, self._fail, call, "UNAVAILABLE", "Connection refused")
+            self.later(REFUSED_S, self._fail, call, "UNAVAILABLE", "Connection refused")
             return
         process, server = owner
         task = process.spawn(server.answer(call.path, call.body))
@@ -192,7 +245,7 @@ class Network:
         task.add_done_callback(lambda done: self._answered(call, process, done))
         left_s = call.deadline_s - self._loop.time()
         if not call.reply.done() and left_s < 1e6:
-            self._loop.call_later(max(0.0, left_s), self._cancel, task)
+            self.later(max(0.0, left_s), self._cancel, task)
 
     def _answered(self, call: _Call, process: Process, task: asyncio.Task[list[bytes]]) -> None:
         if not process.alive or task.cancelled():
@@ -221,16 +274,17 @@ class Network:
         elif self._chance.happens(self.weather.lost):
             self._lose(call)
         elif replies is not None:
-            self._loop.call_later(self._delay_s(), self._deliver, call, replies)
+            self.later(self.delay_s(), self._deliver, call, replies)
         elif failure is not None:
-            self._loop.call_later(self._delay_s(), self._fail, call, *failure)
+            self.later(self.delay_s(), self._fail, call, *failure)
 
     def _deliver(self, call: _Call, replies: list[bytes]) -> None:
         self.messages += 1
         if not call.reply.done() and call.sender.alive:
             call.reply.set_result(replies)
 
-    def _delay_s(self) -> float:
+    def delay_s(self) -> float:
+        """Return what the next message takes."""
         weather = self.weather
         if self._chance.happens(weather.slow):
             return self._chance.between(weather.most_s, weather.slow_s)
@@ -254,6 +308,10 @@ class Link:
         """Yield the replies to one request; they travel together."""
         for reply in await self._network.call(_sender(), self._address, path, body, timeout_s):
             yield reply
+
+    def converse(self, path: str) -> Line:
+        """Begin a call that streams both ways."""
+        return self._network.connect(_sender(), self._address, path)
 
 
 def _sender() -> Process:

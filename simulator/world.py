@@ -22,7 +22,7 @@ from antiphon.services.coordinator.api import (
     LeaseRequest,
     WorkerHeartbeat,
 )
-from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
 from antiphon.services.coordinator.run_keeper import new_state
 from antiphon.services.rollout.worker import GRACE_S, RolloutWorker
 from antiphon.simulator import engines, parties
@@ -36,6 +36,8 @@ from antiphon.simulator.scenario import Scenario
 
 LEAVE_S = 60.0
 """How long workers and judges have to leave a finished run."""
+CALL_S = 10.0
+"""Deadline of a call, as in production."""
 RESTART_S = 1.0
 """Pause of the supervisor before it starts a process again that ended by itself."""
 STORM = Weather(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
@@ -195,12 +197,15 @@ class World:
             return parties.drive_run(site)
         if name in self._judges:
             return parties.make_judge(site, self._told(slot), f"{name}-{slot.lives}").run(lambda: None)
-        worker = parties.make_worker(site, self._told(slot), slot.alias or name, name, slot.chunks)
+        # Workers of either kind may meet one coordinator: a stream for all, or calls of their own.
+        client = _WitnessedStream if self._speed.happens(0.6) else _WitnessedCalls
+        told = client(self.site, self.witness, slot)
+        worker = parties.make_worker(site, told, slot.alias or name, name, slot.chunks)
         slot.worker = worker
         return worker.run(lambda: None)
 
     def _told(self, slot: _Slot) -> CoordinatorClient:
-        return _Witnessed(self.site, self.witness, slot)
+        return _WitnessedCalls(self.site, self.witness, slot)
 
     def _ended(self, slot: _Slot, process: Process, task: asyncio.Task[None]) -> None:
         if not process.alive:
@@ -386,7 +391,7 @@ class _Witnessed(CoordinatorClient):
     """A client that tells the witness what its process was told."""
 
     def __init__(self, site: parties.Site, witness: Witness, slot: _Slot) -> None:
-        super().__init__(parties.COORDINATOR, channel=site.channel(parties.COORDINATOR))
+        super().__init__(parties.COORDINATOR, CALL_S, channel=site.channel(parties.COORDINATOR))
         self._witness = witness
         self._slot = slot
 
@@ -420,6 +425,14 @@ class _Witnessed(CoordinatorClient):
         """Tell which commit was acknowledged."""
         await super().commit_step(commit)
         self._witness.committed(commit)
+
+
+class _WitnessedCalls(_Witnessed):
+    """Each request is a call."""
+
+
+class _WitnessedStream(_Witnessed, WorkerClient):
+    """A worker's requests share a stream."""
 
 
 def simulate(scenario: Scenario, seed: int, faults: list[Fault] | None = None) -> Outcome:

@@ -107,7 +107,7 @@ MUTATIONS = {
     leases_of_the_dead_last_for_ever: "not over|last fault|no progress",
     seeds_depend_on_the_attempt: "other seeds|handed in|but the lease says",
     sealed_groups_are_chosen_by_luck: "batches differ",
-    restored_learners_believe_what_they_find: "trains? on|cannot train|holds version|differ",
+    restored_learners_believe_what_they_find: "not kept for publication|cannot train|holds version|differ",
     weights_go_back: "went back",
 }
 

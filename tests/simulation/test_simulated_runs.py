@@ -18,6 +18,7 @@ from antiphon.simulator.world import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 20
+"""Seeds of one test; five such tests are a hundred whole runs."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +71,10 @@ def test_an_undisturbed_run_trains_every_step_and_restarts_nothing() -> None:
     assert len(outcome.weights) == 4 and outcome.restarts == 0 and not outcome.faults
 
 
-@pytest.mark.parametrize("write", range(0, 40, 3))
+@pytest.mark.parametrize("write", range(0, 16, 2))
 def test_a_coordinator_that_dies_right_after_a_transaction_loses_nothing(write: int) -> None:
     # The transaction is on the disk and nobody heard of it: the unknown result of a commit.
-    faults = [Fault(1.0 + 0.5 * write, FaultKind.KILL_AT_WRITE, "coordinator", 0.3)]
+    faults = [Fault(0.5 + 0.5 * write, FaultKind.KILL_AT_WRITE, "coordinator", 0.3)]
     outcome = simulate(Scenario(), write, faults)
     assert not outcome.violations, outcome.violations
     assert len(outcome.weights) == 4
@@ -81,7 +82,7 @@ def test_a_coordinator_that_dies_right_after_a_transaction_loses_nothing(write: 
 
 def test_everything_dies_at_once_and_the_run_goes_on() -> None:
     names = ("coordinator", "learner", "flow", "judge-0", "worker-0", "worker-1", "worker-2")
-    faults = [Fault(9.0, FaultKind.KILL, name, 1.0) for name in names]
+    faults = [Fault(3.0, FaultKind.KILL, name, 1.0) for name in names]
     for mode in ("elastic", "fixed"):
         scenario = Scenario(run={"loop": {"mode": mode, "prompts_per_step": 3, "group_size": 2}})
         outcome = simulate(scenario, 5, faults)
