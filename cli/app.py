@@ -41,6 +41,8 @@ for _verb, _place, _help in (
     ("gc", "gc:gc", "Remove artifacts that nothing needs any more."),
     ("worker", "worker:worker", "Join a run from this machine and sample for it."),
     ("serve", "serve:app", "Run one service in the foreground."),
+    ("certs", "certs:certs", "Make certificates for the services and for workers elsewhere."),
+    ("token", "token:app", "Let a worker into a run for a while, or take that back."),
     ("warmstart", "warmstart:warmstart", "Make the demo's base model, or check it."),
 ):
     app.command(f"antiphon.cli.{_place}", name=_verb, help=_help)

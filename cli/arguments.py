@@ -2,8 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from antiphon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from antiphon.core.config import RunConfig
 
 
 def home_directory() -> Path:
@@ -12,6 +16,14 @@ def home_directory() -> Path:
     Services started by hand need no Prefect, so this does not ask the flows for it.
     """
     return Path(os.environ.get("ANTIPHON_HOME", ".antiphon")).absolute()
+
+
+def credentials_folder(given: Path | None, config: "RunConfig | None" = None) -> str | None:
+    """Return the bundle that an option, the configuration or ANTIPHON_CREDENTIALS names, in this order."""
+    if given is not None:
+        return str(given)
+    named = None if config is None else config.services.credentials
+    return named or os.environ.get("ANTIPHON_CREDENTIALS") or None
 
 
 def shipped(example: str) -> Path:

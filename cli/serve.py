@@ -36,14 +36,18 @@ class ServiceFlags:
     """Port to listen on, 0 for a free one; by default what the configuration says, else 0."""
     ready_file: Path | None = None
     """File that gets {"pid", "port"} once the service can work."""
+    credentials: Path | None = None
+    """Folder with the services' certificate and token; by default services.credentials, else
+    ANTIPHON_CREDENTIALS."""
 
 
 @app.command
 def coordinator(*, flags: ServiceFlags) -> int:
     """Hand out work, keep the journal, assemble batches."""
-    from antiphon.cli.arguments import home_directory
+    from antiphon.cli.arguments import credentials_folder, home_directory
     from antiphon.core.config import load_config
     from antiphon.services.coordinator.server import serve_coordinator
+    from antiphon.services.credentials import find_credentials
     from antiphon.services.process import run_service, write_ready_file
 
     config = load_config(flags.config)
@@ -62,6 +66,7 @@ def coordinator(*, flags: ServiceFlags) -> int:
             flags.host or config.services.host,
             port,
             lambda bound: write_ready_file(flags.ready_file, bound),
+            credentials=find_credentials(credentials_folder(flags.credentials, config)),
         )
     )
 
@@ -69,7 +74,7 @@ def coordinator(*, flags: ServiceFlags) -> int:
 @app.command
 def learner(*, flags: ServiceFlags) -> int:
     """Train on sealed batches and publish policy versions."""
-    from antiphon.cli.arguments import home_directory
+    from antiphon.cli.arguments import credentials_folder, home_directory
     from antiphon.core.config import load_config
 
     config = load_config(flags.config)
@@ -79,9 +84,11 @@ def learner(*, flags: ServiceFlags) -> int:
     store = flags.store or home_directory() / "store"
     run_dir.mkdir(parents=True, exist_ok=True)
 
+    from antiphon.services.credentials import find_credentials, learner_signer
     from antiphon.services.learner.server import serve_learner
     from antiphon.services.process import run_service, write_ready_file
 
+    folder = credentials_folder(flags.credentials, config)
     return run_service(
         lambda: serve_learner(
             config,
@@ -92,6 +99,8 @@ def learner(*, flags: ServiceFlags) -> int:
             flags.host or config.services.host,
             flags.port or 0,
             lambda bound: write_ready_file(flags.ready_file, bound),
+            credentials=find_credentials(folder),
+            signer=learner_signer(run_dir, None if folder is None else Path(folder)),
         )
     )
 
@@ -104,6 +113,8 @@ def reward(*, flags: ServiceFlags) -> int:
     config = load_config(flags.config)
     address = _coordinator(flags, "reward")
 
+    from antiphon.cli.arguments import credentials_folder
+    from antiphon.services.credentials import find_credentials
     from antiphon.services.process import run_service, write_ready_file
     from antiphon.services.reward.server import serve_reward
 
@@ -115,6 +126,7 @@ def reward(*, flags: ServiceFlags) -> int:
             flags.host or config.services.host,
             flags.port or 0,
             lambda bound: write_ready_file(flags.ready_file, bound),
+            credentials=find_credentials(credentials_folder(flags.credentials, config)),
         )
     )
 

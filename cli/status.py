@@ -15,6 +15,7 @@ from antiphon.core.errors import AntiphonError
 if TYPE_CHECKING:
     from antiphon.core.view import PlaneView
     from antiphon.services.coordinator.api import RunStatus
+    from antiphon.services.credentials import Credentials
 
 WATCH_S = 1.0
 """Seconds between two looks with --watch."""
@@ -34,22 +35,24 @@ def status(
         as_json: print everything the coordinator says, for programs.
         watch: keep looking until the run is finished.
     """
-    from antiphon.cli.arguments import home_directory
+    from antiphon.cli.arguments import credentials_folder, home_directory
     from antiphon.core.config import load_config
     from antiphon.flows.alarm_watch import alarm_line, current_alarms
     from antiphon.flows.attach import commits_of, coordinator_address, look
     from antiphon.flows.run_directory import find_run, list_runs
+    from antiphon.services.credentials import find_credentials
 
     home = home_directory()
     directory = find_run(home, run)
     config = load_config(directory / "config.yaml")
     address = coordinator_address(directory, config)
-    found = None if address is None else asyncio.run(look(address, directory.name))
+    credentials = find_credentials(credentials_folder(None, config))
+    found = None if address is None else asyncio.run(look(address, directory.name, credentials))
     if found is None or address is None:
         return _show_resting(directory, as_json)
     if watch:
-        return _watch(address, directory.name)
-    alarms = current_alarms(asyncio.run(commits_of(address)), config, directory)
+        return _watch(address, directory.name, credentials)
+    alarms = current_alarms(asyncio.run(commits_of(address, credentials)), config, directory)
     if as_json:
         plain = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
         print(json.dumps(plain, indent=2))
@@ -101,7 +104,7 @@ def planes_of(status: "RunStatus", rates: Mapping[str, float]) -> dict[str, "Pla
     }
 
 
-def _watch(address: str, run_id: str) -> int:
+def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
     from antiphon.cli.view import make_view
     from antiphon.flows.attach import look
 
@@ -110,7 +113,7 @@ def _watch(address: str, run_id: str) -> int:
     begun = False
     try:
         while True:
-            found = asyncio.run(look(address, run_id))
+            found = asyncio.run(look(address, run_id, credentials))
             if found is None:
                 view.message("the run's coordinator is gone; `antiphon status` says what is left")
                 return 1

@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from antiphon.cli.arguments import check_address, home_directory
+from antiphon.cli.arguments import check_address, credentials_folder, home_directory
 from antiphon.core.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -20,6 +20,7 @@ def worker(
     work_dir: Path | None = None,
     threads: int | None = None,
     ready_file: Path | None = None,
+    credentials: Path | None = None,
 ) -> int:
     """Sample for a run until it is finished; the configuration comes from its coordinator.
 
@@ -30,6 +31,7 @@ def worker(
         work_dir: folder for weights on their way; by default workers/NAME in the home directory.
         threads: CPU threads of the engine; by default OMP_NUM_THREADS, else 1.
         ready_file: file that gets {"pid", "port"} once the worker can sample.
+        credentials: folder with the worker's certificate and token; by default ANTIPHON_CREDENTIALS.
     """
     check_address(coordinator, "--coordinator")
     name = name or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:48] or 'host'}-{os.getpid()}"
@@ -40,14 +42,19 @@ def worker(
         threads,
         ["worker", "--coordinator", coordinator, "--name", name, "--work-dir", str(work_dir)]
         + (["--run", run] if run else [])
-        + (["--ready-file", str(ready_file)] if ready_file else []),
+        + (["--ready-file", str(ready_file)] if ready_file else [])
+        + (["--credentials", str(credentials)] if credentials else []),
     )
+    from antiphon.services.credentials import find_credentials
     from antiphon.services.process import run_service, write_ready_file
     from antiphon.services.rollout.service import serve_worker
 
+    bundle = find_credentials(credentials_folder(credentials))
     work_dir.mkdir(parents=True, exist_ok=True)
     return run_service(
-        lambda: serve_worker(coordinator, name, run, work_dir, lambda: write_ready_file(ready_file, 0))
+        lambda: serve_worker(
+            coordinator, name, run, work_dir, lambda: write_ready_file(ready_file, 0), bundle
+        )
     )
 
 

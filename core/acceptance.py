@@ -15,6 +15,7 @@ from antiphon.core.group_checks import check_submission, submission_digest
 from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
 from antiphon.core.run_state import GroupPhase, GroupState, RunState
 from antiphon.core.staleness import StalenessBound
+from antiphon.core.tokens import name_of_worker
 
 
 def newest_possible_version(state: RunState) -> int:
@@ -26,7 +27,7 @@ def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict
     """Answer submissions that need no look at the trajectories' fit; None for all others.
 
     Raises:
-        ContractError: when the lease was never granted for this group.
+        ContractError: when the lease was never granted for this group, or to another worker.
     """
     receipt = state.receipts.get(submission.group_id)
     if receipt is not None:
@@ -41,6 +42,12 @@ def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict
         raise ContractError(
             f"lease {submission.lease_id[:40]!r} was never granted for group {submission.group_id}; "
             "hand in what was leased from this run"
+        )
+    holder = group.holders.get(submission.lease_id)
+    if holder != name_of_worker(submission.worker_id):
+        raise ContractError(
+            f"the lease of group {submission.group_id} was not granted to {submission.worker_id[:80]!r}; "
+            "hand in what was leased to you"
         )
     if group.phase is GroupPhase.LEASED and submission.lease_id != group.lease_id:
         return SubmitVerdict.LATE
@@ -132,6 +139,8 @@ def accept_commit(state: RunState, commit: StepCommit) -> list[e.JournalEvent]:
         raise IntegrityError(
             f"step {commit.step} makes version {commit.step + 1}, but the commit says {commit.version}"
         )
+    if commit.step < 0:
+        raise IntegrityError(f"step {commit.step} cannot be committed: steps begin at 0")
     done = len(state.commits)
     if commit.step < done:
         before = state.commits[commit.step]

@@ -315,11 +315,27 @@ class RecordSection(_Section):
         return self
 
 
+class TrustSection(_Section):
+    """Workers that nobody vouches for: what of their work is looked at again."""
+
+    audits: Literal["off", "remote", "all"] = "remote"
+    """Which runs have groups scored again under the version that sampled them: none, those whose
+    services have credentials, or all. It costs the learner's machine a copy of the model."""
+    trusted: tuple[str, ...] = ()
+    """Names of workers you run yourself: what honest rounding looks like is measured on them."""
+
+
 class ServicesSection(_Section):
     """Where the services listen and how long anyone waits for them."""
 
     host: str = "127.0.0.1"
-    """Address the services listen on; anything but loopback needs TLS, which is not built yet."""
+    """Address the services listen on; anything but loopback needs `services.credentials`."""
+    address: str | None = None
+    """Name or address by which other machines reach the services, where that is not the host; the
+    certificate must name it."""
+    credentials: str | None = None
+    """Folder with the services' certificate and token, made by `antiphon certs`; null serves without
+    encryption, on loopback alone."""
     coordinator_port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0 picks a free one."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
@@ -330,6 +346,11 @@ class ServicesSection(_Section):
     """Seconds a stage may go without progress before the run stops and names it."""
     restart_limit: int = Field(default=5, ge=0)
     """Times a crashed service is started again within one run."""
+
+    @property
+    def reached_at(self) -> str:
+        """Return the name or address by which the services are dialled."""
+        return self.address or self.host
 
 
 class RunConfig(_Section):
@@ -348,6 +369,7 @@ class RunConfig(_Section):
     broadcast: BroadcastSection = BroadcastSection()
     evaluation: EvaluationSection = EvaluationSection()
     record: RecordSection = RecordSection()
+    trust: TrustSection = TrustSection()
     services: ServicesSection = ServicesSection()
 
     @model_validator(mode="after")

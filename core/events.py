@@ -248,6 +248,58 @@ class WorkerDraining(JournalEvent):
     worker_id: str
 
 
+@_event("access.revoked")
+@dataclass(frozen=True, slots=True)
+class AccessRevoked(JournalEvent):
+    """A token, by its id, or a worker, by its name, counts no more in this run."""
+
+    name: str
+    reason: str
+
+
+@_event("group.audited")
+@dataclass(frozen=True, slots=True)
+class GroupAudited(JournalEvent):
+    """A group was scored again under the version that sampled it, and nothing speaks against it."""
+
+    group_id: str
+    worker_name: str
+    tokens: int
+    missed: int
+    drift: float
+    """Mean |auditor - worker| logprob of the worst trajectory, nats."""
+
+
+@_event("worker.struck")
+@dataclass(frozen=True, slots=True)
+class WorkerStruck(JournalEvent):
+    """Something speaks against a worker."""
+
+    worker_name: str
+    group_id: str
+    check: str
+    """sampling, support or logprobs from an audit; refused for a submission that could not be taken."""
+    reason: str
+
+
+@_event("worker.quarantined")
+@dataclass(frozen=True, slots=True)
+class WorkerQuarantined(JournalEvent):
+    """A worker gets no leases and hands in nothing until it is pardoned."""
+
+    worker_name: str
+    reason: str
+
+
+@_event("worker.pardoned")
+@dataclass(frozen=True, slots=True)
+class WorkerPardoned(JournalEvent):
+    """A worker may try again, as a stranger; a revocation of its name ends too."""
+
+    worker_name: str
+    reason: str
+
+
 @_event("worker.lost")
 @dataclass(frozen=True, slots=True)
 class WorkerLost(JournalEvent):

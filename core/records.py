@@ -207,6 +207,14 @@ class GroupToJudge:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GroupToAudit:
+    """An accepted group on its way to the auditor."""
+
+    submission: GroupSubmission
+    prompt_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BatchRow:
     """One trajectory as the learner trains on it: nothing about hosts or clocks."""
 
@@ -314,6 +322,8 @@ class SnapshotManifest:
     payload_bytes: int
     origin: str
     """host:port of the broadcast service that serves the chunks; peers may hold them too."""
+    signature: bytes = b""
+    """The learner's, over everything but the origin: see services/broadcast/signature.py."""
 
 
 @dataclass(frozen=True, slots=True)

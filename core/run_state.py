@@ -15,6 +15,8 @@ from typing import Any
 from antiphon.core import events as e
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import BatchRef, DraftingFigures, StepCommit
+from antiphon.core.reputation import Standing
+from antiphon.core.tokens import name_of_worker
 
 
 class GroupPhase(StrEnum):
@@ -46,6 +48,8 @@ class GroupState:
     attempt: int = 0
     lease_id: str = ""
     worker_id: str = ""
+    holders: dict[str, str] = field(default_factory=dict)
+    """Lease id -> name of the worker it was granted to, for every attempt."""
     held_version: int = 0
     leased_at_s: float = 0.0
     submitted_at_s: float = 0.0
@@ -154,6 +158,10 @@ class RunState:
     groups_requeued: int = 0
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     registrations: dict[str, int] = field(default_factory=dict)
+    revoked: dict[str, str] = field(default_factory=dict)
+    """Token id or worker name -> why it counts no more."""
+    standings: dict[str, Standing] = field(default_factory=dict)
+    """What is known of each worker, by name."""
     paused_reason: str = ""
     finished: bool = False
 
@@ -171,6 +179,11 @@ class RunState:
     def training_groups(self) -> int:
         """Return how many training groups live."""
         return len(self.groups) - self.evaluating
+
+    def barred(self, worker_name: str) -> str:
+        """Return why a worker is shut out, or "" when it is not."""
+        standing = self.standings.get(worker_name)
+        return self.revoked.get(worker_name) or (standing.quarantined if standing else "")
 
     def training(self) -> Iterable[GroupState]:
         """Yield the living training groups in the order in which they were opened."""
@@ -259,6 +272,7 @@ def _lease_granted(event: e.LeaseGranted, state: RunState) -> None:
     group.phase = GroupPhase.LEASED
     group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
     group.held_version, group.leased_at_s = event.held_version, event.at_s
+    group.holders[event.lease_id] = name_of_worker(event.worker_id)
 
 
 def _lease_expired(event: e.LeaseExpired, state: RunState) -> None:
@@ -383,6 +397,34 @@ def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:
     state.registrations[event.worker_name] = state.registrations.get(event.worker_name, 0) + 1
 
 
+def _access_revoked(event: e.AccessRevoked, state: RunState) -> None:
+    state.revoked.setdefault(event.name, event.reason)
+
+
+def _standing(state: RunState, name: str) -> Standing:
+    return state.standings.get(name, Standing())
+
+
+def _group_audited(event: e.GroupAudited, state: RunState) -> None:
+    state.standings[event.worker_name] = _standing(state, event.worker_name).pass_group(
+        event.tokens, event.missed
+    )
+
+
+def _worker_struck(event: e.WorkerStruck, state: RunState) -> None:
+    audited = event.check != "refused"
+    state.standings[event.worker_name] = _standing(state, event.worker_name).strike(audited)
+
+
+def _worker_quarantined(event: e.WorkerQuarantined, state: RunState) -> None:
+    state.standings[event.worker_name] = _standing(state, event.worker_name).shut_out(event.reason)
+
+
+def _worker_pardoned(event: e.WorkerPardoned, state: RunState) -> None:
+    state.standings[event.worker_name] = _standing(state, event.worker_name).pardon()
+    state.revoked.pop(event.worker_name, None)
+
+
 _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.RunOpened: _run_opened,
     e.RunResumed: _run_resumed,
@@ -400,6 +442,11 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.SnapshotAnnounced: _snapshot_announced,
     e.EvaluationOpened: _evaluation_opened,
     e.WorkerRegistered: _worker_registered,
+    e.AccessRevoked: _access_revoked,
+    e.GroupAudited: _group_audited,
+    e.WorkerStruck: _worker_struck,
+    e.WorkerQuarantined: _worker_quarantined,
+    e.WorkerPardoned: _worker_pardoned,
 }
 
 

@@ -16,6 +16,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.services.coordinator.api import Event, RunStatus
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.credentials import Credentials, find_credentials
 
 ANSWER_S = 5.0
 """Longest wait for a living coordinator's answer."""
@@ -30,12 +31,12 @@ def coordinator_address(directory: Path, config: RunConfig) -> str | None:
         told = json.loads((directory / "services" / "coordinator.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return f"{config.services.host}:{told['port']}"
+    return f"{config.services.reached_at}:{told['port']}"
 
 
-async def look(address: str, run_id: str) -> RunStatus | None:
+async def look(address: str, run_id: str, credentials: Credentials | None = None) -> RunStatus | None:
     """Ask the coordinator at `address`; None when nobody answers there, or for another run."""
-    client = CoordinatorClient(address, timeout_s=ANSWER_S)
+    client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
     try:
         found = await client.status()
     except UnavailableError:
@@ -45,13 +46,13 @@ async def look(address: str, run_id: str) -> RunStatus | None:
     return found if found.run_id == run_id else None
 
 
-async def commits_of(address: str) -> Sequence[StepCommit]:
+async def commits_of(address: str, credentials: Credentials | None = None) -> Sequence[StepCommit]:
     """Return all commits of the run whose coordinator answers at `address`, in order.
 
     Raises:
         UnavailableError: when nobody answers there.
     """
-    client = CoordinatorClient(address, timeout_s=ANSWER_S)
+    client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
     try:
         return await client.commits(-1)
     finally:
@@ -67,9 +68,10 @@ async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[Coo
     """
     config = load_config(directory / "config.yaml")
     address = coordinator_address(directory, config)
-    living = address is not None and await look(address, directory.name) is not None
+    credentials = find_credentials(config.services.credentials)
+    living = address is not None and await look(address, directory.name, credentials) is not None
     if living and address is not None:
-        client = CoordinatorClient(address)
+        client = CoordinatorClient(address, credentials=credentials)
         try:
             yield client, True
         finally:

@@ -34,6 +34,8 @@ from antiphon.lineage.run_picture import fold
 from antiphon.lineage.store import ArtifactStore, open_store
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.credentials import KEYS, VARIABLE, find_credentials
+from antiphon.services.keys import LEARNER_KEY, ensure_key
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.process import configure_logs
 from antiphon.services.rollout.engine_environment import child_environment
@@ -229,19 +231,25 @@ def _start_services(
     timeout_s = config.services.start_timeout_s
     store_root = run_directory.store_directory(home)
     store_root.mkdir(parents=True, exist_ok=True)
-    host = config.services.host
+    host, dialled = config.services.host, config.services.reached_at
     port = config.services.coordinator_port
+    bundle = config.services.credentials
+    credentials = find_credentials(bundle)
+    if credentials is None:
+        ensure_key(place.directory / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
     supervisor.start(specs["coordinator"](""))
-    address = f"{host}:{supervisor.wait_ready('coordinator', timeout_s)}"
+    address = f"{dialled}:{supervisor.wait_ready('coordinator', timeout_s)}"
     supervisor.start(specs["learner"](address))
     supervisor.start(specs["reward"](address))
     environment = child_environment(config.rollout.threads, {})
+    if bundle is not None:
+        environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
     for name in names:
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
     view.message("services are starting: coordinator is up, learner, reward and workers follow")
-    learner_address = f"{host}:{supervisor.wait_ready('learner', timeout_s)}"
+    learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s)}"
     for name in ["reward", *names]:
         supervisor.wait_ready(name, timeout_s)
     return RunContext(
@@ -250,8 +258,8 @@ def _start_services(
         run_dir=place.directory,
         store_root=store_root,
         clients=clients,
-        coordinator=clients.construct(lambda: CoordinatorClient(address)),
-        learner=clients.construct(lambda: LearnerClient(learner_address)),
+        coordinator=clients.construct(lambda: CoordinatorClient(address, credentials=credentials)),
+        learner=clients.construct(lambda: LearnerClient(learner_address, credentials=credentials)),
     )
 
 

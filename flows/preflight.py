@@ -10,9 +10,12 @@ from antiphon.environments.registry import make_environment
 from antiphon.lineage.recorder import find_project
 from antiphon.lineage.s3_remote import RemoteStore
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
-from antiphon.services.serving import is_loopback
+from antiphon.services.credentials import find_credentials, needed_token_key
+from antiphon.services.serving import check_host
 from antiphon.tasks.prefect_server import check_port
 
+EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
+"""Addresses to listen on that nobody can dial."""
 CHECKED_PROMPTS = 256
 """Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
 
@@ -28,10 +31,16 @@ def preflight(config: RunConfig, home: Path) -> None:
         UnavailableError: when the remote store does not answer.
     """
     services = config.services
-    if not is_loopback(services.host):
-        raise ConfigError(
-            f"services.host={services.host} would serve unencrypted; use 127.0.0.1 and forward the port"
-        )
+    credentials = find_credentials(services.credentials)
+    if credentials is None:
+        check_host(services.host)
+    else:
+        needed_token_key(credentials)
+        if services.host in EVERYWHERE and services.address is None:
+            raise ConfigError(
+                f"services.host={services.host} listens everywhere but is dialled nowhere; set "
+                "services.address to the name in the services' certificate by which workers reach it"
+            )
     if services.coordinator_port:
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
     if config.record.dvc:

@@ -63,6 +63,30 @@ class PauseRequest(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class RevokeRequest(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AuditsReply(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[_records_pb2.GroupToAudit]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupToAudit, _Mapping]]] = ...) -> None: ...
+
+class AuditRequest(_message.Message):
+    __slots__ = ("group_id", "samples", "worker_id")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    samples: _containers.RepeatedCompositeFieldContainer[_records_pb2.SampleFigures]
+    worker_id: str
+    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_records_pb2.SampleFigures, _Mapping]]] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
 class CommitsReply(_message.Message):
     __slots__ = ("commits",)
     COMMITS_FIELD_NUMBER: _ClassVar[int]
@@ -84,7 +108,7 @@ class EvaluationRecord(_message.Message):
     def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., judged: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat")
+    __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "audited", "strikes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +116,8 @@ class WorkerRecord(_message.Message):
     TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
     BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
+    STRIKES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: str
     held_version: int
@@ -99,10 +125,12 @@ class WorkerRecord(_message.Message):
     tokens_generated: int
     busy_share: float
     seconds_since_heartbeat: float
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ...) -> None: ...
+    audited: int
+    strikes: int
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_judge", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished")
+    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_judge", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +138,13 @@ class RunStatus(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class BarredEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +165,7 @@ class RunStatus(_message.Message):
     PAUSED_REASON_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    BARRED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     steps_total: int
     committed_steps: int
@@ -150,7 +186,8 @@ class RunStatus(_message.Message):
     paused_reason: str
     waiting: str
     finished: bool
-    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_judge: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...
+    barred: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_judge: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after_seq", "follow")

@@ -117,6 +117,26 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/antiphon.Coordinator/Revoke',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Pardon = channel.unary_unary(
+                '/antiphon.Coordinator/Pardon',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
+        self.PullForAudit = channel.unary_unary(
+                '/antiphon.Coordinator/PullForAudit',
+                request_serializer=antiphon_dot_protos_dot_reward__pb2.PullRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.AuditsReply.FromString,
+                _registered_method=True)
+        self.SubmitAudit = channel.unary_unary(
+                '/antiphon.Coordinator/SubmitAudit',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.AuditRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
         self.Commits = channel.unary_unary(
                 '/antiphon.Coordinator/Commits',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
@@ -233,6 +253,30 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Revoke(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pardon(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PullForAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Commits(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -332,6 +376,26 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
                     request_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'Pardon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pardon,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'PullForAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.PullForAudit,
+                    request_deserializer=antiphon_dot_protos_dot_reward__pb2.PullRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.AuditsReply.SerializeToString,
+            ),
+            'SubmitAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitAudit,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.AuditRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
             ),
             'Commits': grpc.unary_unary_rpc_method_handler(
@@ -781,6 +845,114 @@ class Coordinator:
             target,
             '/antiphon.Coordinator/Finish',
             antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/Revoke',
+            antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pardon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/Pardon',
+            antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullForAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/PullForAudit',
+            antiphon_dot_protos_dot_reward__pb2.PullRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.AuditsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/SubmitAudit',
+            antiphon_dot_protos_dot_coordinator__pb2.AuditRequest.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.Empty.FromString,
             options,
             channel_credentials,

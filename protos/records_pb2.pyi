@@ -162,6 +162,28 @@ class GroupToJudge(_message.Message):
     completions: _containers.RepeatedCompositeFieldContainer[Completion]
     def __init__(self, group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
 
+class GroupToAudit(_message.Message):
+    __slots__ = ("submission", "prompt_token_ids")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    submission: GroupSubmission
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, submission: _Optional[_Union[GroupSubmission, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SampleFigures(_message.Message):
+    __slots__ = ("sample_index", "tokens", "missed", "impossible", "drift")
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    IMPOSSIBLE_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    sample_index: int
+    tokens: int
+    missed: int
+    impossible: int
+    drift: float
+    def __init__(self, sample_index: _Optional[int] = ..., tokens: _Optional[int] = ..., missed: _Optional[int] = ..., impossible: _Optional[int] = ..., drift: _Optional[float] = ...) -> None: ...
+
 class BatchRef(_message.Message):
     __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting")
     class StalenessHistogramEntry(_message.Message):
@@ -222,7 +244,7 @@ class ChunkEntry(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class SnapshotManifest(_message.Message):
-    __slots__ = ("run_id", "version", "weights_digest", "tensors", "chunks", "payload_bytes", "origin")
+    __slots__ = ("run_id", "version", "weights_digest", "tensors", "chunks", "payload_bytes", "origin", "signature")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +252,7 @@ class SnapshotManifest(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     version: int
     weights_digest: str
@@ -237,7 +260,8 @@ class SnapshotManifest(_message.Message):
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkEntry]
     payload_bytes: int
     origin: str
-    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[ChunkEntry, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., origin: _Optional[str] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[ChunkEntry, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., origin: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class StepCommit(_message.Message):
     __slots__ = ("step", "version", "weights_digest", "batch_digest", "metrics", "published")

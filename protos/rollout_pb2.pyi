@@ -20,16 +20,18 @@ class WorkerHello(_message.Message):
     def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
-    __slots__ = ("worker_id", "run_id", "config_yaml", "heartbeat_s")
+    __slots__ = ("worker_id", "run_id", "config_yaml", "heartbeat_s", "learner_key")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CONFIG_YAML_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_KEY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     run_id: str
     config_yaml: str
     heartbeat_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., run_id: _Optional[str] = ..., config_yaml: _Optional[str] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+    learner_key: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., run_id: _Optional[str] = ..., config_yaml: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., learner_key: _Optional[bytes] = ...) -> None: ...
 
 class WorkerHeartbeat(_message.Message):
     __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s")

@@ -1,17 +1,21 @@
 """Serving: how a gRPC server and channel are set up, and errors cross the wire as themselves.
 
 Every call has a deadline. An error of our own tree leaves the server as a status and enters
-the client as the same class, with the same sentence.
+the client as the same class, with the same sentence. Whatever is not loopback is encrypted, both
+sides show certificates, and a guard lets each call in or refuses it in a sentence.
 """
 
 import asyncio
 import functools
 import inspect
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
@@ -23,13 +27,24 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
+from antiphon.core.tokens import Denial
+from antiphon.services.credentials import Credentials, read_token
+from antiphon.services.guard import Guard
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message either side accepts; batches and weights travel as files and chunks instead."""
+MAX_METADATA_BYTES = 16 << 10
+"""Largest headers; a token needs less than one KiB."""
+MAX_STREAMS = 1024
+"""Calls that one connection may have open at a time; a slow sender holds no more than its own."""
+HANDSHAKE_MS = 10_000
+"""Longest time to agree on encryption."""
 
 SERVER_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ("grpc.so_reuseport", 0),
 ]
 CHANNEL_OPTIONS = [
@@ -56,45 +71,86 @@ _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     grpc.StatusCode.CANCELLED: UnavailableError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ContractError,
     grpc.StatusCode.UNIMPLEMENTED: ContractError,
+    grpc.StatusCode.UNAUTHENTICATED: ContractError,
+    grpc.StatusCode.PERMISSION_DENIED: ContractError,
 }
+_STATUS_OF_DENIAL = {
+    Denial.UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
+    Denial.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    Denial.BUSY: grpc.StatusCode.UNAVAILABLE,  # what a caller tries again by itself
+}
+_NOT_BELIEVED = ("certificate", "handshake", "ssl_error", "tls")
+"""Words in a failed connection's details that no patience mends."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a server shows, and who judges the calls it gets."""
+
+    credentials: Credentials
+    guard: Guard
+
+
 def is_loopback(host: str) -> bool:
     """Tell whether `host` names this machine alone."""
-    return host in {"localhost", "127.0.0.1", "::1"} or host.startswith("127.")
+    if host in {"localhost", "127.0.0.1", "::1", "[::1]"}:
+        return True
+    parts = host.split(".")
+    return len(parts) == 4 and parts[0] == "127" and all(part.isdigit() for part in parts)
+
+
+def check_host(host: str) -> None:
+    """Check that an address may be listened on without encryption.
+
+    Raises:
+        ConfigError: when it is not loopback.
+    """
+    if not is_loopback(host):
+        raise ConfigError(
+            f"services.host={host} would serve without encryption; make certificates with `antiphon certs "
+            "--host NAME` and set services.credentials to the folder of the services, or use 127.0.0.1 "
+            "and forward the port"
+        )
 
 
 async def start_server(
     host: str,
     port: int,
-    register: Callable[[grpc.aio.Server], None],
+    register: Callable[[Any], None],
     service_names: Sequence[str],
+    security: Security | None = None,
+    receive_bytes: int = MAX_MESSAGE_BYTES,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server with the health service and return it with the port it is bound to.
 
     Args:
-        host: address to listen on; only loopback, since the port is not encrypted.
+        host: address to listen on; only loopback without `security`.
         port: 0 picks a free one.
-        register: adds the servicers to the server.
+        register: adds the servicers to what it is given, which stands before the server.
         service_names: full names that the health service reports as serving.
+        security: certificates and guard; None serves without encryption.
+        receive_bytes: largest message taken in; a larger one is refused before it is held.
 
     Raises:
-        ConfigError: when the address is not loopback or the port is taken.
+        ConfigError: when the address is not loopback and there is no `security`, or the port is taken.
     """
-    if not is_loopback(host):
-        raise ConfigError(
-            f"services.host={host} would serve without encryption; use 127.0.0.1 and forward the port"
-        )
+    if security is None:
+        check_host(host)
     if port and _taken(host, port):
         raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    register(server)
+    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MAX_MESSAGE_BYTES))]
+    server = grpc.aio.server(options=options)
+    door = _Door(server, None if security is None else security.guard)
+    register(door)
     health = health_aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, door)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        if security is None:
+            bound = server.add_insecure_port(f"{host}:{port}")
+        else:
+            bound = server.add_secure_port(f"{host}:{port}", _server_credentials(security.credentials))
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {host}:{port}; choose another port, or 0 for any") from error
     await server.start()
@@ -113,20 +169,148 @@ def _taken(host: str, port: int) -> bool:
     return False
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a channel to host:port; it connects on first use and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+    pair = (credentials.private_key, credentials.certificate)
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=credentials.authority, require_client_auth=True
+    )
 
 
-async def healthy(address: str, timeout_s: float) -> bool:
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+    """Open a channel to host:port; it connects on first use and reconnects by itself.
+
+    Args:
+        address: host:port.
+        credentials: shown to the other side; None speaks without encryption.
+
+    Raises:
+        ConfigError: when the address is not loopback and there are no credentials.
+    """
+    if credentials is None:
+        host = address.rpartition(":")[0]
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{address} would be spoken to without encryption; give credentials (--credentials FOLDER or "
+                "ANTIPHON_CREDENTIALS), or forward its port to 127.0.0.1"
+            )
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    channel = grpc.ssl_channel_credentials(
+        credentials.authority, credentials.private_key, credentials.certificate
+    )
+    if credentials.token_file is not None:
+        bearer = grpc.metadata_call_credentials(_Bearer(credentials.token_file))
+        channel = grpc.composite_channel_credentials(channel, bearer)
+    return grpc.aio.secure_channel(address, channel, options=CHANNEL_OPTIONS)
+
+
+class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]
+    """Puts the token that is in the file now on every call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, context: Any, callback: Callable[[Any, Any], None]) -> None:
+        callback((("authorization", f"Bearer {read_token(self._path)}"),), None)
+
+
+async def healthy(address: str, timeout_s: float, credentials: Credentials | None = None) -> bool:
     """Tell whether the server at `address` says it serves, within `timeout_s` seconds."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+class _Door:
+    """Stands before a server while services are added: every call is read, then judged, then answered.
+
+    Handlers are wrapped once, so that nothing is looked up for a call.
+    """
+
+    def __init__(self, server: grpc.aio.Server, guard: Guard | None) -> None:
+        self._server = server
+        self._guard = guard
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Generated code calls this with the bare handlers; the wrapped ones take their place."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Add a service, by the names of its methods."""
+        wrapped = {name: self._wrap(f"/{service}/{name}", handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
+
+    def _wrap(self, method: str, handler: Any) -> Any:
+        async def admit(request: Any, context: Any) -> None:
+            if isinstance(request, _Unreadable):
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"{method} got {request.size} bytes that are not its message; use the same version of "
+                    "Antiphon on both sides",
+                )
+            if self._guard is None:
+                return
+            metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
+            authorization = str(metadata.get("authorization", ""))
+            names = _names_of(context.auth_context())
+            refusal = self._guard.admit(method, authorization, names, request)
+            if refusal is not None:
+                await context.abort(_STATUS_OF_DENIAL[refusal.denial], refusal.sentence)
+
+        return _wrapped(handler, admit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Bytes that are no message."""
+
+    size: int
+
+
+def _names_of(auth_context: Any) -> frozenset[str]:
+    found = auth_context.get("x509_subject_alternative_name", ())
+    return frozenset(name.decode(errors="replace") for name in found)
+
+
+def _wrapped(handler: Any, admit: Callable[[Any, Any], Awaitable[None]]) -> Any:
+    """Return a handler that admits every message before its service sees it."""
+    inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+    def read(payload: bytes) -> Any:
+        try:
+            return handler.request_deserializer(payload)
+        except DecodeError:
+            return _Unreadable(len(payload))
+
+    async def admitted(requests: Any, context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            await admit(request, context)
+            yield request
+
+    async def enter(request: Any, context: Any) -> Any:
+        if handler.request_streaming:
+            await admit(None, context)
+            return admitted(request, context)
+        await admit(request, context)
+        return request
+
+    async def answer(request: Any, context: Any) -> Any:
+        return await inner(await enter(request, context), context)
+
+    async def answer_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        async for reply in inner(await enter(request, context), context):
+            yield reply
+
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    chosen = answer_stream if handler.response_streaming else answer
+    return make(chosen, request_deserializer=read, response_serializer=handler.response_serializer)
 
 
 def answers_errors(handler: _Handler) -> _Handler:
@@ -231,6 +415,11 @@ def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> Ant
     details = " ".join((error.details() or "").split())
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"{label} did not answer within {timeout_s:g} s")
+    if code is grpc.StatusCode.UNAVAILABLE and any(word in details.lower() for word in _NOT_BELIEVED):
+        return ContractError(
+            f"{label}: the two sides do not believe each other's certificates ({details[:200]}); use bundles "
+            "of one authority, and an address that the services' certificate names"
+        )
     kind = _ERROR_OF.get(code, AntiphonError)
     return kind(details or f"{label} failed with {code.name}")
 

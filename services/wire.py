@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.core import records as r
+from antiphon.core.audit import SampleFigures
 from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator import api as coordinator_api
@@ -216,6 +217,36 @@ def group_to_judge_from_proto(m: records_pb2.GroupToJudge) -> r.GroupToJudge:
     )
 
 
+def group_to_audit_to_proto(x: r.GroupToAudit) -> records_pb2.GroupToAudit:
+    """Translate."""
+    return records_pb2.GroupToAudit(
+        submission=group_submission_to_proto(x.submission), prompt_token_ids=x.prompt_token_ids
+    )
+
+
+def group_to_audit_from_proto(m: records_pb2.GroupToAudit) -> r.GroupToAudit:
+    """Translate."""
+    return r.GroupToAudit(group_submission_from_proto(m.submission), tuple(m.prompt_token_ids))
+
+
+def sample_figures_to_proto(x: SampleFigures) -> records_pb2.SampleFigures:
+    """Translate."""
+    return records_pb2.SampleFigures(
+        sample_index=x.sample_index,
+        tokens=x.tokens,
+        missed=x.missed,
+        impossible=x.impossible,
+        drift=x.drift,
+    )
+
+
+def sample_figures_from_proto(m: records_pb2.SampleFigures) -> SampleFigures:
+    """Translate."""
+    if not 0 <= m.missed <= m.tokens or not 0 <= m.impossible <= m.tokens or m.drift < 0:
+        raise ContractError(f"the figures of sample {m.sample_index} cannot be: {m.missed} of {m.tokens}")
+    return SampleFigures(m.sample_index, m.tokens, m.missed, m.impossible, m.drift)
+
+
 def batch_ref_to_proto(x: r.BatchRef) -> records_pb2.BatchRef:
     """Translate."""
     return records_pb2.BatchRef(
@@ -267,6 +298,7 @@ def snapshot_manifest_to_proto(x: r.SnapshotManifest) -> records_pb2.SnapshotMan
         chunks=[records_pb2.ChunkEntry(digest=c.digest, offset=c.offset, length=c.length) for c in x.chunks],
         payload_bytes=x.payload_bytes,
         origin=x.origin,
+        signature=x.signature,
     )
 
 
@@ -283,6 +315,7 @@ def snapshot_manifest_from_proto(m: records_pb2.SnapshotManifest) -> r.SnapshotM
         chunks=tuple(r.ChunkEntry(digest=c.digest, offset=c.offset, length=c.length) for c in m.chunks),
         payload_bytes=m.payload_bytes,
         origin=m.origin,
+        signature=m.signature,
     )
 
 
@@ -333,14 +366,22 @@ def worker_hello_from_proto(m: rollout_pb2.WorkerHello) -> coordinator_api.Worke
 def worker_welcome_to_proto(x: coordinator_api.WorkerWelcome) -> rollout_pb2.WorkerWelcome:
     """Translate."""
     return rollout_pb2.WorkerWelcome(
-        worker_id=x.worker_id, run_id=x.run_id, config_yaml=x.config_yaml, heartbeat_s=x.heartbeat_s
+        worker_id=x.worker_id,
+        run_id=x.run_id,
+        config_yaml=x.config_yaml,
+        heartbeat_s=x.heartbeat_s,
+        learner_key=x.learner_key,
     )
 
 
 def worker_welcome_from_proto(m: rollout_pb2.WorkerWelcome) -> coordinator_api.WorkerWelcome:
     """Translate."""
     return coordinator_api.WorkerWelcome(
-        worker_id=m.worker_id, run_id=m.run_id, config_yaml=m.config_yaml, heartbeat_s=m.heartbeat_s
+        worker_id=m.worker_id,
+        run_id=m.run_id,
+        config_yaml=m.config_yaml,
+        heartbeat_s=m.heartbeat_s,
+        learner_key=m.learner_key,
     )
 
 
@@ -476,6 +517,15 @@ def evaluation_record_from_proto(m: coordinator_pb2.EvaluationRecord) -> coordin
     )
 
 
+def _worker_state(text: str) -> r.WorkerState:
+    try:
+        return r.WorkerState(text)
+    except ValueError:
+        raise ContractError(
+            f"worker state {text[:40]!r} is unknown here; use the coordinator's version"
+        ) from None
+
+
 def worker_record_to_proto(x: coordinator_api.WorkerRecord) -> coordinator_pb2.WorkerRecord:
     """Translate."""
     return coordinator_pb2.WorkerRecord(
@@ -486,6 +536,8 @@ def worker_record_to_proto(x: coordinator_api.WorkerRecord) -> coordinator_pb2.W
         tokens_generated=x.tokens_generated,
         busy_share=x.busy_share,
         seconds_since_heartbeat=x.seconds_since_heartbeat,
+        audited=x.audited,
+        strikes=x.strikes,
     )
 
 
@@ -493,12 +545,14 @@ def worker_record_from_proto(m: coordinator_pb2.WorkerRecord) -> coordinator_api
     """Translate."""
     return coordinator_api.WorkerRecord(
         worker_id=m.worker_id,
-        state=r.WorkerState(m.state),
+        state=_worker_state(m.state),
         held_version=_optional(m, "held_version"),
         open_leases=m.open_leases,
         tokens_generated=m.tokens_generated,
         busy_share=m.busy_share,
         seconds_since_heartbeat=m.seconds_since_heartbeat,
+        audited=m.audited,
+        strikes=m.strikes,
     )
 
 
@@ -530,6 +584,7 @@ def run_status_to_proto(x: coordinator_api.RunStatus) -> coordinator_pb2.RunStat
         workers=[worker_record_to_proto(w) for w in x.workers],
         evaluations=[evaluation_record_to_proto(e) for e in x.evaluations],
         last_commit=None if x.last_commit is None else step_commit_to_proto(x.last_commit),
+        barred=x.barred,
     )
 
 
@@ -542,6 +597,7 @@ def run_status_from_proto(m: coordinator_pb2.RunStatus) -> coordinator_api.RunSt
         workers=tuple(worker_record_from_proto(w) for w in m.workers),
         evaluations=tuple(evaluation_record_from_proto(e) for e in m.evaluations),
         last_commit=step_commit_from_proto(m.last_commit) if m.HasField("last_commit") else None,
+        barred=dict(sorted(m.barred.items())),
     )
 
 

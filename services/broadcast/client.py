@@ -6,6 +6,7 @@ from typing import Any
 from antiphon.core.records import SnapshotManifest
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc, coordinator_pb2
 from antiphon.services.broadcast.api import Broadcast
+from antiphon.services.credentials import Credentials
 from antiphon.services.serving import call, open_channel, stream
 from antiphon.services.wire import snapshot_manifest_from_proto
 
@@ -14,7 +15,13 @@ class BroadcastClient(Broadcast):
     """A holder of chunks at host:port."""
 
     def __init__(
-        self, address: str, timeout_s: float = 10.0, transfer_timeout_s: float = 600.0, *, channel: Any = None
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        transfer_timeout_s: float = 600.0,
+        *,
+        channel: Any = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Open a channel; nothing is sent yet.
 
@@ -23,8 +30,9 @@ class BroadcastClient(Broadcast):
             timeout_s: deadline of a manifest, seconds.
             transfer_timeout_s: deadline of one stream of chunks, seconds.
             channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
+            credentials: shown to the holder; None speaks without encryption, on loopback alone.
         """
-        self._channel = open_channel(address) if channel is None else channel
+        self._channel = open_channel(address, credentials) if channel is None else channel
         self._stub = broadcast_pb2_grpc.BroadcastStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout_s = timeout_s
         self._transfer_timeout_s = transfer_timeout_s

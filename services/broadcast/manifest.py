@@ -119,7 +119,8 @@ def _broken(manifest: SnapshotManifest, reason: str) -> IntegrityError:
 
 def manifest_to_json(manifest: SnapshotManifest) -> bytes:
     """Encode a manifest; equal manifests give equal bytes."""
-    return json.dumps(asdict(manifest), sort_keys=True, separators=(",", ":")).encode()
+    tree = {**asdict(manifest), "signature": manifest.signature.hex()}
+    return json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
 
 
 def manifest_from_json(payload: bytes) -> SnapshotManifest:
@@ -150,6 +151,7 @@ def manifest_from_json(payload: bytes) -> SnapshotManifest:
             ),
             payload_bytes=int(tree["payload_bytes"]),
             origin=str(tree["origin"]),
+            signature=bytes.fromhex(tree.get("signature", "")),  # earlier versions signed nothing
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IntegrityError(f"these {len(payload)} bytes are not a snapshot manifest: {error!r}") from error

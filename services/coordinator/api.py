@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from antiphon.core.audit import SampleFigures
 from antiphon.core.records import (
     BatchRef,
     GroupSubmission,
+    GroupToAudit,
     GroupToJudge,
     Judgement,
     Lease,
@@ -43,6 +45,8 @@ class WorkerWelcome:
     config_yaml: str
     """The resolved run configuration."""
     heartbeat_s: float
+    learner_key: bytes = b""
+    """Public key that manifests are signed with, 32 bytes; empty: this run's are not signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,9 @@ class WorkerRecord:
     busy_share: float
     """Share of its time in which its engine had work, 0..1."""
     seconds_since_heartbeat: float
+    audited: int = 0
+    """Groups of this worker's name that were audited."""
+    strikes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,8 @@ class RunStatus:
     waiting: str = ""
     """What the data plane waits for at the moment, in words."""
     finished: bool = False
+    barred: dict[str, str] = field(default_factory=dict)
+    """Workers and tokens that are shut out -> why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +283,35 @@ class Coordinator(Protocol):
 
     async def finish(self) -> None:
         """Declare the run complete: workers and judges leave."""
+        ...
+
+    async def revoke(self, name: str, reason: str) -> None:
+        """Let a token (by its id) or a worker (by its name) count no more; repeating it changes nothing.
+
+        Raises:
+            ContractError: when it is neither a token's id nor a possible name.
+        """
+        ...
+
+    async def pardon(self, name: str, reason: str) -> None:
+        """Let a worker that was shut out try again, as a stranger."""
+        ...
+
+    async def pull_for_audit(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
+        """Hand out groups to score again, waiting up to `wait_s` for the first."""
+        ...
+
+    async def submit_audit(
+        self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = ""
+    ) -> None:
+        """Take what an audit found; a repetition, or a group that was not asked for, changes nothing.
+
+        Args:
+            group_id: the group.
+            samples: what was found about each trajectory.
+            worker_id: who sampled it, where the learner itself saw this in training; "" for a group
+                that was handed out to be audited.
+        """
         ...
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:

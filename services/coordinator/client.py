@@ -8,9 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from antiphon.core.audit import SampleFigures
 from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.core.records import (
     GroupSubmission,
+    GroupToAudit,
     GroupToJudge,
     Judgement,
     SnapshotManifest,
@@ -32,6 +34,7 @@ from antiphon.services.coordinator.api import (
     WorkerWelcome,
 )
 from antiphon.services.coordinator.work_stream import StreamClient
+from antiphon.services.credentials import Credentials
 from antiphon.services.serving import Duplex, call, error_from_code, open_channel, stream
 
 FOLLOW_S = 60.0
@@ -41,11 +44,18 @@ FOLLOW_S = 60.0
 class CoordinatorClient(Coordinator):
     """A coordinator somewhere else."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0, *, channel: Any = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        *,
+        channel: Any = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         """Open a channel to host:port, unless one is given; nothing is sent yet."""
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = open_channel(address) if channel is None else channel
+        self._channel = open_channel(address, credentials) if channel is None else channel
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
@@ -129,6 +139,33 @@ class CoordinatorClient(Coordinator):
     async def finish(self) -> None:
         """Declare the run complete."""
         await call(self._stub.Finish, records_pb2.Empty(), self._timeout_s)
+
+    async def revoke(self, name: str, reason: str) -> None:
+        """Let a token or a worker count no more."""
+        message = coordinator_pb2.RevokeRequest(name=name, reason=reason)
+        await call(self._stub.Revoke, message, self._timeout_s)
+
+    async def pardon(self, name: str, reason: str) -> None:
+        """Let a worker that was shut out try again."""
+        message = coordinator_pb2.RevokeRequest(name=name, reason=reason)
+        await call(self._stub.Pardon, message, self._timeout_s)
+
+    async def pull_for_audit(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
+        """Fetch groups to score again."""
+        message = reward_pb2.PullRequest(judge_id=judge_id, limit=limit, wait_s=wait_s)
+        reply = await call(self._stub.PullForAudit, message, self._timeout_s + wait_s)
+        return [wire.group_to_audit_from_proto(group) for group in reply.groups]
+
+    async def submit_audit(
+        self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = ""
+    ) -> None:
+        """Hand in what an audit found; repeating it is safe."""
+        message = coordinator_pb2.AuditRequest(
+            group_id=group_id,
+            samples=[wire.sample_figures_to_proto(sample) for sample in samples],
+            worker_id=worker_id,
+        )
+        await call(self._stub.SubmitAudit, message, self._timeout_s)
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:
         """Fetch the committed steps greater than `after_step`."""

@@ -59,7 +59,8 @@ def journal_place(config: RunConfig, run_dir: Path) -> Path | str:
     return config.coordinator.store or run_dir / JOURNAL_NAME
 
 
-def _wall_clock() -> float:
+def wall_clock() -> float:
+    """Return Unix seconds: for display, and for what expires."""
     return datetime.now(UTC).timestamp()
 
 
@@ -70,7 +71,7 @@ class Journal:
         self,
         place: Path | str | JournalStore,
         run_id: str,
-        wall_clock: Callable[[], float] = _wall_clock,
+        wall_clock: Callable[[], float] = wall_clock,
         *,
         threaded: bool = True,
         retry_s: float = RETRY_S,

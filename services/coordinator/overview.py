@@ -1,12 +1,14 @@
 """Overview: the run at a glance, and whom it waits for, in words."""
 
+import dataclasses
 from collections import Counter
 
 from antiphon.core.config import RunConfig
 from antiphon.core.leases import LeaseTable
 from antiphon.core.records import WorkerState
 from antiphon.core.run_state import GroupPhase, GroupState, RunState
-from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
+from antiphon.core.tokens import name_of_worker
+from antiphon.services.coordinator.api import EvaluationRecord, RunStatus, WorkerRecord
 from antiphon.services.coordinator.fleet import Fleet
 
 
@@ -55,13 +57,21 @@ def run_status(
         groups_filtered=state.groups_filtered,
         groups_requeued=state.groups_requeued,
         staleness_histogram=dict(state.staleness_histogram),
-        workers=fleet.records(leases, now),
+        workers=tuple(_with_standing(record, state) for record in fleet.records(leases, now)),
         evaluations=evaluation_records(state),
         last_commit=state.commits[-1] if state.commits else None,
         paused_reason=state.paused_reason,
         waiting=blocked or waiting_words(state, config, fleet, judging, now),
         finished=state.finished,
+        barred={**state.revoked, **{n: s.quarantined for n, s in state.standings.items() if s.quarantined}},
     )
+
+
+def _with_standing(record: WorkerRecord, state: RunState) -> WorkerRecord:
+    standing = state.standings.get(name_of_worker(record.worker_id))
+    if standing is None:
+        return record
+    return dataclasses.replace(record, audited=standing.audited, strikes=standing.strikes)
 
 
 def waiting_words(state: RunState, config: RunConfig, fleet: Fleet, judging: int, now: float) -> str:

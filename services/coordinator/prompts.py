@@ -1,12 +1,15 @@
 """Prompts: the environment's problems as token ids, checked to fit before anything starts."""
 
+from pathlib import Path
 from typing import Protocol
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import Prompt
+from antiphon.core.token_rules import TokenRules
 from antiphon.environments.codec import TextCodec, resolve_model_path
 from antiphon.environments.environment import Environment
+from antiphon.services.rollout.checkpoint_shape import end_tokens
 
 
 class PromptSource(Protocol):
@@ -24,7 +27,14 @@ class PromptSource(Protocol):
 class EnvironmentPrompts:
     """The prompts of an environment, tokenised when first asked for and then remembered."""
 
-    def __init__(self, environment: Environment, codec: TextCodec, max_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        codec: TextCodec,
+        max_prompt_tokens: int,
+        rules: TokenRules | None = None,
+    ) -> None:
+        self.rules = rules
         self._environment = environment
         self._codec = codec
         self._max_prompt_tokens = max_prompt_tokens
@@ -61,6 +71,12 @@ class EnvironmentPrompts:
                 self.prompt(split, index)
 
 
+def token_rules_of(prompts: PromptSource) -> TokenRules | None:
+    """Return what is known of the model's tokens; None for prompts without a model."""
+    found = getattr(prompts, "rules", None)
+    return found if isinstance(found, TokenRules) else None
+
+
 def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     """Build the prompts of a run from its environment and its model's tokenizer, and check them.
 
@@ -75,6 +91,10 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     )
     codec = TextCodec.load(resolve_model_path(config.model.path))
     room = config.rollout.max_model_tokens - config.sampling.max_tokens
-    prompts = EnvironmentPrompts(environment, codec, room)
+    folder = Path(resolve_model_path(config.model.path))
+    # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
+    ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
+    rules = TokenRules(codec.vocabulary_size, ends)
+    prompts = EnvironmentPrompts(environment, codec, room, rules)
     prompts.check_all(section.train_size, config.evaluation.prompts)
     return prompts

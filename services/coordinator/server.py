@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,13 +17,23 @@ from antiphon.lineage.store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services import failpoints, wire
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place
+from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place, wall_clock
 from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_keeper import RunKeeper
 from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.coordinator.trust_desk import TrustDesk
 from antiphon.services.coordinator.work_stream import Handler, StreamServer
-from antiphon.services.serving import answers_errors, error_to_code, start_server, stop_server
+from antiphon.services.credentials import Credentials, learner_public, needed_token_key
+from antiphon.services.guard import Guard
+from antiphon.services.serving import (
+    MAX_MESSAGE_BYTES,
+    Security,
+    answers_errors,
+    error_to_code,
+    start_server,
+    stop_server,
+)
 
 __all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
 
@@ -31,6 +42,9 @@ LINGER_S = 30.0
 
 COLLECT_AFTER = 20_000
 """New objects between two looks of the garbage collector; a request makes hundreds that die at once."""
+_TOKEN_BYTES = 32
+_TRAJECTORY_BYTES = 4096
+_SMALLEST_LIMIT = 8 << 20
 
 Message = Any
 Context = Any
@@ -159,6 +173,31 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return records_pb2.Empty()
 
     @answers_errors
+    async def Revoke(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.revoke(request.name, request.reason)
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def Pardon(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        await self._coordinator.pardon(request.name, request.reason)
+        return records_pb2.Empty()
+
+    @answers_errors
+    async def PullForAudit(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        groups = await self._coordinator.pull_for_audit(request.judge_id, request.limit, request.wait_s)
+        return coordinator_pb2.AuditsReply(groups=[wire.group_to_audit_to_proto(group) for group in groups])
+
+    @answers_errors
+    async def SubmitAudit(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        samples = [wire.sample_figures_from_proto(sample) for sample in request.samples]
+        await self._coordinator.submit_audit(request.group_id, samples, request.worker_id)
+        return records_pb2.Empty()
+
+    @answers_errors
     async def Commits(self, request: Message, context: Context) -> Message:
         """Answer."""
         commits = await self._coordinator.commits(request.step)
@@ -180,15 +219,21 @@ def _error_to_proto(error: AntiphonError) -> Message:
     return rollout_pb2.WorkError(status=error_to_code(error), details=str(error))
 
 
-async def start_coordinator(service: CoordinatorService, host: str, port: int) -> tuple[grpc.aio.Server, int]:
-    """Serve `service` and return the server with its port.
+async def start_coordinator(
+    service: CoordinatorService, host: str, port: int, security: Security | None = None
+) -> tuple[grpc.aio.Server, int]:
+    """Serve `service` and return the server with its port; without `security` on loopback alone.
 
     Raises:
         ConfigError: when the address cannot be listened on.
     """
-
     return await start_server(
-        host, port, lambda server: register_coordinator(server, service), ["antiphon.Coordinator"]
+        host,
+        port,
+        lambda server: register_coordinator(server, service),
+        ["antiphon.Coordinator"],
+        security,
+        largest_message(service.keeper.config),
     )
 
 
@@ -196,6 +241,32 @@ def register_coordinator(server: Any, service: Coordinator) -> None:
     """Add the service to a server that was not started yet."""
     servicer = CoordinatorServicer(service)
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def largest_message(config: RunConfig) -> int:
+    """Return the bytes of the largest message that a coordinator takes in.
+
+    That is a group of the longest completions, at up to 11 bytes a token and a version span for
+    each, or a manifest.
+    """
+    group = config.loop.group_size * (config.sampling.max_tokens * _TOKEN_BYTES + _TRAJECTORY_BYTES)
+    return min(MAX_MESSAGE_BYTES, max(_SMALLEST_LIMIT, group))
+
+
+def coordinator_guard(keeper: RunKeeper, credentials: Credentials, wall_clock: Callable[[], float]) -> Guard:
+    """Return who lets calls in to the coordinator of a run.
+
+    Raises:
+        ConfigError: when the bundle cannot check tokens.
+    """
+    return Guard(
+        needed_token_key(credentials),
+        keeper.run_id,
+        wall_clock,
+        keeper.clock,
+        revoked=lambda: keeper.state.revoked,
+        open_leases=lambda worker_id: len(keeper.leases.of_worker(worker_id)),
+    )
 
 
 async def serve_coordinator(
@@ -207,6 +278,8 @@ async def serve_coordinator(
     port: int,
     ready: Callable[[int], None],
     prompts: PromptSource | None = None,
+    credentials: Credentials | None = None,
+    learner_key: bytes | None = None,
 ) -> None:
     """Serve one run until it is finished or the process is asked to stop.
 
@@ -219,6 +292,8 @@ async def serve_coordinator(
         port: 0 picks a free one.
         ready: called with the port once the coordinator can work.
         prompts: where prompts come from; by default the environment that `config` names.
+        credentials: the services' bundle; None serves without encryption, on loopback alone.
+        learner_key: public key of the learner; by default the one in the bundle or the run's folder.
 
     Raises:
         ConfigError: when the configuration, the environment, the journal or the port cannot be used.
@@ -239,8 +314,15 @@ async def serve_coordinator(
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
     try:
-        service = CoordinatorService(keeper)
-        server, bound = await start_coordinator(service, host, port)
+        if learner_key is None:
+            learner_key = learner_public(run_dir, credentials) or b""
+        security = None
+        if credentials is not None:
+            security = Security(credentials, coordinator_guard(keeper, credentials, wall_clock))
+        audits = config.trust.audits == "all" or (config.trust.audits == "remote" and security is not None)
+        trust = TrustDesk(keeper, secrets.token_bytes(32)) if audits else None
+        service = CoordinatorService(keeper, learner_key, trust)
+        server, bound = await start_coordinator(service, host, port, security)
         try:
             async with metrics_page(service, config):
                 ready(bound)

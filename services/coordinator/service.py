@@ -4,7 +4,6 @@ Each request asks `core` for a decision, hands the events to the run keeper, and
 they are on disk. Calls that wait are woken by signals and never held longer than asked.
 """
 
-import re
 from collections.abc import AsyncIterator, Sequence
 
 import structlog
@@ -12,11 +11,13 @@ import structlog
 from antiphon.core import acceptance, admission
 from antiphon.core import events as e
 from antiphon.core.assembly import step_progress
+from antiphon.core.audit import SampleFigures
 from antiphon.core.config import dump_config
 from antiphon.core.errors import ContractError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupSubmission,
+    GroupToAudit,
     GroupToJudge,
     Judgement,
     SnapshotManifest,
@@ -25,6 +26,9 @@ from antiphon.core.records import (
     WorkerState,
 )
 from antiphon.core.run_state import RunState
+from antiphon.core.token_rules import check_token_rules
+from antiphon.core.tokens import WORKER_NAME, name_of_worker
+from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator import payloads
 from antiphon.services.coordinator.api import (
     BatchReply,
@@ -42,7 +46,9 @@ from antiphon.services.coordinator.journal import TrainedRow
 from antiphon.services.coordinator.judging import JudgeDesk
 from antiphon.services.coordinator.leasing import LeaseCounter
 from antiphon.services.coordinator.overview import batch_words, run_status
+from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.run_keeper import RunKeeper
+from antiphon.services.coordinator.trust_desk import TrustDesk
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""
@@ -50,15 +56,26 @@ FOLLOW_CHECK_S = 5.0
 """Longest that a follower of events sleeps before it looks whether the run is over."""
 EVENTS_PER_READ = 500
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LONGEST_REASON = 500
+"""Characters of a reason that the journal keeps."""
+
 _log = structlog.get_logger("coordinator")
 
 
 class CoordinatorService(Coordinator):
     """The data plane of one run."""
 
-    def __init__(self, keeper: RunKeeper) -> None:
+    def __init__(self, keeper: RunKeeper, learner_key: bytes = b"", trust: TrustDesk | None = None) -> None:
+        """Serve a run.
+
+        Args:
+            keeper: its state and journal.
+            learner_key: public key that manifests must be signed with; empty where none are.
+            trust: has groups audited and counts strikes; None where every worker is trusted.
+        """
         self.keeper = keeper
+        self._learner_key = learner_key
+        self._trust = trust
         self._config_yaml = dump_config(keeper.config)
         self._counter = LeaseCounter(keeper)
         self._desk = JudgeDesk(keeper)
@@ -81,11 +98,13 @@ class CoordinatorService(Coordinator):
                 f"worker {hello.worker_name!r} means to serve run {hello.run_id!r}, but this coordinator "
                 f"serves {keeper.run_id!r}; give the address of the right coordinator"
             )
-        if not _NAME.fullmatch(hello.worker_name):
+        if not WORKER_NAME.fullmatch(hello.worker_name):
             raise ContractError(
                 f"worker name {hello.worker_name[:80]!r} cannot be used; take up to 64 letters, digits, "
                 "dots, dashes and underscores"
             )
+        if barred := keeper.state.barred(hello.worker_name):
+            raise ContractError(f"worker {hello.worker_name} was excluded from this run: {barred}")
         for member in keeper.fleet.named(hello.worker_name):
             keeper.lose(member, "another worker of this name registered")
         count = keeper.state.registrations.get(hello.worker_name, 0) + 1
@@ -98,6 +117,7 @@ class CoordinatorService(Coordinator):
             run_id=keeper.run_id,
             config_yaml=self._config_yaml,
             heartbeat_s=keeper.config.coordinator.heartbeat_s,
+            learner_key=self._learner_key,
         )
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
@@ -146,6 +166,8 @@ class CoordinatorService(Coordinator):
         """
         keeper = self.keeper
         keeper.check_open()
+        if keeper.state.barred(name_of_worker(submission.worker_id)):
+            return SubmitVerdict.LATE
         verdict = acceptance.early_verdict(keeper.state, submission)
         if verdict is not None:
             # What was accepted a moment ago may still be on its way to the disk.
@@ -153,9 +175,16 @@ class CoordinatorService(Coordinator):
             return verdict
         group = keeper.state.groups[submission.group_id]
         held_lease = group.lease_id
-        verdict, found = acceptance.accept_submission(
-            keeper.state, keeper.config, submission, keeper.seeds(group), keeper.clock()
-        )
+        try:
+            verdict, found = acceptance.accept_submission(
+                keeper.state, keeper.config, submission, keeper.seeds(group), keeper.clock()
+            )
+            if (rules := token_rules_of(keeper.prompts)) is not None:
+                check_token_rules(submission, rules)
+        except ContractError as error:
+            if self._trust is not None:
+                await self._trust.refused(submission, error)
+            raise
         accepted = verdict is SubmitVerdict.ACCEPTED
         keep = {submission.group_id: payloads.dump_submission(submission)} if accepted else None
         written = keeper.record(*found, keep=keep)
@@ -163,6 +192,8 @@ class CoordinatorService(Coordinator):
         if accepted:
             keeper.remember(submission)
             keeper.submitted.notify()
+            if self._trust is not None:
+                self._trust.choose(submission)
         # A place at this worker is free, and a stale group gives its reservation back.
         keeper.work.notify()
         await written
@@ -259,11 +290,13 @@ class CoordinatorService(Coordinator):
 
         Raises:
             ContractError: for the snapshot of another run.
-            IntegrityError: for a version that no step made, or other weights under a known version.
+            IntegrityError: for a version that no step made, other weights under a known version, or
+                a signature that is not the learner's.
         """
         keeper = self.keeper
         keeper.check_open()
         found = acceptance.accept_snapshot(keeper.state, manifest)
+        check_signature(manifest, self._learner_key)
         name = payloads.manifest_name(manifest.version)
         written = keeper.record(*found, keep={name: payloads.dump_manifest(manifest)})
         await written  # whoever asks for it meanwhile waits for the disk too
@@ -308,6 +341,51 @@ class CoordinatorService(Coordinator):
         for signal in (keeper.work, keeper.submitted, keeper.judged, keeper.sealed):
             signal.notify()
         await written
+
+    async def revoke(self, name: str, reason: str) -> None:
+        """Let a token (by its id) or a worker (by its name) count no more; repeating it changes nothing.
+
+        A worker that is excluded loses its leases at once.
+
+        Raises:
+            ContractError: when it is neither a token's id nor a possible name.
+        """
+        keeper = self.keeper
+        keeper.check()
+        if not WORKER_NAME.fullmatch(name):
+            raise ContractError(
+                f"{name[:80]!r} is neither a token's id nor a worker's name; see `antiphon status`"
+            )
+        if name in keeper.state.revoked:
+            return
+        reason = reason[:LONGEST_REASON] or "no reason was given"
+        written = keeper.record(e.AccessRevoked(name, reason))
+        for member in keeper.fleet.named(name):
+            keeper.lose(member, f"excluded: {reason}")
+        _log.warning("access.revoked", name=name, reason=reason)
+        await written
+
+    async def pardon(self, name: str, reason: str) -> None:
+        """Let a worker that was shut out try again, as a stranger; repeating it changes nothing."""
+        keeper = self.keeper
+        keeper.check()
+        if keeper.state.barred(name):
+            await keeper.record(e.WorkerPardoned(name, reason[:LONGEST_REASON] or "no reason was given"))
+
+    async def pull_for_audit(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
+        """Hand out groups to score again, waiting up to `wait_s` for the first."""
+        wait_s = min(max(0.0, wait_s), MAX_WAIT_S)
+        if self._trust is None:
+            await self.keeper.sealed.wait(wait_s)  # nothing will come; no tight loop meanwhile
+            return ()
+        return await self._trust.pull(limit, wait_s)
+
+    async def submit_audit(
+        self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = ""
+    ) -> None:
+        """Take what an audit found; a group that was not asked for changes nothing."""
+        if self._trust is not None:
+            await self._trust.submit(group_id, samples, worker_id)
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:
         """Return the committed steps greater than `after_step`, in order (-1 for all)."""

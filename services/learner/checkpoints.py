@@ -2,7 +2,8 @@
 
 A checkpoint is a folder `v<version>` with the engine's files and `contents.json`, which lists
 their digests. It is written under another name and renamed at the end. DeepSpeed's files are
-pickles, so nothing of them is opened before the list was checked.
+pickles, so nothing of them is opened before the list was checked; a learner also signs the list
+and believes no other. Folders and files are their owner's alone.
 """
 
 import json
@@ -16,6 +17,7 @@ from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.store import write_atomically
 from antiphon.services import failpoints
+from antiphon.services.keys import SigningKey, make_private_folder, verifies, write_private
 
 _CONTENTS = "contents.json"
 _INCOMING = ".incoming-"
@@ -25,9 +27,18 @@ _log = structlog.get_logger(__name__)
 class CheckpointShelf:
     """The checkpoints of one run; a few of the newest are kept."""
 
-    def __init__(self, root: Path, kept: int) -> None:
+    def __init__(self, root: Path, kept: int, signer: SigningKey | None = None) -> None:
+        """Use a folder.
+
+        Args:
+            root: the folder; it need not exist yet.
+            kept: newest checkpoints kept.
+            signer: signs the lists, and only what it signed is believed; None where another record
+                vouches for the files, as a ledger does.
+        """
         self._root = root
         self._kept = kept
+        self._signer = signer
 
     def write(self, version: int, save: Callable[[Path], None]) -> None:
         """Add a checkpoint, then drop all but the newest.
@@ -42,11 +53,15 @@ class CheckpointShelf:
         incoming = self._root / f"{_INCOMING}{version}"
         try:
             shutil.rmtree(incoming, ignore_errors=True)
-            incoming.mkdir(parents=True)
+            make_private_folder(self._root)
+            make_private_folder(incoming)
             save(incoming)
             failpoints.reach("learner.checkpoint.inside")
             listed = {name: digest_file(incoming / name) for name in _files(incoming)}
-            write_atomically(incoming / _CONTENTS, json.dumps(listed, sort_keys=True).encode())
+            contents = json.dumps(listed, sort_keys=True).encode()
+            write_atomically(incoming / _CONTENTS, contents)
+            _close_to_others(incoming)
+            self._sign(version, contents)
             shutil.rmtree(self.folder(version), ignore_errors=True)
             incoming.rename(self.folder(version))
         except (OSError, RuntimeError) as error:
@@ -58,6 +73,7 @@ class CheckpointShelf:
             ) from error
         for old in self.versions()[: -self._kept]:
             shutil.rmtree(self.folder(old), ignore_errors=True)
+            self._signature(old).unlink(missing_ok=True)
 
     def versions(self) -> list[int]:
         """Return the versions on the shelf, oldest first, sound or not."""
@@ -98,8 +114,11 @@ class CheckpointShelf:
     def _problem(self, version: int) -> str | None:
         folder = self.folder(version)
         try:
-            listed = json.loads((folder / _CONTENTS).read_bytes())
-        except (OSError, ValueError):
+            contents = (folder / _CONTENTS).read_bytes()
+            if self._signer is not None and not self._signed(version, contents):
+                return "was not signed by this run's learner"
+            listed = json.loads(contents)
+        except (OSError, ValueError, RecursionError):
             return f"has no readable {_CONTENTS}"
         found = set(_files(folder)) - {_CONTENTS}
         if not isinstance(listed, dict) or not listed or found != set(listed):
@@ -108,6 +127,31 @@ class CheckpointShelf:
             if digest_file(folder / name) != listed[name]:
                 return f"has an altered file {name}"
         return None
+
+    def _signature(self, version: int) -> Path:
+        # Beside the folder: what the folder holds is exactly what its list names.
+        return self._root / f"v{version:08d}.sig"
+
+    def _sign(self, version: int, contents: bytes) -> None:
+        if self._signer is not None:
+            write_private(self._signature(version), self._signer.sign(_signed_bytes(version, contents)))
+
+    def _signed(self, version: int, contents: bytes) -> bool:
+        assert self._signer is not None
+        try:
+            signature = self._signature(version).read_bytes()
+        except FileNotFoundError:
+            return False
+        return verifies(self._signer.public, _signed_bytes(version, contents), signature)
+
+
+def _signed_bytes(version: int, contents: bytes) -> bytes:
+    return b"antiphon checkpoint %d\n" % version + contents
+
+
+def _close_to_others(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _files(folder: Path) -> list[str]:

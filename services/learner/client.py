@@ -5,6 +5,7 @@ from typing import Any
 
 from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
 from antiphon.protos import coordinator_pb2, learner_pb2, learner_pb2_grpc, records_pb2
+from antiphon.services.credentials import Credentials
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
 from antiphon.services.serving import call, open_channel
 from antiphon.services.wire import (
@@ -22,7 +23,13 @@ class LearnerClient(Learner):
     """
 
     def __init__(
-        self, address: str, timeout_s: float = 10.0, work_timeout_s: float = 600.0, *, channel: Any = None
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        work_timeout_s: float = 600.0,
+        *,
+        channel: Any = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Open a channel; nothing is sent yet.
 
@@ -31,8 +38,9 @@ class LearnerClient(Learner):
             timeout_s: deadline of quick questions, seconds.
             work_timeout_s: deadline of steps, publications, checkpoints and restores, seconds.
             channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
+            credentials: shown to the learner; None speaks without encryption, on loopback alone.
         """
-        self._channel = open_channel(address) if channel is None else channel
+        self._channel = open_channel(address, credentials) if channel is None else channel
         self._stub = learner_pb2_grpc.LearnerStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout_s = timeout_s
         self._work_timeout_s = work_timeout_s

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.audit import SampleFigures
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.services.learner.objective import TokenFigures
 from antiphon.services.learner.packing import MicroBatch
@@ -45,6 +46,28 @@ def gather(batches: Sequence[MicroBatch], figures: Sequence[TokenFigures]) -> To
         )
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return TokenTable(*columns)
+
+
+def drifts(
+    batches: Sequence[MicroBatch], figures: Sequence[TokenFigures]
+) -> dict[str, tuple[SampleFigures, ...]]:
+    """Return how far each trajectory's logprobs are from the learner's, by group.
+
+    Only trajectories that the present weights sampled are in it: others differ because the policy
+    moved on. Nothing is computed for this; the loss needs these logprobs anyway.
+    """
+    found: dict[str, list[SampleFigures]] = {}
+    for batch, seen in zip(batches, figures, strict=True):
+        real = batch.mask.numpy() > 0
+        apart = np.abs(seen.learner_logprobs.numpy() - batch.behaviour_logprobs.numpy())
+        fresh = ~((batch.staleness.numpy() != 0) & real).any(-1)
+        for place, (group_id, sample) in enumerate(batch.rows):
+            if fresh[place]:
+                own = apart[place][real[place]].astype(np.float64)
+                found.setdefault(group_id, []).append(
+                    SampleFigures(sample, own.size, 0, 0, float(own.mean()))
+                )
+    return {group_id: tuple(samples) for group_id, samples in found.items()}
 
 
 def describe_tokens(table: TokenTable) -> dict[str, float]:

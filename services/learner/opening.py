@@ -6,6 +6,7 @@ from antiphon.core.config import RunConfig
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.keys import SigningKey
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.deepspeed_engine import pin_numerics
 from antiphon.services.learner.publish import PublishingDesk
@@ -20,6 +21,8 @@ def open_learner(
     store: ArtifactStore,
     chunks: ChunkStore,
     coordinator: Coordinator,
+    signer: SigningKey | None = None,
+    audits: bool = False,
 ) -> LearnerService:
     """Return the learner of one run; its engine is made by `restore`.
 
@@ -30,6 +33,9 @@ def open_learner(
         store: where the batches are.
         chunks: the origin's store.
         coordinator: the run's coordinator, or a client of it.
+        signer: signs manifests and the lists of checkpoint files; a checkpoint that it did not sign is
+            never opened. None signs nothing and believes every list.
+        audits: tell the coordinator whose logprobs differ from the learner's own.
     """
     loop = config.loop
     desk = PublishingDesk(
@@ -38,7 +44,16 @@ def open_learner(
         config.broadcast.chunk_bytes,
         config.broadcast.snapshots_kept,
         waiting_limit=loop.max_staleness // loop.publish_interval + 2,
+        signer=signer,
     )
-    trainer = Trainer(config, CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept))
+    shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
     threads = config.learner.threads
-    return LearnerService(config, trainer, desk, store, coordinator, prepare=lambda: pin_numerics(threads))
+    return LearnerService(
+        config,
+        Trainer(config, shelf),
+        desk,
+        store,
+        coordinator,
+        prepare=lambda: pin_numerics(threads),
+        audits=audits,
+    )

@@ -42,6 +42,8 @@ class MicroBatch:
     """[R, T] int64: step minus the version that sampled the token, versions."""
     real_tokens: int
     """Prompt and completion tokens among the N*S positions."""
+    rows: tuple[tuple[str, int], ...] = ()
+    """Group id and sample index of each of the R trajectories."""
 
     @property
     def positions(self) -> int:
@@ -176,4 +178,5 @@ def _micro_batch(
         advantages=torch.tensor([row.advantage for row in part], dtype=torch.float32),
         staleness=torch.from_numpy(staleness),
         real_tokens=sum(map(_length, part)),
+        rows=tuple((row.group_id, row.sample_index) for row in part),
     )

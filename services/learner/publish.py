@@ -12,14 +12,22 @@ import torch
 from antiphon.core.errors import ContractError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.keys import SigningKey
 
 
 class PublishingDesk:
     """Versions waiting for publication, and the chunk store they go to."""
 
     def __init__(
-        self, run_id: str, chunks: ChunkStore, chunk_bytes: int, snapshots_kept: int, waiting_limit: int
+        self,
+        run_id: str,
+        chunks: ChunkStore,
+        chunk_bytes: int,
+        snapshots_kept: int,
+        waiting_limit: int,
+        signer: SigningKey | None = None,
     ) -> None:
         """Open the desk.
 
@@ -29,12 +37,14 @@ class PublishingDesk:
             chunk_bytes: bytes of one chunk.
             snapshots_kept: newest snapshots left in the store.
             waiting_limit: most versions kept in memory; the oldest give way.
+            signer: signs the manifests; None leaves them unsigned.
         """
         self._run_id = run_id
         self._chunks = chunks
         self._chunk_bytes = chunk_bytes
         self._snapshots_kept = snapshots_kept
         self._waiting_limit = waiting_limit
+        self._signer = signer
         self._waiting: dict[int, Mapping[str, torch.Tensor]] = {}
 
     def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
@@ -61,6 +71,8 @@ class PublishingDesk:
             raise ContractError(
                 f"the weights of version {version} are not kept for publication; there are: {held}"
             )
+        if self._signer is not None:
+            manifest = sign_manifest(manifest, self._signer)
         self._chunks.put_manifest(manifest)
         self._waiting.pop(version, None)
         newest = self._chunks.versions()[-self._snapshots_kept :]

@@ -1,8 +1,10 @@
 """Learner over gRPC, the answering side, and the process that trains and serves the origin."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,13 @@ from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal import wall_clock
+from antiphon.services.credentials import Credentials, learner_signer, needed_token_key
+from antiphon.services.guard import Guard
+from antiphon.services.keys import SigningKey
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.serving import answers_errors, start_server, stop_server
+from antiphon.services.serving import Security, answers_errors, start_server, stop_server
 from antiphon.services.wire import (
     learner_status_to_proto,
     logprobs_to_bytes,
@@ -89,6 +95,8 @@ async def serve_learner(
     port: int,
     ready: Callable[[int], None],
     open_service: OpenLearner | None = None,
+    credentials: Credentials | None = None,
+    signer: SigningKey | None = None,
 ) -> None:
     """Train for one run, and serve its snapshots, until a signal says to leave.
 
@@ -105,47 +113,68 @@ async def serve_learner(
         port: port to listen on; 0 picks a free one.
         ready: called with the port once the learner can work.
         open_service: makes the learner from its parts; by default DeepSpeed trains.
+        credentials: the services' bundle; None serves without encryption, on loopback alone.
+        signer: signs manifests and checkpoints; by default the key in the run's folder.
 
     Raises:
         ConfigError: when the model, a checkpoint's settings or the port cannot be used.
         IntegrityError: when repeated steps give other digests than the committed ones.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
+    audits = config.trust.audits == "all" or (config.trust.audits == "remote" and credentials is not None)
     if open_service is None:
-        from antiphon.services.learner.opening import open_learner  # torch and DeepSpeed: only for who trains
+        # torch and DeepSpeed: only for who trains
+        from antiphon.services.learner.opening import open_learner
 
-        open_service = open_learner
-
+        signer = signer or learner_signer(run_dir, None)
+        open_service = partial(open_learner, signer=signer, audits=audits)
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
     chunks = ChunkStore(run_dir / "chunks")
-    coordinator = CoordinatorClient(coordinator_address)
+    coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     store = open_store(store_root, config.record)
     service = open_service(config, run_id, run_dir, store, chunks, coordinator)
+    security = None
+    if credentials is not None:
+        guard = Guard(needed_token_key(credentials), run_id, wall_clock, loop.time)
+        security = Security(credentials, guard)
     origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
 
     def register(server: grpc.aio.Server) -> None:
         register_learner(server, service)
         register_broadcast(server, origin)
 
-    server = None
+    server = auditing = None
     working = asyncio.create_task(service.restore())
     leaving = asyncio.create_task(leave.wait())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not leave.is_set():
             await working
-            server, bound = await start_server(host, port, register, [SERVICE_NAME, BROADCAST_NAME])
-            service.origin = f"{host}:{bound}"
+            server, bound = await start_server(host, port, register, [SERVICE_NAME, BROADCAST_NAME], security)
+            service.origin = f"{config.services.address or host}:{bound}"
             await service.publish_again()
+            if audits:
+                auditing = _begin_audits(coordinator, config, chunks)
             ready(bound)
             await leaving
     finally:
         working.cancel()
         leaving.cancel()
+        if auditing is not None:
+            auditing.cancel()
         if server is not None:
             await stop_server(server)
         await service.close()
         await coordinator.close()
+
+
+def _begin_audits(coordinator: Coordinator, config: RunConfig, chunks: ChunkStore) -> "asyncio.Task[None]":
+    from antiphon.services.learner.auditor import Auditor, audit_forever, log_end  # torch again
+
+    auditor = Auditor(config, chunks)
+    auditing = asyncio.create_task(audit_forever(coordinator, auditor, f"learner-{os.getpid()}"))
+    auditing.add_done_callback(log_end)
+    return auditing

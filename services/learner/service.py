@@ -7,17 +7,19 @@ that is no number the weights of the version before are back, and the run is pau
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
 import structlog
 
+from antiphon.core.audit import NARROWEST_DRIFT, SampleFigures
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.metrics import batch_figures
 from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
 from antiphon.core.staleness import is_published
+from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services import failpoints
 from antiphon.services.coordinator.api import Coordinator
@@ -42,6 +44,7 @@ class LearnerService(Learner):
         store: ArtifactStore,
         coordinator: Coordinator,
         prepare: Callable[[], None] | None = None,
+        audits: bool = False,
     ) -> None:
         """Prepare; the engine is made by `restore`. `opening.open_learner` knows the production parts.
 
@@ -52,6 +55,7 @@ class LearnerService(Learner):
             store: where the batches are.
             coordinator: the run's coordinator, or a client of it.
             prepare: called once on the training thread, before anything else.
+            audits: tell the coordinator whose logprobs differ from the learner's own.
         """
         self._config = config
         self._store = store
@@ -66,6 +70,10 @@ class LearnerService(Learner):
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._closing = False
         self._version = -1
+        sampling = config.sampling
+        # The learner's logprobs know no cut-off.
+        self._audits = audits and not sampling.top_k and sampling.top_p == 1.0
+        self._drifts: Mapping[str, tuple[SampleFigures, ...]] = {}
         self._last_commit: StepCommit | None = None
         self._uncommitted: StepCommit | None = None
         self._state = "idle"
@@ -138,6 +146,7 @@ class LearnerService(Learner):
             finally:
                 self._state = "idle"
             commit = await self._commit()
+            await self._report_drifts(batch)
             ended_s = loop.time()
             idle_s = 0.0 if self._last_end_s is None else begun_s - self._last_end_s
             self._idle_s += idle_s
@@ -155,6 +164,7 @@ class LearnerService(Learner):
         except IntegrityError as error:
             await self._refuse(step, batch, error)
         self._keep(trained)
+        self._drifts = trained.drifts
         self._uncommitted = StepCommit(
             step=step,
             version=trained.version,
@@ -186,6 +196,24 @@ class LearnerService(Learner):
         self._last_commit = commit
         self._uncommitted = None
         return commit
+
+    async def _report_drifts(self, batch: BatchRef) -> None:
+        """Tell the coordinator of groups whose logprobs are further off than the best fleet's rounding."""
+        drifts, self._drifts = self._drifts, {}
+        far = {
+            group_id: samples
+            for group_id, samples in drifts.items()
+            if max(sample.drift for sample in samples) > NARROWEST_DRIFT
+        }
+        if not self._audits or not far:
+            return
+        rows = decode_timings(await asyncio.to_thread(self._store.get, batch.timings_digest))
+        workers = {row.group_id: row.worker_id for row in rows}
+        try:
+            for group_id, samples in far.items():
+                await self._coordinator.submit_audit(group_id, samples, workers.get(group_id, ""))
+        except (UnavailableError, ContractError) as error:
+            _log.warning("drift.unreported", step=batch.step, reason=str(error))  # the next step tells again
 
     async def _recorded(self, step: int) -> StepResult:
         commit = self._last_commit

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from antiphon.core.audit import SampleFigures
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
@@ -20,7 +21,7 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateFigures
-from antiphon.services.learner.figures import describe_tokens, empty_figures, gather
+from antiphon.services.learner.figures import describe_tokens, drifts, empty_figures, gather
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
 from antiphon.services.learner.training import TrainedStep, Training
 
@@ -100,12 +101,12 @@ class Trainer(Training):
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
         self._version = -1
-        metrics = _train_updates(engine, updates) if updates else empty_figures()
+        metrics, apart = _train_updates(engine, updates) if updates else (empty_figures(), {})
         weights = engine.weights()
         digest = weights_digest(weights)
         self._version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
-        return TrainedStep(self.version, digest, weights, metrics)
+        return TrainedStep(self.version, digest, weights, metrics, apart)
 
     def _micro_batches(self, rows: list[BatchRow], step: int) -> list[list[MicroBatch]]:
         section = self._config.learner
@@ -179,12 +180,15 @@ def config_digest(config: RunConfig) -> str:
     return digest_bytes(text.encode())
 
 
-def _train_updates(engine: DeepSpeedEngine, updates: list[list[MicroBatch]]) -> dict[str, float]:
+def _train_updates(
+    engine: DeepSpeedEngine, updates: list[list[MicroBatch]]
+) -> tuple[dict[str, float], dict[str, tuple[SampleFigures, ...]]]:
     # Later updates clip against the weights the step began with; the first one holds them.
     proximal: list[list[torch.Tensor] | None] = [None]
     proximal += [[engine.logprobs(batch) for batch in batches] for batches in updates[1:]]
     figures = [engine.update(batches, old) for batches, old in zip(updates, proximal, strict=True)]
-    return _metrics(updates, figures)
+    # Only the first update sees the weights that the step began with.
+    return _metrics(updates, figures), drifts(updates[0], figures[0].tokens)
 
 
 def _metrics(updates: list[list[MicroBatch]], figures: list[UpdateFigures]) -> dict[str, float]:

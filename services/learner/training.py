@@ -6,9 +6,10 @@ simulation. Nothing in this module imports torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from antiphon.core.audit import SampleFigures
 from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
 
 
@@ -21,6 +22,8 @@ class TrainedStep:
     weights: Mapping[str, Any]
     """Name -> tensor: a copy, as it would be published."""
     metrics: dict[str, float]
+    drifts: Mapping[str, tuple[SampleFigures, ...]] = field(default_factory=dict)
+    """By group: how far the workers' logprobs were from the learner's, where both had the same weights."""
 
 
 class Training(Protocol):

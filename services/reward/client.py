@@ -3,6 +3,7 @@
 from typing import Any
 
 from antiphon.protos import records_pb2, reward_pb2_grpc
+from antiphon.services.credentials import Credentials
 from antiphon.services.reward.api import Reward, RewardStatus
 from antiphon.services.serving import call, open_channel
 from antiphon.services.wire import reward_status_from_proto
@@ -11,15 +12,23 @@ from antiphon.services.wire import reward_status_from_proto
 class RewardClient(Reward):
     """A reward service at host:port."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0, *, channel: Any = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        *,
+        channel: Any = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         """Open a channel; nothing is sent yet.
 
         Args:
             address: host:port.
             timeout_s: deadline of each call, seconds.
             channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
+            credentials: shown to the service; None speaks without encryption, on loopback alone.
         """
-        self._channel = open_channel(address) if channel is None else channel
+        self._channel = open_channel(address, credentials) if channel is None else channel
         self._stub = reward_pb2_grpc.RewardStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout_s = timeout_s
 

@@ -13,9 +13,12 @@ from antiphon.core.config import RunConfig
 from antiphon.environments.environment import Environment
 from antiphon.protos import records_pb2, reward_pb2, reward_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal import wall_clock
+from antiphon.services.credentials import Credentials, needed_token_key
+from antiphon.services.guard import Guard
 from antiphon.services.reward.api import Reward
 from antiphon.services.reward.service import Decoder, RewardService
-from antiphon.services.serving import answers_errors, start_server, stop_server
+from antiphon.services.serving import Security, answers_errors, start_server, stop_server
 from antiphon.services.wire import reward_status_to_proto
 
 
@@ -33,7 +36,9 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         return reward_status_to_proto(await self._reward.status())
 
 
-async def start_reward(reward: Reward, host: str, port: int) -> tuple[grpc.aio.Server, int]:
+async def start_reward(
+    reward: Reward, host: str, port: int, security: Security | None = None
+) -> tuple[grpc.aio.Server, int]:
     """Serve a judge's status and return the server with the port it is bound to.
 
     Raises:
@@ -44,7 +49,7 @@ async def start_reward(reward: Reward, host: str, port: int) -> tuple[grpc.aio.S
         servicer = RewardServicer(reward)
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
-    return await start_server(host, port, register, ["antiphon.Reward"])
+    return await start_server(host, port, register, ["antiphon.Reward"], security)
 
 
 def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
@@ -67,6 +72,7 @@ async def serve_reward(
     port: int,
     ready: Callable[[int], None],
     judge_with: tuple[Environment, Decoder] | None = None,
+    credentials: Credentials | None = None,
 ) -> None:
     """Judge the groups of one run until it is finished or a signal says to leave.
 
@@ -78,6 +84,7 @@ async def serve_reward(
         port: port to listen on; 0 picks a free one.
         ready: called with the port once the judge can work.
         judge_with: environment and decoder to use instead of those that `config` names.
+        credentials: the services' bundle; None serves without encryption, on loopback alone.
 
     Raises:
         ConfigError: when the environment, the tokenizer or the port cannot be used.
@@ -85,7 +92,7 @@ async def serve_reward(
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
     environment, codec = judge_with or _configured(config)
-    coordinator = CoordinatorClient(coordinator_address)
+    coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     judge_id = f"{socket.gethostname()}-{os.getpid()}"
     service = RewardService(
         coordinator, environment, codec, run_id, judge_id, config.services.stall_timeout_s
@@ -93,7 +100,10 @@ async def serve_reward(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
-    server, bound = await start_reward(service, host, port)
+    security = None
+    if credentials is not None:
+        security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, loop.time))
+    server, bound = await start_reward(service, host, port, security)
     try:
         await service.run(lambda: ready(bound))
     finally:

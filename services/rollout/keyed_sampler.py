@@ -163,14 +163,7 @@ def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torc
 def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
     if rows.all_greedy:
         return _take_most_probable(logits)
-    scaled = (logits - logits.amax(-1, keepdim=True)).to(torch.float32)
-    if rows.temperature is not None:
-        scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
-    weights = scaled.exp()
-    if rows.top_k is not None:
-        _keep_top_k(weights, rows.top_k)
-    if rows.top_p is not None:
-        _keep_top_p(weights, rows.top_p)
+    scaled, weights = _processed(logits, rows)
     flat = logits.shape[-1] <= FLAT_VOCABULARY
     tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
     chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -190,6 +183,45 @@ def _take_most_probable(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     # One fused pass; exponentials, sum and logarithm one after the other take twice as long.
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _processed(logits: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scaled logits and the weights that are sampled from, [R, V] float32 each."""
+    scaled = (logits - logits.amax(-1, keepdim=True)).to(torch.float32)
+    if rows.temperature is not None:
+        scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
+    weights = scaled.exp()
+    if rows.top_k is not None:
+        _keep_top_k(weights, rows.top_k)
+    if rows.top_p is not None:
+        _keep_top_p(weights, rows.top_p)
+    return scaled, weights
+
+
+def intervals(
+    logits: torch.Tensor, tokens: torch.Tensor, rows: RowSampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the part of [0, 1] in which a uniform draws each token.
+
+    Args:
+        logits: [R, V], any float dtype; left unchanged.
+        tokens: [R] int64.
+        rows: how each row is sampled; a greedy row draws its token with every uniform or with none.
+
+    Returns:
+        [R] float64 lower and upper ends; equal for a token that was cut off.
+    """
+    _, weights = _processed(logits, rows)
+    column = tokens.unsqueeze(-1)
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    total, high = cdf[:, -1], cdf.gather(-1, column).squeeze(-1)
+    low = high - weights.gather(-1, column).squeeze(-1).to(torch.float64)
+    low, high = low / total, high / total
+    if rows.greedy is not None:
+        first = _most_probable(logits) == tokens
+        low = torch.where(rows.greedy, 0.0, low)
+        high = torch.where(rows.greedy, first.to(torch.float64), high)
+    return low, high
 
 
 def _most_probable(logits: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
+from antiphon.services.credentials import Credentials
 from antiphon.services.rollout.engine import Engine
 from antiphon.services.rollout.engine_environment import EngineSettings
 from antiphon.services.rollout.weights import WeightSource
@@ -27,14 +28,17 @@ _log = structlog.get_logger(__name__)
 class ChunkSource(WeightSource):
     """Snapshots from the origin that each manifest names, kept in one chunk store."""
 
-    def __init__(self, root: Path, config: RunConfig) -> None:
-        """Keep chunks under `root`, with the time limits of `config`."""
+    def __init__(self, root: Path, config: RunConfig, credentials: Credentials | None = None) -> None:
+        """Keep chunks under `root`, with the time limits of `config`; show `credentials` to origins."""
+        self._credentials = credentials
         self._store = ChunkStore(root)
         self._timeout_s = config.broadcast.transfer_timeout_s
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         """Bring every chunk here, verified; goes on where an earlier attempt stopped."""
-        origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s)
+        origin = BroadcastClient(
+            manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
+        )
         try:
             await fetch_snapshot(manifest, origin, self._store, self._timeout_s)
         finally:
@@ -125,6 +129,7 @@ async def serve_worker(
     make_engine: Callable[[RunConfig], Engine] = build_engine,
     make_source: Callable[[RunConfig], WeightSource] | None = None,
     coordinator: CoordinatorClient | None = None,
+    credentials: Credentials | None = None,
 ) -> None:
     """Sample for one run until it is finished, the worker is drained, or a signal says to leave.
 
@@ -139,6 +144,7 @@ async def serve_worker(
         make_engine: builds the engine, in its own thread; vLLM by default.
         make_source: where snapshots come from; by default from the origin that each manifest names.
         coordinator: a client to use instead of a new one.
+        credentials: the worker's bundle; None speaks without encryption, on loopback alone.
 
     Raises:
         ConfigError: when the model or a setting cannot be used here.
@@ -146,13 +152,14 @@ async def serve_worker(
         UnavailableError: when a peer is away for longer than services.stall_timeout_s.
         IntegrityError: when weights do not match their digest.
     """
-    coordinator = coordinator or WorkerClient(coordinator_address)
+    coordinator = coordinator or WorkerClient(coordinator_address, credentials=credentials)
     worker = RolloutWorker(
         coordinator,
         worker_name,
         run_id,
         make_engine,
-        make_source or (lambda config: ChunkSource(work_dir / "chunks", config)),
+        make_source or (lambda config: ChunkSource(work_dir / "chunks", config, credentials)),
+        learner_key=None if credentials is None else credentials.learner_key,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,6 +17,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services import failpoints
+from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.patience import MOST_PAUSE_S, keep_trying
 from antiphon.services.rollout.change import Change
@@ -64,6 +65,7 @@ class WeightKeeper:
         change: Change,
         swapped: Change,
         pace: Pace,
+        learner_key: bytes = b"",
     ) -> None:
         """Start with nothing held.
 
@@ -77,6 +79,7 @@ class WeightKeeper:
             change: rung when a version was heard of, fetched or loaded.
             swapped: rung when a version was loaded.
             pace: awaited before each swap.
+            learner_key: public key that manifests must be signed with; empty where none are.
         """
         self._coordinator = coordinator
         self._source = source
@@ -90,6 +93,7 @@ class WeightKeeper:
         self._change = change
         self._swapped = swapped
         self._pace = pace
+        self._learner_key = learner_key
         self._complete: dict[int, SnapshotManifest] = {}
         self._arriving: SnapshotManifest | None = None
         self._damaged_since: float | None = None
@@ -197,6 +201,7 @@ class WeightKeeper:
                 f"asked for version {version} of run {self._run_id}, got a manifest of version "
                 f"{manifest.version} of run {manifest.run_id}; start the worker against its own run"
             )
+        check_signature(manifest, self._learner_key)
         return manifest
 
     async def _swap(self, version: int) -> None:

@@ -67,6 +67,7 @@ class RolloutWorker:
         pace: Pace = no_pace,
         lease_wait_s: float = LEASE_WAIT_S,
         drive: DriveEngine = EngineThread,
+        learner_key: bytes | None = None,
     ) -> None:
         """Prepare a worker; nothing is sent before `run`.
 
@@ -80,6 +81,8 @@ class RolloutWorker:
             pace: awaited before each lease request, submission and swap.
             lease_wait_s: how long one lease request may be held open.
             drive: makes what drives the engine; a thread by default.
+            learner_key: public key that manifests must be signed with; None takes the one that the
+                coordinator names when it welcomes the worker.
         """
         self._coordinator = coordinator
         self._name = worker_name
@@ -90,6 +93,7 @@ class RolloutWorker:
         self._pace = pace
         self._lease_wait_s = lease_wait_s
         self._drive = drive
+        self._learner_key = learner_key
         self._patience_s = REGISTER_PATIENCE_S
         self._change = Change()
         self._swapped = Change()
@@ -153,6 +157,7 @@ class RolloutWorker:
             self._change,
             self._swapped,
             self._pace,
+            welcome.learner_key if self._learner_key is None else self._learner_key,
         )
         self._engine, self._weights = engine, weights
         async with asyncio.TaskGroup() as tasks:

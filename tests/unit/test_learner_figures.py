@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.metrics import LEARNER_METRICS, STALENESS_METRICS, find_metric, staleness_metric
-from antiphon.services.learner.figures import TokenTable, describe_tokens
+from antiphon.core.records import BatchRow, FinishReason, VersionSpan
+from antiphon.services.learner.figures import TokenTable, describe_tokens, drifts
+from antiphon.services.learner.objective import TokenFigures
+from antiphon.services.learner.packing import make_micro_batches
 
 TOKENS = st.lists(
     st.tuples(st.floats(-5, 5), st.floats(-8, 0), st.booleans(), st.integers(0, 3)), min_size=1, max_size=40
@@ -47,3 +51,34 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names) and all("." not in name for name in names)
     assert {metric.name for metric in STALENESS_METRICS} == {"kl_k1", "kl_k3", "tokens"}
     assert find_metric("loss.staleness_1") is None and find_metric("nothing") is None
+
+
+def test_drifts_are_of_trajectories_that_the_present_weights_sampled() -> None:
+    rows = [row("g1", 0, versions=(3,)), row("g1", 1, versions=(3,)), row("g2", 0, versions=(2, 3))]
+    batches = make_micro_batches(rows, 3, 64)
+    figures = [
+        TokenFigures(batch.behaviour_logprobs - 0.25, torch.zeros_like(batch.mask, dtype=torch.bool), 0.0)
+        for batch in batches
+    ]
+    found = drifts(batches, figures)
+    assert set(found) == {"g1"}  # the other one began under an older version
+    assert sorted((s.sample_index, s.tokens, s.missed) for s in found["g1"]) == [(0, 4, 0), (1, 4, 0)]
+    assert all(sample.drift == pytest.approx(0.25) for sample in found["g1"])
+
+
+def row(group_id: str, sample: int, versions: tuple[int, ...]) -> BatchRow:
+    spans = tuple(VersionSpan(v, 2 * i, 2 * i + 2) for i, v in enumerate(versions))
+    stop = 4 if len(versions) == 1 else spans[-1].stop
+    spans = (*spans[:-1], VersionSpan(spans[-1].version, spans[-1].start, stop))
+    return BatchRow(
+        group_id,
+        "p",
+        sample,
+        np.arange(3, dtype=np.int32),
+        np.arange(4, dtype=np.int32),
+        np.full(4, -1.0, dtype=np.float32),
+        spans,
+        FinishReason.STOP,
+        1.0,
+        0.5,
+    )

@@ -1,0 +1,262 @@
+"""Fuzz: every RPC and every reader gets what it should never get.
+
+Messages are made from their own descriptors; bytes are sound ones that were damaged. A crash is
+any answer but a sentence of ours; a change is anything that a refused call left behind. What is
+found is printed with what provokes it; the same seed makes the same inputs.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+
+from antiphon.benchmarks.fuzz_house import House, known_values, open_house
+from antiphon.benchmarks.fuzz_messages import damaged, messages
+from antiphon.benchmarks.fuzz_readers import readers
+from antiphon.core.errors import AntiphonError
+from antiphon.protos import broadcast_pb2, coordinator_pb2, records_pb2, reward_pb2, rollout_pb2
+from antiphon.services import wire, wire_drafting
+from antiphon.services.process import configure_logs
+
+EXAMPLES = 60
+"""Inputs of one target before the next one has its turn."""
+DEADLINE_S = 0.2
+"""Of each call; a long poll that outlives it was held open as asked, which is no crash."""
+ENDINGS = frozenset({"Finish", "Pause"})
+"""Calls after which nothing more could be reached; they get damaged bytes alone."""
+PARSED = (
+    "worker_hello",
+    "worker_heartbeat",
+    "lease_request",
+    "group_submission",
+    "judgement",
+    "step_commit",
+    "snapshot_manifest",
+    "lease_reply",
+    "heartbeat_reply",
+    "batch_reply",
+    "run_status",
+    "event",
+    "worker_welcome",
+    "group_to_judge",
+    "group_to_audit",
+    "sample_figures",
+    "submit_verdict",
+)
+"""Messages that somebody translates; whoever sent them may be anybody."""
+
+Run = Callable[[Any], str | None]
+"""Feeds one input and returns what is wrong, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to feed."""
+
+    name: str
+    inputs: st.SearchStrategy[Any]
+    feed: Run
+
+
+@dataclass
+class Tally:
+    """What came of it."""
+
+    fed: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    crashes: dict[str, str] = field(default_factory=dict)
+    """Target and kind -> the first input that showed it."""
+    changes: dict[str, str] = field(default_factory=dict)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Feed for a while and print what was found; exit code 1 for a crash or a change."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
+    parser.add_argument("--seed", type=int, default=0, help="where the inputs start (default 0)")
+    options = parser.parse_args(arguments)
+    configure_logs("error")
+    begun, tally, round_number = time.perf_counter(), Tally(), 0
+    with tempfile.TemporaryDirectory() as scratch, open_house(Path(scratch) / "run") as house:
+        targets = list(all_targets(house, Path(scratch), tally))
+        while time.perf_counter() - begun < 60.0 * options.minutes:
+            for target in targets:
+                feed(target, options.seed + round_number, EXAMPLES, tally)
+                if time.perf_counter() - begun >= 60.0 * options.minutes:
+                    break
+            round_number += 1
+    for found in (tally.crashes, tally.changes):
+        for name, words in found.items():
+            print(f"{name}: {words}")
+    result = {
+        "targets": len(targets),
+        "inputs": sum(tally.fed.values()),
+        "seconds": round(time.perf_counter() - begun, 1),
+        "answers": dict(tally.answers),
+        "crashes": len(tally.crashes),
+        "state_changes": len(tally.changes),
+    }
+    print(json.dumps(result))
+    return 1 if tally.crashes or tally.changes else 0
+
+
+def feed(target: Target, seed: int, examples: int, tally: Tally) -> None:
+    """Give a target so many inputs and write down what is wrong."""
+
+    def give(value: Any) -> None:
+        tally.fed[target.name] += 1
+        wrong = target.feed(value)
+        if wrong is not None:
+            kept = tally.changes if wrong.startswith("changed") else tally.crashes
+            kept.setdefault(f"{target.name}: {wrong[:160]}", repr(value)[:400])
+
+    check = settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    seeded(seed)(check(given(target.inputs)(give)))()
+
+
+def all_targets(house: House, folder: Path, tally: Tally) -> Iterator[Target]:
+    """Yield every RPC (with messages and with damaged bytes), every translation and every reader."""
+    yield from rpc_targets(house, tally)
+    yield from translation_targets()
+    for reader in readers(folder / "files"):
+        yield Target(f"reader {reader.name}", damaged(reader.sound), _only_ours(reader.read))
+
+
+def rpc_targets(house: House, tally: Tally) -> Iterator[Target]:
+    """Yield two targets for each method of the services that strangers can reach."""
+    known = known_values()
+    for module in (coordinator_pb2, broadcast_pb2):
+        for service in module.DESCRIPTOR.services_by_name.values():
+            channel = grpc.insecure_channel(house.addresses[service.name])
+            for method in service.methods:
+                sound = messages(method.input_type, known)
+                raw = st.binary(max_size=60) | st.builds(_cut, sound, st.integers(0, 80))
+                call = _caller(channel, service, method)
+                feeder = _rpc_feeder(house, call, method, tally)
+                if method.name not in ENDINGS:
+                    yield Target(f"{service.name}.{method.name}", sound.map(_bytes_of), feeder)
+                yield Target(f"{service.name}.{method.name} (bytes)", raw.filter(_breaks(method)), feeder)
+
+
+def _cut(message: Any, keep: int) -> bytes:
+    return bytes(message.SerializeToString())[:keep]
+
+
+def _bytes_of(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def _breaks(method: Any) -> Callable[[bytes], bool]:
+    """Return what keeps endings from being reached by bytes that happen to parse."""
+    cls = GetMessageClass(method.input_type)
+
+    def breaks(payload: bytes) -> bool:
+        if method.name not in ENDINGS:
+            return True
+        try:
+            cls.FromString(payload)
+        except DecodeError:
+            return True
+        return False
+
+    return breaks
+
+
+def _caller(channel: Any, service: Any, method: Any) -> Callable[[bytes], None]:
+    path = f"/{service.full_name}/{method.name}"
+    ask = channel.unary_stream(path) if method.server_streaming else channel.unary_unary(path)
+
+    def call(payload: bytes) -> None:
+        answer = ask(payload, timeout=DEADLINE_S)
+        if method.server_streaming:
+            for _ in answer:
+                pass  # to its end
+
+    return call
+
+
+def _rpc_feeder(house: House, call: Callable[[bytes], None], method: Any, tally: Tally) -> Run:
+    cls = GetMessageClass(method.input_type)
+
+    def feeder(payload: bytes) -> str | None:
+        before = house.picture()
+        try:
+            call(payload)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or ""
+            tally.answers[code.name] += 1
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return None
+            after = house.picture()
+            if after != before:
+                return f"changed by a call that was refused with {code.name} {details}: {before} -> {after}"
+            if code is grpc.StatusCode.INTERNAL and not _parses(cls, payload):
+                return None  # what is no message never reaches a service
+            if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL) or not details:
+                return f"{code.name} {details}"
+            return None
+        tally.answers["OK"] += 1
+        return None if house.keeper.failure is None else f"the coordinator failed: {house.keeper.failure}"
+
+    return feeder
+
+
+def _parses(cls: Any, payload: bytes) -> bool:
+    try:
+        cls.FromString(payload)
+    except DecodeError:
+        return False
+    return True
+
+
+def translation_targets() -> Iterator[Target]:
+    """Yield the translation of every message that comes from outside."""
+    modules = (coordinator_pb2, records_pb2, reward_pb2, rollout_pb2)
+    descriptors = {
+        descriptor.name: descriptor
+        for module in modules
+        for descriptor in module.DESCRIPTOR.message_types_by_name.values()
+    }
+    names = {"submit_verdict": "SubmitReply"}
+    for name in PARSED:
+        descriptor = descriptors[names.get(name, name.title().replace("_", ""))]
+        read = getattr(wire, f"{name}_from_proto")
+        yield Target(f"translation {name}", messages(descriptor), _only_ours(read))
+    history = messages(descriptors["PromptHistory"])
+    yield Target("translation prompt_history", history, _only_ours(wire_drafting.prompt_history_from_proto))
+
+
+def _only_ours(read: Callable[[Any], object]) -> Run:
+    def feeder(value: Any) -> str | None:
+        try:
+            read(value)
+        except AntiphonError as error:
+            return None if str(error).strip() else "refused without a word"
+        except Exception as error:  # noqa: BLE001 - whatever else comes out is what is looked for
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return None
+
+    return feeder
+
+
+if __name__ == "__main__":
+    sys.exit(main())

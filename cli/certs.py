@@ -1,0 +1,65 @@
+"""certs: make the certificates with which services and workers recognise each other."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from antiphon.core.errors import ConfigError
+
+SERVICES_TOKEN_DAYS = 90
+"""How long the token in the services' own bundle lasts; giving the command again renews it."""
+
+
+def certs(
+    *,
+    worker: Annotated[list[str] | None, Parameter(negative="")] = None,
+    host: Annotated[list[str] | None, Parameter(negative="")] = None,
+    keys: Path | None = None,
+    days: int = 90,
+) -> int:
+    """Make a private authority, the services' bundle and, for each worker named, a bundle to send there.
+
+    What is there already stays: the authority and the signing keys are made once. Certificates are
+    made anew each time, so the same command renews them.
+
+    Args:
+        worker: name of a worker; give it several times for several.
+        host: name or address by which workers reach the services, beside localhost; several are allowed.
+        keys: folder for all of it; by default keys in the home directory.
+        days: how long certificates last.
+    """
+    from antiphon.cli.arguments import home_directory
+    from antiphon.core.tokens import ANY_RUN, WORKER_NAME, Scope, TokenClaims
+    from antiphon.services.certificates import ensure_authority, issue
+    from antiphon.services.credentials import KEYS, SERVICES_NAME, make_token, new_token_id
+    from antiphon.services.keys import LEARNER_KEY, TOKEN_KEY, ensure_key, make_private_folder, write_private
+
+    if days < 1:
+        raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")
+    for name in worker or ():
+        if not WORKER_NAME.fullmatch(name) or name == SERVICES_NAME:
+            raise ConfigError(f"--worker {name} is not possible; use letters, digits, dot, dash, underscore")
+    folder, now = keys or home_directory() / KEYS, datetime.now(UTC)
+    services = folder / SERVICES_NAME
+    made = ensure_authority(folder, now)
+    if host or made or not (services / "cert.pem").exists():
+        hosts = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", *(host or ())]))
+        issue(folder, services, SERVICES_NAME, hosts, days, now)
+        print(f"services: {services} (dialled as {', '.join(hosts)})")
+    signer = ensure_key(folder, TOKEN_KEY)
+    learner = ensure_key(services, LEARNER_KEY)
+    write_private(services / f"{TOKEN_KEY}.pub", signer.public.hex().encode() + b"\n")
+    expires = int(now.timestamp()) + SERVICES_TOKEN_DAYS * 86400
+    claims = TokenClaims(new_token_id(), ANY_RUN, SERVICES_NAME, (Scope.ADMIN,), expires, max_leases=1 << 20)
+    write_private(services / "token", make_token(claims, signer).encode() + b"\n")
+    if worker:
+        make_private_folder(folder / "workers")
+    for name in worker or ():
+        bundle = folder / "workers" / name
+        issue(folder, bundle, name, [], days, now)
+        write_private(bundle / f"{LEARNER_KEY}.pub", learner.public.hex().encode() + b"\n")
+        print(f"worker {name}: {bundle}; `antiphon token create --worker {name} --run RUN` lets it in")
+    print(f"the authority {folder / 'ca.key'} and {folder / 'tokens.key'} stay on this machine")
+    return 0

@@ -1,0 +1,137 @@
+"""token: let a worker into a run for a while, see what a token allows, take it back."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cyclopts import App
+
+from antiphon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from antiphon.core.tokens import Scope
+
+app = App(name="token", help="Create, show or revoke the tokens that let workers into a run.")
+
+
+@app.command
+def create(
+    *,
+    worker: str,
+    run: str,
+    scopes: str = "lease,submit,pull",
+    hours: float = 24.0,
+    max_leases: int = 64,
+    keys: Path | None = None,
+) -> int:
+    """Write a token into the worker's bundle.
+
+    Args:
+        worker: the worker's name, as in its certificate.
+        run: the run it may serve; `*` for every run of this home.
+        scopes: what it may do, of lease, submit, pull, admin.
+        hours: how long it lasts.
+        max_leases: most groups it may hold at a time.
+        keys: folder that `antiphon certs` made; by default keys in the home directory.
+    """
+    from antiphon.cli.arguments import home_directory
+    from antiphon.core.tokens import TokenClaims
+    from antiphon.services.credentials import KEYS, make_token, new_token_id
+    from antiphon.services.keys import TOKEN_KEY, load_key, write_private
+
+    if not 0.0 < hours <= 24.0 * 366:
+        raise ConfigError(f"--hours {hours:g} is not within a year; tokens are meant to be short-lived")
+    folder = keys or home_directory() / KEYS
+    bundle = folder / "workers" / worker
+    if not (bundle / "cert.pem").exists():
+        raise ConfigError(
+            f"worker {worker} has no bundle in {folder}; `antiphon certs --worker {worker}` makes it"
+        )
+    expires = int(datetime.now(UTC).timestamp() + hours * 3600)
+    claims = TokenClaims(new_token_id(), run, worker, _scopes(scopes), expires, max_leases)
+    write_private(bundle / "token", make_token(claims, load_key(folder, TOKEN_KEY)).encode() + b"\n")
+    print(f"token {claims.token_id} of {worker} for run {run}, {hours:g} h: {bundle / 'token'}")
+    return 0
+
+
+@app.command
+def show(token: Path) -> int:
+    """Say what a token allows and whether its signature is right.
+
+    Args:
+        token: the file, or a bundle that holds one.
+    """
+    from antiphon.cli.arguments import home_directory
+    from antiphon.core.tokens import load_claims, signed_bytes, split_token
+    from antiphon.services.credentials import KEYS
+    from antiphon.services.keys import TOKEN_KEY, load_public, verifies
+
+    path = token / "token" if token.is_dir() else token
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"there is no token in {path}: {error}; `antiphon token create` makes one"
+        ) from None
+    payload, signature = split_token(text)
+    claims = load_claims(payload)
+    public = load_public(home_directory() / KEYS, TOKEN_KEY)
+    signed = "cannot be checked without keys/tokens.pub"
+    if public is not None:
+        signed = "right" if verifies(public, signed_bytes(payload), signature) else "WRONG"
+    left_h = (claims.expires_at - datetime.now(UTC).timestamp()) / 3600
+    print(f"token {claims.token_id}\nworker {claims.worker_name}\nrun {claims.run_id}")
+    print(f"scopes {', '.join(claims.scopes)}\nleases at most {claims.max_leases}")
+    print(f"expired {-left_h:.1f} h ago" if left_h <= 0 else f"expires in {left_h:.1f} h")
+    print(f"signature {signed}")
+    return 0
+
+
+@app.command
+def revoke(name: str, *, run: str | None = None, reason: str = "") -> int:
+    """Let a token, by its id, or a worker, by its name, count no more in a run that is going on.
+
+    Args:
+        name: the token's id or the worker's name.
+        run: the run; by default the newest.
+        reason: kept in the journal.
+    """
+    return asyncio.run(_tell(run, name, reason))
+
+
+@app.command
+def pardon(worker: str, *, run: str | None = None, reason: str = "") -> int:
+    """Let a worker that was shut out try again, as a stranger; revoked tokens stay revoked.
+
+    Args:
+        worker: the worker's name.
+        run: the run; by default the newest.
+        reason: kept in the journal.
+    """
+    return asyncio.run(_tell(run, worker, reason, pardoned=True))
+
+
+async def _tell(run: str | None, name: str, reason: str, pardoned: bool = False) -> int:
+    from antiphon.cli.arguments import home_directory
+    from antiphon.flows.attach import attached
+    from antiphon.flows.run_directory import find_run, store_directory
+
+    home = home_directory()
+    directory = find_run(home, run)
+    async with attached(directory, store_directory(home)) as (coordinator, living):
+        await (coordinator.pardon if pardoned else coordinator.revoke)(name, reason)
+    verb = "may try again" if pardoned else "counts no more"
+    print(f"{name} {verb} in run {directory.name}{'' if living else ', which is resting'}")
+    return 0
+
+
+def _scopes(text: str) -> "tuple[Scope, ...]":
+    from antiphon.core.tokens import Scope
+
+    try:
+        return tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(
+            f"--scopes {text} is not of lease, submit, pull, admin; separate them by commas"
+        ) from None

@@ -1,0 +1,92 @@
+"""Reputation: how much of a worker's work is looked at again, and when it is shut out.
+
+A worker starts as a stranger: a quarter of its groups are audited. Each group that passes makes
+the share smaller, down to two in a hundred, and one doubt puts it back to the beginning. Three
+strikes, or one proof, and it is in quarantine: no leases, nothing taken in, until somebody pardons
+it. Everything is a fold of journal events, so it outlives a restart.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+FIRST_SHARE = 0.25
+"""Share of a new worker's groups that are audited."""
+LAST_SHARE = 0.02
+"""Share of a proven worker's groups that are audited; never less, or there is nothing to fear."""
+HALVING = 8
+"""Groups that pass before the share above the last one has halved."""
+STRIKES = 3
+"""Strikes that make a quarantine."""
+FORGIVEN_AFTER = 50
+"""Audited groups that pass in a row before the strikes are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a worker, by name."""
+
+    passed: int = 0
+    """Audited groups without a finding since the last strike."""
+    audited: int = 0
+    """Audited groups in all."""
+    strikes: int = 0
+    tokens: int = 0
+    """Tokens of the groups that passed."""
+    missed: int = 0
+    """Those of them that were not where their seeds put them: a little in every group adds up."""
+    quarantined: str = ""
+    """Why it is shut out; empty while it is not."""
+
+    @property
+    def share(self) -> float:
+        """Return the share of its groups to audit, 0..1.
+
+        >>> Standing().share, round(Standing(passed=8).share, 3), round(Standing(passed=200).share, 3)
+        (0.25, 0.135, 0.02)
+        """
+        return LAST_SHARE + (FIRST_SHARE - LAST_SHARE) * math.exp2(-self.passed / HALVING)
+
+    def pass_group(self, tokens: int, missed: int) -> "Standing":
+        """Return the standing after an audited group that showed nothing."""
+        passed = self.passed + 1
+        return replace(
+            self,
+            passed=passed,
+            audited=self.audited + 1,
+            strikes=0 if passed >= FORGIVEN_AFTER else self.strikes,
+            tokens=self.tokens + tokens,
+            missed=self.missed + missed,
+        )
+
+    def strike(self, audited: bool) -> "Standing":
+        """Return the standing after a strike.
+
+        Args:
+            audited: whether an audit found it; else a submission that could not be taken.
+        """
+        return replace(self, passed=0, audited=self.audited + audited, strikes=self.strikes + 1)
+
+    def shut_out(self, reason: str) -> "Standing":
+        """Return the standing in quarantine."""
+        return replace(self, passed=0, quarantined=reason)
+
+    def pardon(self) -> "Standing":
+        """Return the standing of somebody who may try again, as a stranger."""
+        return Standing(audited=self.audited)
+
+
+def quarantine_reason(standing: Standing, certain: bool, words: str) -> str | None:
+    """Return why a worker must be shut out after a strike, or None when it may go on.
+
+    Args:
+        standing: with the strike counted.
+        certain: whether the last finding is proof by itself.
+        words: what was found.
+    """
+    if standing.quarantined:
+        return None
+    if certain:
+        return words
+    if standing.strikes >= STRIKES:
+        return f"{standing.strikes} strikes, the last one: {words}"
+    return None

@@ -1,0 +1,205 @@
+"""Auditor: scores groups again under the very version that sampled them, beside the training.
+
+It holds a second copy of the model, filled with the published snapshot of each version it needs:
+the weights that workers sampled with, bit for bit, whatever the learner has become meanwhile. One
+forward pass over prompt and completion gives the distribution of every token; the production
+sampler's own arithmetic tells where each token's uniform had to fall.
+
+Legend: G samples of a group, W positions of the longest, T completion tokens, V vocabulary.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from antiphon.core.audit import SampleFigures
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
+from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.snapshot import rebuild
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.patience import MOST_PAUSE_S
+from antiphon.services.rollout.keyed_sampler import RowSampling, intervals, request_key, score, uniforms
+
+ROUNDING = {"float32": 1e-4, "bfloat16": 1e-2}
+"""How far outside its interval a uniform may lie and still be rounding, by the weights' precision.
+Engines sum in another order than one forward pass, which moves the ends of intervals."""
+PULL_S = 20.0
+"""How long one question for groups stays open at the coordinator."""
+GROUPS_PER_PULL = 4
+
+_log = structlog.get_logger(__name__)
+
+
+class Auditor:
+    """One model whose weights are exchanged for those of the version at hand; for one thread."""
+
+    def __init__(self, config: RunConfig, chunks: ChunkStore, model: Any = None) -> None:
+        """Prepare; the model is loaded for the first group.
+
+        Args:
+            config: of the run.
+            chunks: where published snapshots are.
+            model: a causal model to use; by default the run's own is loaded.
+        """
+        self._config = config
+        self._chunks = chunks
+        self._model = model
+        self._version: int | None = None
+        self._rounding = ROUNDING[config.model.dtype]
+
+    def examine(self, group: GroupToAudit) -> list[SampleFigures]:
+        """Return what the scores say, a sample each; tokens of versions that are gone are left out.
+
+        Raises:
+            IntegrityError: when a snapshot is damaged.
+        """
+        trajectories = group.submission.trajectories
+        scored: dict[int, list[tuple[int, int, int, float]]] = {t.sample_index: [] for t in trajectories}
+        for version in sorted({span.version for t in trajectories for span in t.spans}):
+            if not self._fill(version):
+                continue
+            own = [t for t in trajectories if any(span.version == version for span in t.spans)]
+            for trajectory, logits in zip(own, self._logits(group.prompt_token_ids, own), strict=True):
+                mask = np.zeros(trajectory.token_ids.size, dtype=bool)
+                for span in trajectory.spans:
+                    mask[span.start : span.stop] |= span.version == version
+                found = examine_tokens(
+                    logits[torch.from_numpy(mask)],
+                    trajectory,
+                    np.flatnonzero(mask),
+                    len(group.prompt_token_ids),
+                    self._config.sampling.parameters(),
+                    self._rounding if self._config.sampling.sampler == "keyed" else None,
+                )
+                scored[trajectory.sample_index].append(found)
+        return [_added(index, parts) for index, parts in scored.items()]
+
+    def _fill(self, version: int) -> bool:
+        if version == self._version:
+            return True
+        try:
+            tensors = rebuild(self._chunks.manifest(version), self._chunks.get)
+        except UnavailableError:
+            return False  # pruned meanwhile
+        if self._model is None:
+            dtype = torch.float32 if self._config.model.dtype == "float32" else torch.bfloat16
+            self._model = load_causal_model(self._config.model.path, dtype, False)
+        self._version = None
+        self._model.load_state_dict(tensors, strict=False)  # a tied head is published once
+        self._version = version
+        return True
+
+    def _logits(self, prompt: Sequence[int], rows: Sequence[Trajectory]) -> list[torch.Tensor]:
+        """Return [T, V] logits of each row's completion tokens."""
+        width = len(prompt) + max(row.token_ids.size for row in rows) - 1
+        inputs = torch.zeros((len(rows), width), dtype=torch.int64)
+        for place, row in enumerate(rows):
+            whole = np.concatenate([np.asarray(prompt, dtype=np.int64), row.token_ids[:-1]])
+            inputs[place, : whole.size] = torch.from_numpy(whole)
+        with torch.no_grad():
+            states = self._model.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
+            head = self._model.get_output_embeddings().weight
+            start = len(prompt) - 1
+            return [
+                (states[place, start : start + row.token_ids.size] @ head.T).float()
+                for place, row in enumerate(rows)
+            ]
+
+
+def examine_tokens(
+    logits: torch.Tensor,
+    trajectory: Trajectory,
+    places: np.ndarray[Any, np.dtype[np.int64]],
+    prompt_tokens: int,
+    sampling: SamplingParameters,
+    rounding: float | None,
+) -> tuple[int, int, int, float]:
+    """Compare tokens with the distributions they are said to come from.
+
+    Args:
+        logits: [K, V] of the tokens at `places`.
+        trajectory: as the worker handed it in.
+        places: [K] indices into the completion.
+        prompt_tokens: length of the prompt; positions count from its start.
+        sampling: as leased.
+        rounding: how far outside its interval a uniform may lie; None for a sampler without keys.
+
+    Returns:
+        Tokens, missed tokens, tokens that were cut off, and the sum of |auditor - worker| logprobs.
+    """
+    count, vocabulary = logits.shape
+    if not count:
+        return 0, 0, 0, 0.0
+    rows = row_sampling(sampling, count, vocabulary)
+    tokens = torch.from_numpy(trajectory.token_ids[places].astype(np.int64))
+    own = score(logits, tokens, rows).numpy().astype(np.float64)
+    cut = np.isneginf(own)
+    reported = trajectory.behaviour_logprobs[places].astype(np.float64)
+    differences = np.abs(own - reported)[~cut]
+    missed = 0
+    if rounding is not None:
+        low, high = (end.numpy() for end in intervals(logits, tokens, rows))
+        keys = np.full(count, request_key(trajectory.seed), dtype=np.uint64)
+        u = uniforms(keys, prompt_tokens + places)
+        missed = int((np.maximum(low - u, u - high) > rounding).sum())
+    return count, missed, int(cut.sum()), float(differences.sum())
+
+
+def row_sampling(sampling: SamplingParameters, count: int, vocabulary: int) -> RowSampling:
+    """Return how `count` rows are sampled that share their parameters."""
+    greedy = sampling.temperature == 0.0
+
+    def column(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((count,), value, dtype=dtype)
+
+    plain = greedy or sampling.temperature == 1.0
+    return RowSampling(
+        temperature=None if plain else column(sampling.temperature, torch.float64),
+        top_k=column(min(sampling.top_k, vocabulary), torch.int64) if sampling.top_k and not greedy else None,
+        top_p=column(sampling.top_p, torch.float64) if sampling.top_p < 1.0 and not greedy else None,
+        greedy=torch.ones(count, dtype=torch.bool) if greedy else None,
+        all_greedy=greedy,
+    )
+
+
+def _added(index: int, parts: list[tuple[int, int, int, float]]) -> SampleFigures:
+    tokens, missed, impossible = (sum(int(part[k]) for part in parts) for k in range(3))
+    scored = tokens - impossible
+    drift = sum(part[3] for part in parts) / scored if scored else 0.0
+    return SampleFigures(index, tokens, missed, impossible, float(drift))
+
+
+async def audit_forever(coordinator: Coordinator, auditor: Auditor, judge_id: str) -> None:
+    """Examine what the coordinator hands out, until cancelled; it may come and go meanwhile."""
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1, "audit") as thread:
+        while True:
+            try:
+                groups = await coordinator.pull_for_audit(judge_id, GROUPS_PER_PULL, PULL_S)
+                for group in groups:
+                    samples = await loop.run_in_executor(thread, auditor.examine, group)
+                    await coordinator.submit_audit(group.submission.group_id, samples)
+            except (UnavailableError, IntegrityError) as error:
+                _log.warning("audit.failed", reason=str(error))
+                await asyncio.sleep(MOST_PAUSE_S)
+            except AntiphonError as error:
+                # A worker's group must not end the learner, whatever is in it.
+                _log.error("audit.stopped", reason=str(error))
+                return
+
+
+def log_end(task: "asyncio.Task[None]") -> None:
+    """Say why audits ended, if they did by themselves."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("audit.broke", exc_info=error)
+
+
+__all__ = ["Auditor", "audit_forever", "examine_tokens", "log_end", "row_sampling"]

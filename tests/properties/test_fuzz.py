@@ -1,0 +1,40 @@
+"""A short share of `benchmarks/fuzz.py`: no input crashes a party, and what is refused changes nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from antiphon.benchmarks.fuzz import Tally, Target, all_targets, feed
+from antiphon.benchmarks.fuzz_house import open_house
+from antiphon.core.acceptance import accept_commit
+from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.records import StepCommit
+from antiphon.core.run_state import RunState
+from antiphon.protos import coordinator_pb2
+from antiphon.services import wire
+
+EXAMPLES = 12
+
+
+def test_a_share_of_the_fuzz_finds_nothing(tmp_path: Path) -> None:
+    tally = Tally()
+    with open_house(tmp_path / "run") as house:
+        targets: list[Target] = list(all_targets(house, tmp_path, tally))
+        for target in targets:
+            feed(target, 0, EXAMPLES, tally)
+    assert not tally.crashes and not tally.changes
+    assert len(tally.fed) == len(targets) and {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION"} <= set(
+        tally.answers
+    )
+
+
+def test_a_commit_of_a_step_below_0_is_refused() -> None:
+    state = RunState(group_size=2, history_batches=2)
+    with pytest.raises(IntegrityError, match="steps begin at 0"):
+        accept_commit(state, StepCommit(-1, 0, "a", "b"))
+
+
+def test_a_worker_state_of_another_version_is_refused_in_words() -> None:
+    status = coordinator_pb2.RunStatus(workers=[coordinator_pb2.WorkerRecord(state="asleep")])
+    with pytest.raises(ContractError, match="worker state 'asleep' is unknown here"):
+        wire.run_status_from_proto(status)

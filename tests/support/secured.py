@@ -1,0 +1,106 @@
+"""Keys, bundles and a coordinator behind TLS, as `antiphon certs` and `antiphon token` make them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from antiphon.cli import certs
+from antiphon.core.config import RunConfig
+from antiphon.core.tokens import WORKER_SCOPES, Scope, TokenClaims
+from antiphon.lineage.store import open_store
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal import Journal, wall_clock
+from antiphon.services.coordinator.run_keeper import RunKeeper
+from antiphon.services.coordinator.server import JOURNAL_NAME, coordinator_guard, start_coordinator
+from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.coordinator.trust_desk import TrustDesk
+from antiphon.services.credentials import Credentials, load_credentials, make_token, new_token_id
+from antiphon.services.keys import TOKEN_KEY, ensure_key, write_private
+from antiphon.services.serving import Security, stop_server
+from tests.support.light_parties import LightPrompts
+from tests.support.loop_model import RUN_ID
+
+SECRET = bytes(range(32))
+"""Draws the groups to audit; the same ones in every test."""
+
+
+@dataclass
+class House:
+    """A home's keys."""
+
+    keys: Path
+
+    @property
+    def services(self) -> Credentials:
+        return load_credentials(self.keys / "services")
+
+    def worker(self, name: str, **claims: object) -> Credentials:
+        """Return the bundle of a worker with a fresh token; `claims` replace those of a good one."""
+        bundle = self.keys / "workers" / name
+        write_private(bundle / "token", self.token(name, **claims).encode())
+        return load_credentials(bundle)
+
+    def token(self, worker: str, **claims: object) -> str:
+        good: dict[str, object] = {
+            "token_id": new_token_id(),
+            "run_id": RUN_ID,
+            "worker_name": worker,
+            "scopes": WORKER_SCOPES,
+            "expires_at": int(datetime.now(UTC).timestamp()) + 3600,
+            "max_leases": 8,
+        }
+        made = TokenClaims(**{**good, **claims})  # type: ignore[arg-type]
+        return make_token(made, ensure_key(self.keys, TOKEN_KEY))
+
+
+def make_house(folder: Path, workers: Sequence[str] = ("w",)) -> House:
+    certs.certs(worker=list(workers), keys=folder)
+    return House(folder)
+
+
+@dataclass
+class SecuredSite:
+    """A coordinator that speaks TLS alone."""
+
+    address: str
+    keeper: RunKeeper
+    trust: TrustDesk
+    clients: list[CoordinatorClient] = field(default_factory=list)
+
+    def client(self, credentials: Credentials | None, address: str | None = None) -> CoordinatorClient:
+        client = CoordinatorClient(address or self.address, timeout_s=10.0, credentials=credentials)
+        self.clients.append(client)
+        return client
+
+
+@asynccontextmanager
+async def secured(config: RunConfig, folder: Path, house: House) -> AsyncIterator[SecuredSite]:
+    store = open_store(folder / "store", config.record)
+    keeper = RunKeeper(
+        config,
+        RUN_ID,
+        Journal(folder / JOURNAL_NAME, RUN_ID),
+        store,
+        LightPrompts(),
+        asyncio.get_running_loop().time,
+    )
+    await keeper.start()
+    credentials = house.services
+    security = Security(credentials, coordinator_guard(keeper, credentials, wall_clock))
+    trust = TrustDesk(keeper, SECRET)
+    service = CoordinatorService(keeper, credentials.learner_key or b"", trust)
+    server, port = await start_coordinator(service, "127.0.0.1", 0, security)
+    site = SecuredSite(f"127.0.0.1:{port}", keeper, trust)
+    try:
+        yield site
+    finally:
+        for client in site.clients:
+            await client.close()
+        await stop_server(server, grace_s=0.1)
+        await keeper.close()
+
+
+__all__ = ["House", "Scope", "SecuredSite", "make_house", "secured"]
