@@ -53,7 +53,12 @@ def worker(
     work_dir.mkdir(parents=True, exist_ok=True)
     return run_service(
         lambda: serve_worker(
-            coordinator, name, run, work_dir, lambda: write_ready_file(ready_file, 0), bundle
+            coordinator,
+            name,
+            run,
+            work_dir,
+            lambda: write_ready_file(ready_file, 0),
+            credentials=bundle,
         )
     )
 
