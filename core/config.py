@@ -175,6 +175,9 @@ class RolloutSection(_Section):
     """Memory of the engine's key-value cache, MiB."""
     max_model_tokens: int = Field(default=512, ge=16)
     """Longest prompt plus completion the engine accepts, tokens."""
+    grace_s: float = Field(default=20.0, ge=0.0)
+    """Seconds between SIGTERM and the worker's exit: groups that are surely finished in half of them
+    are finished, the others are handed over at once. Stay below the notice that your provider gives."""
 
 
 class DraftingSection(_Section):
@@ -219,6 +222,9 @@ class CoordinatorSection(_Section):
     """Seconds a lease lasts unless a heartbeat extends it."""
     heartbeat_s: float = Field(default=2.0, gt=0.0)
     """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
+    partials_mib: int = Field(default=256, ge=0)
+    """Memory of unfinished groups, kept from heartbeats so that another worker can go on with them; 0
+    keeps none, and lost groups are begun anew."""
     history_batches: int = Field(default=16, ge=1)
     """Committed steps whose group payloads the journal keeps."""
     store: str | None = None

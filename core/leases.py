@@ -70,3 +70,17 @@ class LeaseTable:
     def next_deadline(self) -> float | None:
         """Return the earliest deadline, or None without leases."""
         return min((held.deadline_s for held in self._held.values()), default=None)
+
+
+def finishes_in_time(tokens_left: int, seconds_per_token: float | None, time_left_s: float) -> bool:
+    """Tell whether a group is surely finished before its worker must be gone; if not, it is handed over.
+
+    Args:
+        tokens_left: most tokens that its slowest completion can still get.
+        seconds_per_token: of one completion, as measured; None when nothing was measured yet.
+        time_left_s: until the worker must have handed it in.
+
+    >>> finishes_in_time(40, 0.1, 5.0), finishes_in_time(60, 0.1, 5.0), finishes_in_time(1, None, 5.0)
+    (True, False, False)
+    """
+    return seconds_per_token is not None and tokens_left * seconds_per_token <= time_left_s

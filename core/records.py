@@ -79,6 +79,46 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PartialTrajectory:
+    """A piece of one completion of a group that is not handed in yet."""
+
+    sample_index: int
+    """Place in its group, 0 .. G - 1."""
+    start: int
+    """Completion tokens that come before this piece."""
+    token_ids: IntArray
+    """[T] int32."""
+    behaviour_logprobs: FloatArray
+    """[T] float32, nats, of the processed distribution that sampled the tokens."""
+    spans: tuple[VersionSpan, ...]
+    """Cover [start, stop) without gaps, in order; counted from the completion's first token."""
+    finish_reason: FinishReason | None = None
+    """Why the completion ended with this piece; None while it goes on."""
+
+    @property
+    def stop(self) -> int:
+        """Return how many tokens the completion has with this piece."""
+        return self.start + int(self.token_ids.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaseProgress:
+    """What was sampled under one lease since the coordinator last said what it keeps."""
+
+    lease_id: str
+    pieces: tuple[PartialTrajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptProgress:
+    """How much of a lease's group the coordinator keeps for a hand-over."""
+
+    lease_id: str
+    tokens: tuple[int, ...]
+    """[G] tokens by sample; the next pieces start there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PastCompletion:
     """A completion that was sampled and judged before: what drafts are made from."""
 
@@ -154,6 +194,8 @@ class Lease:
     """1 for the first lease of the group."""
     history: PromptHistory | None = None
     """Past completions of the prompt, for a worker that drafts; None when there are none."""
+    prefix: tuple[PartialTrajectory, ...] = ()
+    """What earlier holders of the group sampled, each from token 0: it is continued, not repeated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

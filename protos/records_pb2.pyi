@@ -52,6 +52,44 @@ class Trajectory(_message.Message):
     finish_reason: str
     def __init__(self, sample_index: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
 
+class PartialTrajectory(_message.Message):
+    __slots__ = ("sample_index", "start", "token_ids", "behaviour_logprobs", "spans", "finish_reason")
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BEHAVIOUR_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    sample_index: int
+    start: int
+    token_ids: bytes
+    behaviour_logprobs: bytes
+    spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    finish_reason: str
+    def __init__(self, sample_index: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
+
+class Authorship(_message.Message):
+    __slots__ = ("worker_id", "stop")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    stop: int
+    def __init__(self, worker_id: _Optional[str] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class KeptSample(_message.Message):
+    __slots__ = ("whole", "authors")
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORS_FIELD_NUMBER: _ClassVar[int]
+    whole: PartialTrajectory
+    authors: _containers.RepeatedCompositeFieldContainer[Authorship]
+    def __init__(self, whole: _Optional[_Union[PartialTrajectory, _Mapping]] = ..., authors: _Optional[_Iterable[_Union[Authorship, _Mapping]]] = ...) -> None: ...
+
+class KeptGroup(_message.Message):
+    __slots__ = ("samples",)
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[KeptSample]
+    def __init__(self, samples: _Optional[_Iterable[_Union[KeptSample, _Mapping]]] = ...) -> None: ...
+
 class PromptHistory(_message.Message):
     __slots__ = ("prompt_key", "epoch", "lengths", "versions", "epochs", "sample_indices", "rewards", "tokens")
     PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -97,7 +135,7 @@ class DraftingFigures(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "group_id", "prompt", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history")
+    __slots__ = ("lease_id", "group_id", "prompt", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +146,7 @@ class Lease(_message.Message):
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     prompt: Prompt
@@ -118,7 +157,8 @@ class Lease(_message.Message):
     duration_s: float
     attempt: int
     history: PromptHistory
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ...) -> None: ...
+    prefix: _containers.RepeatedCompositeFieldContainer[PartialTrajectory]
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
     __slots__ = ("lease_id", "group_id", "worker_id", "trajectories", "generation_s", "drafting")

@@ -33,8 +33,24 @@ class WorkerWelcome(_message.Message):
     learner_key: bytes
     def __init__(self, worker_id: _Optional[str] = ..., run_id: _Optional[str] = ..., config_yaml: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., learner_key: _Optional[bytes] = ...) -> None: ...
 
+class LeaseProgress(_message.Message):
+    __slots__ = ("lease_id", "pieces")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    pieces: _containers.RepeatedCompositeFieldContainer[_records_pb2.PartialTrajectory]
+    def __init__(self, lease_id: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_records_pb2.PartialTrajectory, _Mapping]]] = ...) -> None: ...
+
+class KeptProgress(_message.Message):
+    __slots__ = ("lease_id", "tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class WorkerHeartbeat(_message.Message):
-    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s")
+    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s", "progress", "released_leases", "leaving")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +58,9 @@ class WorkerHeartbeat(_message.Message):
     TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     held_version: int
     weights_digest: str
@@ -49,21 +68,26 @@ class WorkerHeartbeat(_message.Message):
     tokens_generated: int
     busy_s: float
     uptime_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[LeaseProgress]
+    released_leases: _containers.RepeatedScalarFieldContainer[str]
+    leaving: bool
+    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "cancelled_leases", "newest_version", "drain", "run_finished")
+    __slots__ = ("known", "cancelled_leases", "newest_version", "drain", "run_finished", "kept")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_LEASES_FIELD_NUMBER: _ClassVar[int]
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     known: bool
     cancelled_leases: _containers.RepeatedScalarFieldContainer[str]
     newest_version: int
     drain: bool
     run_finished: bool
-    def __init__(self, known: _Optional[bool] = ..., cancelled_leases: _Optional[_Iterable[str]] = ..., newest_version: _Optional[int] = ..., drain: _Optional[bool] = ..., run_finished: _Optional[bool] = ...) -> None: ...
+    kept: _containers.RepeatedCompositeFieldContainer[KeptProgress]
+    def __init__(self, known: _Optional[bool] = ..., cancelled_leases: _Optional[_Iterable[str]] = ..., newest_version: _Optional[int] = ..., drain: _Optional[bool] = ..., run_finished: _Optional[bool] = ..., kept: _Optional[_Iterable[_Union[KeptProgress, _Mapping]]] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ("worker_id", "held_version", "groups", "wait_s", "wants_history")

@@ -16,39 +16,29 @@ from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2, reward_pb
 from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
 from antiphon.services.reward import api as reward_api
+from antiphon.services.wire_arrays import (
+    finish_reason_from_text,
+    logprobs_from_bytes,
+    logprobs_to_bytes,
+    version_span_from_proto,
+    version_span_to_proto,
+)
 from antiphon.services.wire_drafting import (
     drafting_figures_from_proto,
     drafting_figures_to_proto,
     prompt_history_from_proto,
     prompt_history_to_proto,
 )
+from antiphon.services.wire_progress import (
+    lease_progress_from_proto,
+    lease_progress_to_proto,
+    partial_trajectory_from_proto,
+    partial_trajectory_to_proto,
+)
 
 
 def _optional(message: Any, field: str) -> Any:
     return getattr(message, field) if message.HasField(field) else None
-
-
-def _finish_reason(text: str) -> r.FinishReason:
-    try:
-        return r.FinishReason(text)
-    except ValueError:
-        raise ContractError(f"finish_reason={text[:40]!r} is unknown; expected stop or length") from None
-
-
-def logprobs_to_bytes(logprobs: r.FloatArray) -> bytes:
-    """Return [T] float32 as little-endian bytes."""
-    return np.ascontiguousarray(logprobs, dtype="<f4").tobytes()
-
-
-def logprobs_from_bytes(payload: bytes) -> r.FloatArray:
-    """Return [T] float32 from little-endian bytes.
-
-    Raises:
-        ContractError: when the length is no multiple of four.
-    """
-    if len(payload) % 4:
-        raise ContractError(f"{len(payload)} bytes are no float32 array; expected a multiple of 4")
-    return np.frombuffer(payload, dtype="<f4").astype(np.float32)
 
 
 def sampling_parameters_to_proto(x: r.SamplingParameters) -> records_pb2.SamplingParameters:
@@ -75,16 +65,6 @@ def prompt_from_proto(m: records_pb2.Prompt) -> r.Prompt:
     return r.Prompt(key=m.key, token_ids=tuple(m.token_ids))
 
 
-def version_span_to_proto(x: r.VersionSpan) -> records_pb2.VersionSpan:
-    """Translate."""
-    return records_pb2.VersionSpan(version=x.version, start=x.start, stop=x.stop)
-
-
-def version_span_from_proto(m: records_pb2.VersionSpan) -> r.VersionSpan:
-    """Translate."""
-    return r.VersionSpan(version=m.version, start=m.start, stop=m.stop)
-
-
 def trajectory_to_proto(x: r.Trajectory) -> records_pb2.Trajectory:
     """Translate."""
     return records_pb2.Trajectory(
@@ -105,7 +85,7 @@ def trajectory_from_proto(m: records_pb2.Trajectory) -> r.Trajectory:
         token_ids=np.array(m.token_ids, dtype=np.int32),
         behaviour_logprobs=logprobs_from_bytes(m.behaviour_logprobs),
         spans=tuple(version_span_from_proto(span) for span in m.spans),
-        finish_reason=_finish_reason(m.finish_reason),
+        finish_reason=finish_reason_from_text(m.finish_reason),
     )
 
 
@@ -122,6 +102,7 @@ def lease_to_proto(x: r.Lease) -> records_pb2.Lease:
         duration_s=x.duration_s,
         attempt=x.attempt,
         history=None if x.history is None else prompt_history_to_proto(x.history),
+        prefix=[partial_trajectory_to_proto(piece) for piece in x.prefix],
     )
 
 
@@ -138,6 +119,7 @@ def lease_from_proto(m: records_pb2.Lease) -> r.Lease:
         duration_s=m.duration_s,
         attempt=m.attempt,
         history=prompt_history_from_proto(m.history) if m.HasField("history") else None,
+        prefix=tuple(partial_trajectory_from_proto(piece) for piece in m.prefix),
     )
 
 
@@ -213,7 +195,7 @@ def group_to_judge_from_proto(m: records_pb2.GroupToJudge) -> r.GroupToJudge:
         group_id=m.group_id,
         prompt_key=m.prompt_key,
         completions=tuple(np.array(c.token_ids, dtype=np.int32) for c in m.completions),
-        finish_reasons=tuple(_finish_reason(c.finish_reason) for c in m.completions),
+        finish_reasons=tuple(finish_reason_from_text(c.finish_reason) for c in m.completions),
     )
 
 
@@ -395,6 +377,9 @@ def worker_heartbeat_to_proto(x: coordinator_api.WorkerHeartbeat) -> rollout_pb2
         tokens_generated=x.tokens_generated,
         busy_s=x.busy_s,
         uptime_s=x.uptime_s,
+        progress=[lease_progress_to_proto(found) for found in x.progress],
+        released_leases=x.released_leases,
+        leaving=x.leaving,
     )
 
 
@@ -408,6 +393,9 @@ def worker_heartbeat_from_proto(m: rollout_pb2.WorkerHeartbeat) -> coordinator_a
         tokens_generated=m.tokens_generated,
         busy_s=m.busy_s,
         uptime_s=m.uptime_s,
+        progress=tuple(lease_progress_from_proto(found) for found in m.progress),
+        released_leases=tuple(m.released_leases),
+        leaving=m.leaving,
     )
 
 
@@ -419,6 +407,7 @@ def heartbeat_reply_to_proto(x: coordinator_api.HeartbeatReply) -> rollout_pb2.H
         newest_version=x.newest_version,
         drain=x.drain,
         run_finished=x.run_finished,
+        kept=[rollout_pb2.KeptProgress(lease_id=k.lease_id, tokens=k.tokens) for k in x.kept],
     )
 
 
@@ -430,6 +419,7 @@ def heartbeat_reply_from_proto(m: rollout_pb2.HeartbeatReply) -> coordinator_api
         newest_version=_optional(m, "newest_version"),
         drain=m.drain,
         run_finished=m.run_finished,
+        kept=tuple(r.KeptProgress(k.lease_id, tuple(k.tokens)) for k in m.kept),
     )
 
 

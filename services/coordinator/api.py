@@ -15,7 +15,9 @@ from antiphon.core.records import (
     GroupToAudit,
     GroupToJudge,
     Judgement,
+    KeptProgress,
     Lease,
+    LeaseProgress,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -65,6 +67,12 @@ class WorkerHeartbeat:
     """Seconds since the worker started in which the engine had requests to run."""
     uptime_s: float
     """Seconds since the worker was ready to sample."""
+    progress: tuple[LeaseProgress, ...] = ()
+    """What was sampled since the reply that said what is kept, so that another worker could go on."""
+    released_leases: tuple[str, ...] = ()
+    """Leases given up with this beat; their groups are offered again at once, progress included."""
+    leaving: bool = False
+    """The worker's last word: it needs no more replies and counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,8 @@ class HeartbeatReply:
     drain: bool
     """Finish what is leased, take nothing new, then leave."""
     run_finished: bool
+    kept: tuple[KeptProgress, ...] = ()
+    """For each running lease that the beat had progress of: what the coordinator keeps of it now."""
 
 
 @dataclass(frozen=True, slots=True)

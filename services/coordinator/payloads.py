@@ -1,16 +1,39 @@
-"""Payloads: how submissions, manifests and history lie in the journal, as serialized messages."""
+"""Payloads: how submissions, manifests, history and unfinished groups lie in the journal, as bytes."""
 
 from google.protobuf.message import DecodeError
 
 from antiphon.core.errors import IntegrityError
+from antiphon.core.partials import KeptGroup
 from antiphon.core.records import GroupSubmission, PromptHistory, SnapshotManifest
 from antiphon.protos import records_pb2
-from antiphon.services import wire, wire_drafting
+from antiphon.services import wire, wire_drafting, wire_progress
 
 
 def manifest_name(version: int) -> str:
     """Return the name under which the manifest of a version is kept."""
     return f"manifest-{version:06d}"
+
+
+def prefix_name(group_id: str) -> str:
+    """Return the name under which the beginning of a handed-over group is kept."""
+    return f"prefix-{group_id}"
+
+
+def dump_prefix(kept: KeptGroup) -> bytes:
+    """Return the beginning of a group as bytes."""
+    return bytes(wire_progress.kept_group_to_proto(kept).SerializeToString())
+
+
+def load_prefix(payload: bytes) -> KeptGroup:
+    """Read what `dump_prefix` wrote.
+
+    Raises:
+        IntegrityError: when the bytes are no beginning of a group.
+    """
+    try:
+        return wire_progress.kept_group_from_proto(records_pb2.KeptGroup.FromString(payload))
+    except DecodeError as error:
+        raise IntegrityError(f"a group's beginning in the journal cannot be read: {error}") from error
 
 
 def dump_submission(submission: GroupSubmission) -> bytes:

@@ -10,10 +10,10 @@ from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
 from antiphon.services.serving import call, open_channel
 from antiphon.services.wire import (
     learner_status_from_proto,
-    logprobs_from_bytes,
     snapshot_manifest_from_proto,
     step_result_from_proto,
 )
+from antiphon.services.wire_arrays import logprobs_from_bytes
 
 
 class LearnerClient(Learner):

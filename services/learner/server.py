@@ -29,10 +29,10 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.serving import Security, answers_errors, start_server, stop_server
 from antiphon.services.wire import (
     learner_status_to_proto,
-    logprobs_to_bytes,
     snapshot_manifest_to_proto,
     step_result_to_proto,
 )
+from antiphon.services.wire_arrays import logprobs_to_bytes
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
 """As `opening.open_learner`."""

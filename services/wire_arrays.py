@@ -1,0 +1,64 @@
+"""Wire arrays: tokens, log-probabilities and version spans in messages, and back.
+
+What `wire` and `wire_progress` share; arrays travel as little-endian bytes or as repeated numbers.
+"""
+
+import numpy as np
+
+from antiphon.core import records as r
+from antiphon.core.errors import ContractError
+from antiphon.protos import records_pb2
+
+
+def finish_reason_from_text(text: str) -> r.FinishReason:
+    """Return the reason that a message names.
+
+    Raises:
+        ContractError: for an unknown one.
+    """
+    try:
+        return r.FinishReason(text)
+    except ValueError:
+        raise ContractError(f"finish_reason={text[:40]!r} is unknown; expected stop or length") from None
+
+
+def logprobs_to_bytes(logprobs: r.FloatArray) -> bytes:
+    """Return [T] float32 as little-endian bytes."""
+    return np.ascontiguousarray(logprobs, dtype="<f4").tobytes()
+
+
+def logprobs_from_bytes(payload: bytes) -> r.FloatArray:
+    """Return [T] float32 from little-endian bytes.
+
+    Raises:
+        ContractError: when the length is no multiple of four.
+    """
+    if len(payload) % 4:
+        raise ContractError(f"{len(payload)} bytes are no float32 array; expected a multiple of 4")
+    return np.frombuffer(payload, dtype="<f4").astype(np.float32)
+
+
+def tokens_to_bytes(tokens: r.IntArray) -> bytes:
+    """Return [T] int32 as little-endian bytes."""
+    return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+
+
+def tokens_from_bytes(payload: bytes) -> r.IntArray:
+    """Return [T] int32 from little-endian bytes.
+
+    Raises:
+        ContractError: when the length is no multiple of four.
+    """
+    if len(payload) % 4:
+        raise ContractError(f"{len(payload)} bytes are no int32 array; expected a multiple of 4")
+    return np.frombuffer(payload, dtype="<i4").astype(np.int32)
+
+
+def version_span_to_proto(x: r.VersionSpan) -> records_pb2.VersionSpan:
+    """Translate."""
+    return records_pb2.VersionSpan(version=x.version, start=x.start, stop=x.stop)
+
+
+def version_span_from_proto(m: records_pb2.VersionSpan) -> r.VersionSpan:
+    """Translate."""
+    return r.VersionSpan(version=m.version, start=m.start, stop=m.stop)
