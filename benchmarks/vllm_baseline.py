@@ -16,7 +16,7 @@ import numpy as np
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import FinishReason
 from antiphon.services.rollout.checkpoint_shape import end_tokens
-from antiphon.services.rollout.engine import EngineOutput, EngineRequest
+from antiphon.services.rollout.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine_environment import EngineSettings, prepare_environment
 
 Method = Literal["none", "ngram", "suffix"]
@@ -47,6 +47,9 @@ class PlainVllm:
     version = 0
     weights_digest = None
     drafts = False
+    continues = False
+    vocabulary_size = 0
+    """Nobody hands it a prefix to check."""
 
     def __init__(self, model_dir: Path, method: Method, max_model_len: int, max_num_seqs: int = 64) -> None:
         """Start it; other engines of this process may live beside it."""
@@ -134,6 +137,10 @@ class PlainVllm:
             none = np.empty(0, dtype=np.float32)
             finished.append(EngineOutput(name, tokens, none, (), FinishReason(str(done.finish_reason))))
         return finished
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Tell nothing: this engine keeps no log-probabilities."""
+        return []
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; unknown ids are ignored."""

@@ -172,13 +172,14 @@ class DraftDesk:
         self._since[slot] = self._drafter_share_s, self._sampler_share_s
 
     @_guarded(None)
-    def release(self, slot: int, completion: IntArray | None) -> DraftingFigures | None:
+    def release(self, slot: int, completion: IntArray | None, given: int = 0) -> DraftingFigures | None:
         """Let a request go and say what drafting did for it.
 
         Args:
             slot: the request's; it may be given to another one.
             completion: [T] int32 what was sampled, which its siblings may draft from; None when the
                 request was given up.
+            given: tokens of it that the request came with; the figures leave them out.
 
         Returns:
             None once drafting has ended by a fault.
@@ -206,7 +207,7 @@ class DraftDesk:
         passes, drafted, covered, accepted = (int(n) for n in self._counts[slot])
         drafter_s, sampler_s = self._since[slot]
         return DraftingFigures(
-            tokens=0 if completion is None else len(completion),
+            tokens=0 if completion is None else len(completion) - given,
             passes=passes,
             drafted=drafted,
             covered=covered,

@@ -34,6 +34,9 @@ class EngineRequest:
     """Requests of one group have the same prompt and draft from one another; "" stands alone."""
     history: PromptHistory | None = None
     """Past completions of the prompt; the first request of a group decides."""
+    prefix_token_ids: tuple[int, ...] = ()
+    """Completion tokens that are there already: sampling goes on after them, at the positions that
+    follow theirs, and they count against `sampling.max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,13 +45,29 @@ class EngineOutput:
 
     request_id: str
     token_ids: IntArray
-    """[T] int32, the end token included when the model wrote it."""
+    """[T] int32, the end token included when the model wrote it; a request's prefix is left out."""
     logprobs: FloatArray
     """[T] float32, nats, of the processed distribution (temperature, top-k, top-p applied)."""
     spans: tuple[VersionSpan, ...]
+    """Cover [0, T): they count the same tokens."""
     finish_reason: FinishReason
     drafting: DraftingFigures | None = None
     """What drafting did for this completion; None from an engine that cannot draft."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineProgress:
+    """What an unfinished request has sampled, from some token on."""
+
+    request_id: str
+    start: int
+    """Tokens sampled before these, the request's prefix left out."""
+    token_ids: IntArray
+    """[T] int32, at least one."""
+    logprobs: FloatArray
+    """[T] float32, as in `EngineOutput`."""
+    spans: tuple[VersionSpan, ...]
+    """Cover [start, start + T)."""
 
 
 class Engine(Protocol):
@@ -86,8 +105,27 @@ class Engine(Protocol):
         """Advance every running request by one or more tokens and return those that finished."""
         ...
 
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Return what requests in flight have sampled.
+
+        Args:
+            since: request id -> tokens known already; unknown ids and requests without news are
+                left out of the answer.
+        """
+        ...
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; unknown ids are ignored."""
+        ...
+
+    @property
+    def continues(self) -> bool:
+        """Tell whether it goes on after a prefix exactly as if it had sampled that itself."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens: ids are in [0, vocabulary_size)."""
         ...
 
     @property

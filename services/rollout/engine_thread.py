@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.services import failpoints
-from antiphon.services.rollout.engine import Engine, EngineOutput, EngineRequest
+from antiphon.services.rollout.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine_driver import EngineDriver
 
 IDLE_S = 1.0
@@ -43,11 +43,23 @@ class EngineThread(EngineDriver):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy_s = 0.0
         self._drafts = False
+        self._continues = False
+        self._vocabulary_size = 0
 
     @property
     def drafts(self) -> bool:
         """Whether the engine drafted when it was last looked at: history is of use to it."""
         return self._drafts
+
+    @property
+    def continues(self) -> bool:
+        """Whether the engine goes on after a prefix as if it had sampled that itself."""
+        return self._continues
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens of the engine's model; 0 before it is built."""
+        return self._vocabulary_size
 
     @property
     def busy_s(self) -> float:
@@ -93,6 +105,32 @@ class EngineThread(EngineDriver):
         """Forget requests; an output that is already on its way may still be delivered."""
         self._mailbox.put(lambda engine: engine.abort(request_ids))
 
+    async def progress(
+        self, since: Mapping[str, int], timeout_s: float, stop: bool = False
+    ) -> list[EngineProgress] | None:
+        """Return what the requests of `since` have sampled by the next step boundary.
+
+        Args:
+            since: request id -> tokens known already.
+            timeout_s: longest wait for a step that takes its time.
+            stop: forget these requests in the same moment.
+
+        Returns:
+            None when the engine did not come to a step boundary within `timeout_s` seconds.
+        """
+
+        def obey(engine: Engine) -> list[EngineProgress]:
+            found = engine.progress(since)
+            if stop:
+                engine.abort(list(since))
+            return found
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ask(obey)
+        except TimeoutError:
+            return None
+
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
     ) -> None:
@@ -137,7 +175,8 @@ class EngineThread(EngineDriver):
 
     def _drive(self) -> None:
         engine = self._make_engine()
-        self._drafts = engine.drafts
+        self._drafts, self._continues = engine.drafts, engine.continues
+        self._vocabulary_size = engine.vocabulary_size
         self._call_soon(self._started.set)
         try:
             while not self._stopping.is_set():

@@ -3,8 +3,9 @@
 Three questions are put to the engine in use, on whatever weights it holds. Law: do sampled tokens
 follow the distribution that the engine itself computes for the prompt (its prompt scoring, in
 which the sampler has no part)? Bits: are tokens and log-probabilities of a request the same alone
-and in a full batch? Drafts: do they change anything? Fixed mode needs law and bits, elastic mode
-the law; drafts are used only where they are seen to change nothing.
+and in a full batch, and when it goes on from tokens that another engine sampled? Drafts: do they
+change anything? Fixed mode needs law and bits, elastic mode the law; drafts, and in fixed mode the
+groups of lost workers, are used only where they are seen to change nothing.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from antiphon.core.records import SamplingParameters
 from antiphon.core.seeds import derive_seed, generator
 from antiphon.services.rollout.draft_test import DraftReport, compare, run_draft_test
-from antiphon.services.rollout.engine import EngineRequest
+from antiphon.services.rollout.engine import EngineOutput, EngineRequest
 from antiphon.services.rollout.law_test import (
     LAW_CASES,
     Float64Array,
@@ -47,6 +48,8 @@ class SelfTestReport:
     """So were the bits of its log-probabilities."""
     logprob_difference: float
     """Largest difference as long as tokens were the same, nats."""
+    continues: bool
+    """So they were when the request went on from the middle of its completion."""
     drafts: DraftReport | None
     """None for an engine that does not draft."""
 
@@ -84,6 +87,7 @@ def run_self_test(
         everyone = {output.request_id: output for output in run_to_end(engine, requests)}
         engine.use_drafts(drafting)
         bits = compare(alone, [everyone[request.request_id] for request in chosen])
+        continued = compare(alone, _continued(engine, chosen, alone))
         drafts = run_draft_test(engine, start, requests, draws // 2, seed) if drafting else None
     return SelfTestReport(
         sampler=engine.sampler,
@@ -91,8 +95,37 @@ def run_self_test(
         tokens_equal=not bits.flipped,
         bits_equal=bits.bits_equal,
         logprob_difference=bits.logprob_difference,
+        continues=continued.bits_equal,
         drafts=drafts,
     )
+
+
+def _continued(
+    engine: VllmEngine, requests: Sequence[EngineRequest], whole: Sequence[EngineOutput]
+) -> list[EngineOutput]:
+    """Sample the second half of each completion again, all at once, and return it behind the first half."""
+    halves = {output.request_id: len(output.token_ids) // 2 for output in whole}
+    again = {
+        output.request_id: output
+        for output in run_to_end(
+            engine,
+            [
+                replace(
+                    request, prefix_token_ids=tuple(output.token_ids[: halves[request.request_id]].tolist())
+                )
+                for request, output in zip(requests, whole, strict=True)
+            ],
+        )
+    }
+    return [
+        replace(
+            output,
+            token_ids=np.concatenate([output.token_ids[:half], again[name].token_ids]),
+            logprobs=np.concatenate([output.logprobs[:half], again[name].logprobs]),
+        )
+        for output in whole
+        for name, half in [(output.request_id, halves[output.request_id])]
+    ]
 
 
 def _widest_prompt(engine: VllmEngine, seed: int) -> tuple[int, ...]:

@@ -114,6 +114,8 @@ def build_engine(config: RunConfig) -> Engine:
         )
     if config.loop.mode == "fixed" and not report.bits_equal:
         _log.warning("engine.uneven", logprob_difference=report.logprob_difference)
+    # A group that was begun elsewhere must end as if one engine had sampled all of it.
+    engine.continues = config.loop.mode == "elastic" or report.continues
     if report.drafts is not None and (reason := report.drafts.why_not(bits=config.loop.mode == "fixed")):
         engine.use_drafts(False)
         _log.warning("drafting.off", reason=reason)

@@ -19,12 +19,13 @@ import numpy.typing as npt
 import torch
 
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
-from antiphon.core.records import FinishReason, SamplingParameters, VersionSpan
+from antiphon.core.records import FinishReason, FloatArray, SamplingParameters, VersionSpan
+from antiphon.core.seeds import derive_seed
 from antiphon.services.broadcast.snapshot import weights_digest as digest_of
 from antiphon.services.rollout.checkpoint_shape import end_tokens, expected_tensors
 from antiphon.services.rollout.draft_desk import DraftDesk, Script
 from antiphon.services.rollout.drafter import CLASS_PATH, HistoryDrafter
-from antiphon.services.rollout.engine import EngineOutput, EngineRequest
+from antiphon.services.rollout.engine import EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine_environment import (
     EngineSettings,
     child_environment,
@@ -45,9 +46,11 @@ class _Live:
 
     external_id: str
     request: Any
-    prompt_length: int
+    given: int
+    """Tokens that it came with: those of the prompt and of the prefix."""
+    prefix: tuple[int, ...]
     spans: list[tuple[int, int]]
-    """(version, first completion token sampled under it), in order."""
+    """(version, first token sampled under it), in order; the prefix does not count."""
 
 
 class VllmEngine:
@@ -101,6 +104,8 @@ class VllmEngine:
         self._version: int | None = None
         self._digest: str | None = None
         self._rehearsing = False
+        self.continues = True
+        """Whether prefixes are to be trusted to change nothing; the self-test decides."""
 
     @property
     def version(self) -> int | None:
@@ -216,6 +221,31 @@ class VllmEngine:
 
             ids = self._runner.input_batch.req_ids
             self._core.scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Return what requests in flight have sampled, from the token that `since` names on.
+
+        Raises:
+            IntegrityError: when the weights in use gave NaN.
+        """
+        found = []
+        for request_id, known in since.items():
+            internal_id = self._internal_ids.get(request_id)
+            if internal_id is None:
+                continue
+            live = self._live[internal_id]
+            tokens = live.request.output_token_ids
+            if len(tokens) > known:
+                found.append(
+                    EngineProgress(
+                        request_id,
+                        known,
+                        np.array(tokens[known:], dtype=np.int32),
+                        self._logprobs(internal_id, live, known, len(tokens)),
+                        _spans(live, known, len(tokens)),
+                    )
+                )
+        return found
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; unknown ids are ignored."""
@@ -346,46 +376,55 @@ class VllmEngine:
         if request.request_id in self._internal_ids:
             raise ContractError(f"request {request.request_id} is already in flight; ids must be unique")
         check_sampling(request.sampling, self._sampler)
-        prompt = request.prompt_token_ids
-        if not prompt or min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
+        prompt = (*request.prompt_token_ids, *request.prefix_token_ids)
+        if not request.prompt_token_ids or min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
             raise ContractError(
                 f"the prompt of request {request.request_id} must hold token ids in "
                 f"[0, {self.vocabulary_size}), at least one; check the tokenizer"
             )
+        if len(request.prefix_token_ids) >= request.sampling.max_tokens:
+            raise ContractError(
+                f"the prefix of request {request.request_id} has {len(request.prefix_token_ids)} tokens, but "
+                f"sampling.max_tokens={request.sampling.max_tokens} leaves none to sample"
+            )
         if not 0 <= request.seed < 1 << 64:
             raise ContractError(f"seed {request.seed} of request {request.request_id} is not unsigned 64-bit")
-        longest = len(prompt) + request.sampling.max_tokens
+        longest = len(request.prompt_token_ids) + request.sampling.max_tokens
         if longest > self.settings.max_model_len:
             raise ConfigError(
-                f"a prompt of {len(prompt)} tokens and sampling.max_tokens={request.sampling.max_tokens} "
-                f"exceed rollout.max_model_tokens={self.settings.max_model_len}; raise the latter"
+                f"a prompt of {len(request.prompt_token_ids)} tokens and "
+                f"sampling.max_tokens={request.sampling.max_tokens} exceed "
+                f"rollout.max_model_tokens={self.settings.max_model_len}; raise the latter"
             )
 
     def _vllm_parameters(self, request: EngineRequest) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        sampling = request.sampling
+        sampling, known = request.sampling, len(request.prefix_token_ids)
+        most = sampling.max_tokens - known
         common: dict[str, Any] = {
-            "max_tokens": sampling.max_tokens,
+            "max_tokens": most,
             "stop_token_ids": list(self._stop or ()),
             "detokenize": False,
             "output_kind": RequestOutputKind.FINAL_ONLY,
             "skip_clone": True,
         }
         if self._sampler == "native":
+            # Its stream starts anew, and must not repeat what the prefix was drawn with.
+            seed = derive_seed("continued", request.seed, known) if known else request.seed
             return SamplingParams(
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
-                seed=request.seed >> 1,  # torch generators take signed 64-bit seeds
+                seed=seed >> 1,  # torch generators take signed 64-bit seeds
                 logprobs=0,
                 **common,
             )
         # The table holds everything else, so one object serves all requests of this length.
-        if sampling.max_tokens not in self._plain_parameters:
-            self._plain_parameters[sampling.max_tokens] = SamplingParams(**common)
-        return self._plain_parameters[sampling.max_tokens]
+        if most not in self._plain_parameters:
+            self._plain_parameters[most] = SamplingParams(**common)
+        return self._plain_parameters[most]
 
     def _admit(self, request: EngineRequest, parameters: Any) -> str:
         from vllm.v1.engine import EngineCoreRequest
@@ -396,7 +435,7 @@ class VllmEngine:
         core_request, wave = self._core.preprocess_add_request(
             EngineCoreRequest(
                 request_id=internal_id,
-                prompt_token_ids=list(request.prompt_token_ids),
+                prompt_token_ids=[*request.prompt_token_ids, *request.prefix_token_ids],
                 mm_features=None,
                 sampling_params=parameters,
                 pooling_params=None,
@@ -414,7 +453,8 @@ class VllmEngine:
         self._live[internal_id] = _Live(
             external_id=request.request_id,
             request=core_request,
-            prompt_length=len(request.prompt_token_ids),
+            given=len(request.prompt_token_ids) + len(request.prefix_token_ids),
+            prefix=request.prefix_token_ids,
             spans=[(self._version or 0, 0)],
         )
         return internal_id
@@ -425,23 +465,39 @@ class VllmEngine:
         del self._internal_ids[live.external_id]
         token_ids = np.array(live.request.output_token_ids, dtype=np.int32)
         count = len(token_ids)
-        logprobs = self._table.logprobs(internal_id, live.prompt_length, live.prompt_length + count)
+        logprobs = self._logprobs(internal_id, live, 0, count)
         slot = self._table.release(internal_id)
-        figures = None if self._desk is None else self._desk.release(slot, token_ids)
+        figures = None
+        if self._desk is not None:
+            # Siblings draft from all of it; the figures are about what was sampled here.
+            whole = np.array([*live.prefix, *token_ids.tolist()], dtype=np.int32)
+            figures = self._desk.release(slot, whole, len(live.prefix))
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
+        return EngineOutput(
+            live.external_id, token_ids, logprobs, _spans(live, 0, count), FinishReason(reason), figures
+        )
+
+    def _logprobs(self, internal_id: str, live: _Live, start: int, stop: int) -> FloatArray:
+        """Return the log-probabilities [T] of a request's sampled tokens [start, stop)."""
+        logprobs = self._table.logprobs(internal_id, live.given + start, live.given + stop)
         if not np.isfinite(logprobs).all():
             raise IntegrityError(
                 f"the weights of version {self._version} gave a log-probability that is not finite in "
                 f"request {live.external_id}; the snapshot is damaged or training diverged"
             )
-        stops = [start for _, start in live.spans[1:]] + [count]
-        spans = tuple(
-            VersionSpan(version, start, stop)
-            for (version, start), stop in zip(live.spans, stops, strict=True)
-        )
-        return EngineOutput(live.external_id, token_ids, logprobs, spans, FinishReason(reason), figures)
+        return logprobs
+
+
+def _spans(live: _Live, start: int, stop: int) -> tuple[VersionSpan, ...]:
+    """Return the version spans of a request's sampled tokens [start, stop)."""
+    stops = [begin for _, begin in live.spans[1:]] + [stop]
+    found = (
+        VersionSpan(version, max(begin, start), min(end, stop))
+        for (version, begin), end in zip(live.spans, stops, strict=True)
+    )
+    return tuple(span for span in found if span.stop > span.start)
 
 
 def _start_core(settings: EngineSettings) -> Any:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, VersionSpan
 from antiphon.core.seeds import derive_seed
-from antiphon.services.rollout.engine import EngineOutput, EngineRequest
+from antiphon.services.rollout.engine import EngineOutput, EngineProgress, EngineRequest
 
 VOCABULARY = 16
 END_TOKEN = 0
@@ -30,6 +30,9 @@ class _Live:
 
 class LightEngine:
     """Not thread-safe: its owner's thread drives it."""
+
+    vocabulary_size = VOCABULARY
+    continues = True
 
     def __init__(self, before_step: Callable[[], None] | None = None, drafts: bool = False) -> None:
         """Start without weights.
@@ -75,11 +78,22 @@ class LightEngine:
         for request_id, live in list(self._live.items()):
             self._advance(live)
             ended = live.tokens[-1] == END_TOKEN
-            if ended or len(live.tokens) >= live.request.sampling.max_tokens:
+            sampled = len(live.request.prefix_token_ids) + len(live.tokens)
+            if ended or sampled >= live.request.sampling.max_tokens:
                 del self._live[request_id]
                 reason = FinishReason.STOP if ended else FinishReason.LENGTH
                 finished.append(_output(live, reason))
         return finished
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        found = []
+        for request_id, known in since.items():
+            live = self._live.get(request_id)
+            if live is not None and len(live.tokens) > known:
+                tokens, logprobs = _arrays(live)
+                spans = _spans(live, known)
+                found.append(EngineProgress(request_id, known, tokens[known:], logprobs[known:], spans))
+        return found
 
     def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
@@ -90,7 +104,9 @@ class LightEngine:
 
     def _advance(self, live: _Live) -> None:
         assert self.version is not None
-        position = len(live.request.prompt_token_ids) + len(live.tokens)
+        request = live.request
+        assert max(request.prefix_token_ids, default=0) < VOCABULARY
+        position = len(request.prompt_token_ids) + len(request.prefix_token_ids) + len(live.tokens)
         logits = self._bias + np.cos(np.arange(VOCABULARY) + sum(live.request.prompt_token_ids))
         probabilities = np.exp(logits - logits.max())
         probabilities /= probabilities.sum()
@@ -102,17 +118,20 @@ class LightEngine:
         live.versions.append(self.version)
 
 
-def _output(live: _Live, reason: FinishReason) -> EngineOutput:
+def _arrays(live: _Live) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    return np.array(live.tokens, dtype=np.int32), np.array(live.logprobs, dtype=np.float32)
+
+
+def _spans(live: _Live, start: int = 0) -> tuple[VersionSpan, ...]:
     spans: list[VersionSpan] = []
-    for position, version in enumerate(live.versions):
+    for position, version in list(enumerate(live.versions))[start:]:
         if spans and spans[-1].version == version:
             spans[-1] = VersionSpan(version, spans[-1].start, position + 1)
         else:
             spans.append(VersionSpan(version, position, position + 1))
-    return EngineOutput(
-        request_id=live.request.request_id,
-        token_ids=np.array(live.tokens, dtype=np.int32),
-        logprobs=np.array(live.logprobs, dtype=np.float32),
-        spans=tuple(spans),
-        finish_reason=reason,
-    )
+    return tuple(spans)
+
+
+def _output(live: _Live, reason: FinishReason) -> EngineOutput:
+    tokens, logprobs = _arrays(live)
+    return EngineOutput(live.request.request_id, tokens, logprobs, _spans(live), reason)

@@ -106,7 +106,7 @@ def build(monkeypatch, tmp_path):
     from antiphon.services.rollout import self_test, service, vllm_engine
 
     def run(drafts, *, mode="elastic", law_check=SOUND):
-        seen = self_test.SelfTestReport("keyed", (law_check,), True, True, 0.0, drafts)
+        seen = self_test.SelfTestReport("keyed", (law_check,), True, True, 0.0, True, drafts)
         monkeypatch.setattr(self_test, "run_self_test", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
         monkeypatch.setattr(service, "local_model_directory", lambda path: tmp_path)
