@@ -12,6 +12,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting_figures import believed_figures
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.group_checks import check_submission, submission_digest
+from antiphon.core.partials import KeptGroup, authorship
 from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
 from antiphon.core.run_state import GroupPhase, GroupState, RunState
 from antiphon.core.staleness import StalenessBound
@@ -55,7 +56,12 @@ def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict
 
 
 def accept_submission(
-    state: RunState, config: RunConfig, submission: GroupSubmission, seeds: Sequence[int], now: float
+    state: RunState,
+    config: RunConfig,
+    submission: GroupSubmission,
+    seeds: Sequence[int],
+    now: float,
+    given: KeptGroup | None = None,
 ) -> tuple[SubmitVerdict, list[e.JournalEvent]]:
     """Decide on a submission that `early_verdict` left open.
 
@@ -68,6 +74,7 @@ def accept_submission(
         submission: what was handed in.
         seeds: the seeds that the group's lease carries.
         now: the coordinator's clock, for the timings.
+        given: what is known of the group from heartbeats: it says who sampled which tokens.
 
     Raises:
         ContractError: when the trajectories do not fit the lease.
@@ -94,6 +101,7 @@ def accept_submission(
             generation_s=submission.generation_s,
             at_s=now,
             drafting=believed_figures(submission),
+            authors=authorship(given, submission.trajectories, submission.worker_id),
         )
     ]
     bound = StalenessBound(config.loop.max_staleness)

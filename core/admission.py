@@ -150,6 +150,20 @@ def plan_leases(
     return _plan_elastic(state, config, held_version, groups)
 
 
+def continues(state: RunState, config: RunConfig, group: GroupState, oldest_version: int) -> bool:
+    """Tell whether a group may be continued whose oldest token has `oldest_version`.
+
+    It may if it still trains in time at the place that the group has; otherwise it is begun anew.
+    In fixed mode it always may: the version belongs to the group.
+    """
+    if config.loop.mode == "fixed" or group.evaluation is not None:
+        return True
+    places = config.loop.prompts_per_step
+    rank = sum(1 for other in state.training() if other.number < group.number)
+    bound = StalenessBound(config.loop.max_staleness)
+    return bound.admits_lease(oldest_version, state.next_seal * places + rank, 1, places)
+
+
 def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[list[str], int]:
     """Take groups until `groups` * `group_size` samples are used; return ids and samples left."""
     left = groups * group_size

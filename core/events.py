@@ -102,7 +102,8 @@ class LeaseGranted(JournalEvent):
     worker_id: str
     attempt: int
     held_version: int
-    """Version the worker held when it was given the lease."""
+    """Version the worker held when it was given the lease, or the oldest one of the tokens that it
+    continues from, if that is older."""
     at_s: float
 
 
@@ -115,6 +116,11 @@ class LeaseExpired(JournalEvent):
     lease_id: str
     worker_id: str
     reason: str
+    at_s: float = 0.0
+    tokens: int = 0
+    """Tokens that are known to have been sampled under this lease."""
+    kept: int = 0
+    """Tokens of the group that its next holder can continue from; they stand beside the event."""
 
 
 @_event("group.submitted")
@@ -134,6 +140,8 @@ class GroupSubmitted(JournalEvent):
     at_s: float
     drafting: DraftingFigures | None = None
     """What drafting did for the group, where the worker said so and it can be true."""
+    authors: tuple[tuple[int, str, int, int], ...] = ()
+    """(sample, worker id, start, stop) of tokens that earlier holders of the group had sampled."""
 
 
 @_event("group.judged")

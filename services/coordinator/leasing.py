@@ -9,6 +9,7 @@ import asyncio
 from antiphon.core import admission
 from antiphon.core import events as e
 from antiphon.core.records import Lease, WorkerState
+from antiphon.services.coordinator import payloads
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.run_keeper import RunKeeper
 
@@ -79,17 +80,23 @@ class LeaseCounter:
     async def _grant(self, plan: admission.LeasePlan, request: LeaseRequest, now: float) -> LeaseReply:
         keeper, config = self._keeper, self._keeper.config
         worker_id, held_version = request.worker_id, request.held_version or 0
-        granted = []
+        granted, gone = [], []
+        prefixes = {group_id: keeper.prefix(group_id) for group_id in plan.group_ids}
         attempts = {g: keeper.state.groups[g].attempt for g in plan.group_ids if g in keeper.state.groups}
         for group_id in plan.group_ids:
             attempt = attempts.get(group_id, 0) + 1
             lease_id = admission.lease_id_of(keeper.run_id, group_id, attempt)
-            granted.append(e.LeaseGranted(group_id, lease_id, worker_id, attempt, held_version, now))
-        written = keeper.record(*plan.openings, *granted)
+            prefix = prefixes[group_id]
+            oldest = held_version if prefix is None else min(held_version, prefix.oldest_version)
+            granted.append(e.LeaseGranted(group_id, lease_id, worker_id, attempt, oldest, now))
+            if prefix is None and keeper.shelf.waiting(group_id) is not None:
+                gone.append(payloads.prefix_name(group_id))
+        written = keeper.record(*plan.openings, *granted, forget=gone)
         leases = []
         for grant in granted:
             keeper.leases.grant(grant.lease_id, grant.group_id, worker_id, now)
-            group = keeper.state.groups[grant.group_id]
+            group, prefix = keeper.state.groups[grant.group_id], prefixes[grant.group_id]
+            keeper.shelf.begin(grant.lease_id, grant.group_id, group.samples, prefix)
             leases.append(
                 Lease(
                     lease_id=grant.lease_id,
@@ -101,6 +108,7 @@ class LeaseCounter:
                     version=group.version if config.loop.mode == "fixed" else None,
                     duration_s=config.coordinator.lease_s,
                     attempt=grant.attempt,
+                    prefix=() if prefix is None else prefix.pieces(),
                 )
             )
         try:

@@ -21,6 +21,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.group_checks import submission_digest
 from antiphon.core.leases import HeldLease, LeaseTable
+from antiphon.core.partials import KeptGroup, PartialShelf
 from antiphon.core.records import GroupSubmission, WorkerState
 from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
 from antiphon.lineage.rollout_table import encode_batch
@@ -82,6 +83,7 @@ class RunKeeper:
         self.leases = LeaseTable(config.coordinator.lease_s)
         self.fleet = Fleet(config.coordinator.heartbeat_s)
         self.archive = Archive(config.drafting)
+        self.shelf = PartialShelf(config.coordinator.partials_mib << 20)
         self.failure: AntiphonError | None = None
         self.work = Signal()
         """Something may have become leasable, or workers should hear of something."""
@@ -113,14 +115,25 @@ class RunKeeper:
             self._check_same_run(pinned)
             self._check_totals()
             opening = [] if self.state.finished else [e.RunResumed()]
-        now = self.clock()
-        for group in self.state.groups.values():
-            if group.phase is GroupPhase.LEASED:
-                self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
+        await self._take_up_leases()
         await self.record(*opening, history=self.archive.load(self.journal.history()))
         await self.settle()
         self._tasks = [self._spawn(self._seal_batches()), self._spawn(self._watch_deadlines())]
         _log.info("run.ready", run=self.run_id, committed=len(self.state.commits))
+
+    async def _take_up_leases(self) -> None:
+        """Give running leases fresh deadlines, and fetch what was handed over before."""
+        now = self.clock()
+        for group in self.state.groups.values():
+            if group.phase not in (GroupPhase.OPEN, GroupPhase.LEASED):
+                continue
+            body = await self.journal.payload(payloads.prefix_name(group.group_id)) if group.attempt else None
+            kept = None if body is None else payloads.load_prefix(body)
+            if group.phase is GroupPhase.LEASED:
+                self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
+                self.shelf.begin(group.lease_id, group.group_id, group.samples, kept)
+            elif kept is not None:
+                self.shelf.wait(group.group_id, kept)
 
     async def close(self) -> None:
         """Stop what runs in the background and write what waits."""
@@ -174,9 +187,14 @@ class RunKeeper:
         """Do what follows from the state: drop stale groups, refill steps, wake who waits."""
         found = assembly.dropped(self.state, self.config)
         gone = [event.group_id for event in found if isinstance(event, e.GroupDropped)]
-        for event in found:
+        for index, event in enumerate(found):
             if isinstance(event, e.LeaseExpired):
+                # Beyond the bound: what was sampled so far is too old to be continued.
                 self.leases.end(event.lease_id)
+                sampled = self.shelf.sampled(event.lease_id)
+                self.shelf.end(event.lease_id)
+                gone.append(payloads.prefix_name(event.group_id))
+                found[index] = dataclasses.replace(event, at_s=self.clock(), tokens=sampled)
         for step in range(self.state.next_seal, self.state.opened_steps):
             found.extend(admission.refills(self.state, self.config, step))
         written = self.record(*found, forget=gone)
@@ -186,13 +204,23 @@ class RunKeeper:
         return written
 
     def take_back(self, held: HeldLease, reason: str) -> None:
-        """End a lease without a submission; its group is offered again."""
+        """End a lease without a submission; its group is offered again, with what is kept of it."""
         self.leases.end(held.lease_id)
+        sampled = self.shelf.sampled(held.lease_id)
+        kept = self.shelf.end(held.lease_id)
         group = self.state.groups.get(held.group_id)
         if group is None or group.phase is not GroupPhase.LEASED or group.lease_id != held.lease_id:
             return
-        self.record(e.LeaseExpired(held.group_id, held.lease_id, held.worker_id, reason))
-        _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason)
+        tokens, keep = 0, {}
+        if kept is not None:
+            self.shelf.wait(held.group_id, kept)
+            tokens = kept.tokens
+            keep = {payloads.prefix_name(held.group_id): payloads.dump_prefix(kept)}
+        expired = e.LeaseExpired(
+            held.group_id, held.lease_id, held.worker_id, reason, self.clock(), sampled, tokens
+        )
+        self.record(expired, keep=keep)
+        _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason, kept=tokens)
         self.work.notify()
 
     def lose(self, member: Member, reason: str) -> None:
@@ -203,6 +231,14 @@ class RunKeeper:
         for held in self.leases.of_worker(member.worker_id):
             self.take_back(held, f"worker lost: {reason}")
         self.work.notify()
+
+    def prefix(self, group_id: str) -> KeptGroup | None:
+        """Return what the next lease of a group continues from; None where it is begun anew."""
+        kept, group = self.shelf.waiting(group_id), self.state.groups.get(group_id)
+        if kept is None or group is None:
+            return None
+        good = admission.continues(self.state, self.config, group, kept.oldest_version)
+        return kept if good else None
 
     def loaded(self, member: Member) -> None:
         """Note that a worker samples with another version now."""

@@ -14,12 +14,14 @@ from antiphon.core.assembly import step_progress
 from antiphon.core.audit import SampleFigures
 from antiphon.core.config import dump_config
 from antiphon.core.errors import ContractError
+from antiphon.core.partials import check_piece
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupSubmission,
     GroupToAudit,
     GroupToJudge,
     Judgement,
+    KeptProgress,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -121,10 +123,11 @@ class CoordinatorService(Coordinator):
         )
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
-        """Extend the worker's leases and learn what it should give up.
+        """Extend the worker's leases, keep what they made so far, and say what to give up.
 
         Raises:
-            ContractError: when the worker samples with weights that were never announced.
+            ContractError: when the worker samples with weights that were never announced, or tells of
+                progress that no completion of its lease can have.
         """
         keeper = self.keeper
         keeper.check()
@@ -140,16 +143,47 @@ class CoordinatorService(Coordinator):
                     "load the announced snapshot again"
                 )
         gone = keeper.leases.extend(beat.lease_ids, beat.worker_id, now)
+        kept = self._take_progress(beat)
         if keeper.fleet.beat(member, beat, now):
             keeper.loaded(member)
         member.told_newest = keeper.state.newest_version
+        for lease_id in beat.released_leases:
+            held = keeper.leases.get(lease_id)
+            if held is not None:
+                keeper.take_back(held, "handed over by its worker")
+        if beat.leaving:
+            keeper.lose(member, "it left in order")
+        if beat.released_leases or beat.leaving:
+            await keeper.record()  # the worker ends with the answer: it must be true after a crash
         return HeartbeatReply(
             known=True,
             cancelled_leases=gone,
             newest_version=keeper.state.newest_version,
             drain=member.state is WorkerState.DRAINING,
             run_finished=keeper.state.finished,
+            kept=kept,
         )
+
+    def _take_progress(self, beat: WorkerHeartbeat) -> tuple[KeptProgress, ...]:
+        """Keep the pieces of running leases; those of others are of no use, and not an error."""
+        keeper, kept = self.keeper, []
+        for progress in beat.progress:
+            held = keeper.leases.get(progress.lease_id)
+            group = None if held is None else keeper.state.groups.get(held.group_id)
+            if group is None:
+                continue
+            for piece in progress.pieces:
+                check_piece(
+                    piece,
+                    group.group_id,
+                    samples=group.samples,
+                    max_tokens=keeper.config.sampling.max_tokens,
+                    version=group.version if keeper.config.loop.mode == "fixed" else None,
+                    newest_version=acceptance.newest_possible_version(keeper.state),
+                )
+                keeper.shelf.take(progress.lease_id, beat.worker_id, piece)
+            kept.append(KeptProgress(progress.lease_id, keeper.shelf.kept(progress.lease_id)))
+        return tuple(kept)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         """Grant up to `request.groups` leases, waiting up to `request.wait_s` for the first.
@@ -175,9 +209,10 @@ class CoordinatorService(Coordinator):
             return verdict
         group = keeper.state.groups[submission.group_id]
         held_lease = group.lease_id
+        given = keeper.shelf.snapshot(submission.lease_id) or keeper.shelf.waiting(group.group_id)
         try:
             verdict, found = acceptance.accept_submission(
-                keeper.state, keeper.config, submission, keeper.seeds(group), keeper.clock()
+                keeper.state, keeper.config, submission, keeper.seeds(group), keeper.clock(), given
             )
             if (rules := token_rules_of(keeper.prompts)) is not None:
                 check_token_rules(submission, rules)
@@ -187,8 +222,11 @@ class CoordinatorService(Coordinator):
             raise
         accepted = verdict is SubmitVerdict.ACCEPTED
         keep = {submission.group_id: payloads.dump_submission(submission)} if accepted else None
-        written = keeper.record(*found, keep=keep)
+        forget = () if given is None else (payloads.prefix_name(submission.group_id),)
+        written = keeper.record(*found, keep=keep, forget=forget)
         keeper.leases.end(held_lease)
+        keeper.shelf.end(held_lease)
+        keeper.shelf.forget(submission.group_id)
         if accepted:
             keeper.remember(submission)
             keeper.submitted.notify()

@@ -1,11 +1,25 @@
-"""Group in flight: one lease being sampled, complete when every seed has its completion."""
+"""Group in flight: one lease being sampled, complete when every seed has its completion.
+
+A group that another worker began goes on where that one's progress ends: the engine is given the
+tokens that are there and samples the rest, and what is handed in is the two joined.
+"""
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from antiphon.core.drafting_figures import add_figures
-from antiphon.core.records import DraftingFigures, GroupSubmission, Lease, Trajectory
-from antiphon.services.rollout.engine import EngineOutput, EngineRequest
+from antiphon.core.records import (
+    DraftingFigures,
+    GroupSubmission,
+    Lease,
+    PartialTrajectory,
+    Trajectory,
+    VersionSpan,
+)
+from antiphon.services.rollout.engine import EngineOutput, EngineProgress, EngineRequest
 
 
 @dataclass(slots=True)
@@ -15,32 +29,82 @@ class GroupInFlight:
     lease: Lease
     started_at: float
     """On the event loop's clock, when the engine was given the requests."""
+    prefixes: Mapping[int, PartialTrajectory] = field(default_factory=dict)
+    """Sample index -> what an earlier holder sampled of it."""
     outputs: dict[int, EngineOutput] = field(default_factory=dict)
-    """Finished completions by sample index."""
+    """Completions finished here, by sample index; a prefix is no part of them."""
+    kept: dict[int, int] = field(default_factory=dict)
+    """Sample index -> completion tokens that the coordinator said it keeps."""
 
     def requests(self) -> list[EngineRequest]:
-        """Return one engine request per seed of the lease."""
+        """Return one engine request per seed of the lease whose completion is not there yet."""
         lease = self.lease
         return [
             EngineRequest(
-                request_id=request_id,
+                request_id=self.request_id(index),
                 prompt_token_ids=lease.prompt.token_ids,
                 seed=seed,
                 sampling=lease.sampling,
                 group=lease.lease_id,
                 history=lease.history,
+                prefix_token_ids=tuple(self.prefixes[index].token_ids.tolist())
+                if index in self.prefixes
+                else (),
             )
-            for request_id, seed in zip(self.request_ids(), lease.seeds, strict=True)
+            for index, seed in enumerate(lease.seeds)
+            if not self._ended_before(index)
+        ]
+
+    def request_id(self, sample_index: int) -> str:
+        """Return the engine's name of a sample, `lease/index`."""
+        return f"{self.lease.lease_id}/{sample_index}"
+
+    def unfinished(self) -> list[int]:
+        """Return the samples that the engine is at work on."""
+        return [
+            index
+            for index in range(len(self.lease.seeds))
+            if index not in self.outputs and not self._ended_before(index)
         ]
 
     def request_ids(self) -> list[str]:
-        """Return the engine's name of each sample, `lease/index`."""
-        return [f"{self.lease.lease_id}/{index}" for index in range(len(self.lease.seeds))]
+        """Return the engine's name of every sample that it is at work on."""
+        return [self.request_id(index) for index in self.unfinished()]
 
     def take(self, sample_index: int, output: EngineOutput) -> bool:
         """Keep a finished completion and tell whether the group is complete."""
         self.outputs[sample_index] = output
-        return len(self.outputs) == len(self.lease.seeds)
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether every completion is there."""
+        return not self.unfinished()
+
+    def known(self) -> dict[str, int]:
+        """Return, by request id, how many tokens sampled here the coordinator keeps already."""
+        return {
+            self.request_id(index): max(0, self.kept.get(index, 0) - self._given(index))
+            for index in self.unfinished()
+        }
+
+    def heard(self, kept: Iterable[int]) -> None:
+        """Note how many tokens of each sample the coordinator keeps."""
+        self.kept = dict(enumerate(kept))
+
+    def pieces(self, progress: Mapping[str, EngineProgress]) -> list[PartialTrajectory]:
+        """Return what the coordinator does not keep yet, in sample order.
+
+        Args:
+            progress: by request id, what the engine says of the samples it is at work on.
+        """
+        found = []
+        for index in range(len(self.lease.seeds)):
+            whole = self._whole(index, progress.get(self.request_id(index)))
+            piece = None if whole is None else piece_from(whole, self.kept.get(index, 0))
+            if piece is not None:
+                found.append(piece)
+        return found
 
     def submission(self, worker_id: str, finished_at: float) -> GroupSubmission:
         """Return what is handed in, samples in the order of their seeds.
@@ -49,17 +113,7 @@ class GroupInFlight:
             worker_id: who hands it in.
             finished_at: on the same clock as `started_at`.
         """
-        trajectories = tuple(
-            Trajectory(
-                sample_index=index,
-                seed=seed,
-                token_ids=self.outputs[index].token_ids,
-                behaviour_logprobs=self.outputs[index].logprobs,
-                spans=self.outputs[index].spans,
-                finish_reason=self.outputs[index].finish_reason,
-            )
-            for index, seed in enumerate(self.lease.seeds)
-        )
+        trajectories = tuple(self._trajectory(index, seed) for index, seed in enumerate(self.lease.seeds))
         return GroupSubmission(
             lease_id=self.lease.lease_id,
             group_id=self.lease.group_id,
@@ -68,6 +122,52 @@ class GroupInFlight:
             generation_s=finished_at - self.started_at,
             drafting=self._drafting(),
         )
+
+    def _trajectory(self, index: int, seed: int) -> Trajectory:
+        whole = self._whole(index, None)
+        assert whole is not None and whole.finish_reason is not None, "the group is complete"
+        return Trajectory(
+            sample_index=index,
+            seed=seed,
+            token_ids=whole.token_ids,
+            behaviour_logprobs=whole.behaviour_logprobs,
+            spans=whole.spans,
+            finish_reason=whole.finish_reason,
+        )
+
+    def _whole(self, index: int, progress: EngineProgress | None) -> PartialTrajectory | None:
+        """Return a sample from what came with the lease and what was sampled here; None without either.
+
+        Where the engine told only what is new since some token, the piece begins there.
+        """
+        prefix, output = self.prefixes.get(index), self.outputs.get(index)
+        given = self._given(index)
+        if output is not None:
+            own = PartialTrajectory(
+                sample_index=index,
+                start=given,
+                token_ids=output.token_ids,
+                behaviour_logprobs=output.logprobs,
+                spans=_moved(output.spans, given),
+                finish_reason=output.finish_reason,
+            )
+        elif progress is not None:
+            own = PartialTrajectory(
+                sample_index=index,
+                start=given + progress.start,
+                token_ids=progress.token_ids,
+                behaviour_logprobs=progress.logprobs,
+                spans=_moved(progress.spans, given),
+            )
+        else:
+            return prefix
+        return own if prefix is None or own.start > given else _joined(prefix, own)
+
+    def _given(self, index: int) -> int:
+        return self.prefixes[index].stop if index in self.prefixes else 0
+
+    def _ended_before(self, index: int) -> bool:
+        return index in self.prefixes and self.prefixes[index].finish_reason is not None
 
     def _drafting(self) -> DraftingFigures | None:
         parts = [output.drafting for output in self.outputs.values() if output.drafting is not None]
@@ -84,3 +184,43 @@ def split_request_id(request_id: str) -> tuple[str, int]:
     """
     lease_id, _, index = request_id.rpartition("/")
     return lease_id, int(index)
+
+
+def piece_from(whole: PartialTrajectory, start: int) -> PartialTrajectory | None:
+    """Return the part of a piece from completion token `start` on; None when there is nothing new."""
+    skipped = start - whole.start
+    if skipped <= 0:
+        return whole
+    if start >= whole.stop:
+        return None
+    return PartialTrajectory(
+        sample_index=whole.sample_index,
+        start=start,
+        token_ids=whole.token_ids[skipped:],
+        behaviour_logprobs=whole.behaviour_logprobs[skipped:],
+        spans=tuple(
+            VersionSpan(span.version, max(span.start, start), span.stop)
+            for span in whole.spans
+            if span.stop > start
+        ),
+        finish_reason=whole.finish_reason,
+    )
+
+
+def _moved(spans: tuple[VersionSpan, ...], by: int) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(span.version, span.start + by, span.stop + by) for span in spans)
+
+
+def _joined(prefix: PartialTrajectory, own: PartialTrajectory) -> PartialTrajectory:
+    before, after = prefix.spans, own.spans
+    if before and after and before[-1].version == after[0].version:
+        joint = VersionSpan(before[-1].version, before[-1].start, after[0].stop)
+        before, after = before[:-1], (joint, *after[1:])
+    return PartialTrajectory(
+        sample_index=prefix.sample_index,
+        start=prefix.start,
+        token_ids=np.concatenate([prefix.token_ids, own.token_ids]),
+        behaviour_logprobs=np.concatenate([prefix.behaviour_logprobs, own.behaviour_logprobs]),
+        spans=(*before, *after),
+        finish_reason=own.finish_reason,
+    )

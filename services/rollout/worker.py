@@ -3,7 +3,9 @@
 It dials out and serves nothing. Sampling never waits for the network: leases, submissions,
 heartbeats and snapshots each have a loop of their own beside the engine's thread. The
 coordinator may vanish and return at any time; a finished group is kept until it was answered.
-A lease that names a version is sampled with that version or not at all.
+A lease that names a version is sampled with that version or not at all. What is unfinished goes along
+with the heartbeats, so that another worker continues it if this one is lost; asked to stop, a worker
+finishes what it surely can, hands the rest over, and leaves.
 """
 
 import asyncio
@@ -15,7 +17,15 @@ from typing import TypeVar
 import structlog
 
 from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.records import PROTOCOL_VERSION, GroupSubmission, Lease
+from antiphon.core.errors import UnavailableError
+from antiphon.core.leases import finishes_in_time
+from antiphon.core.records import (
+    PROTOCOL_VERSION,
+    GroupSubmission,
+    Lease,
+    LeaseProgress,
+    PartialTrajectory,
+)
 from antiphon.services import failpoints
 from antiphon.services.coordinator.api import (
     Coordinator,
@@ -32,6 +42,8 @@ from antiphon.services.rollout.engine import Engine, EngineOutput
 from antiphon.services.rollout.engine_driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine_thread import EngineThread
 from antiphon.services.rollout.group import GroupInFlight, split_request_id
+from antiphon.services.rollout.progress import Pace as TokenPace
+from antiphon.services.rollout.progress import gather, tokens_left
 from antiphon.services.rollout.weights import Pace, WeightKeeper, WeightSource
 
 REGISTER_PATIENCE_S = 300.0
@@ -41,8 +53,13 @@ LEASE_WAIT_S = 5.0
 FIRST_PAUSE_S = 0.02
 """Pause after a lease request that brought nothing; it doubles while that goes on."""
 MOST_PAUSE_S = 0.5
-GRACE_S = 5.0
-"""Seconds that `stop` leaves for groups in flight."""
+GRACE_S = 20.0
+"""What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
+FINISHING_SHARE = 0.5
+"""Part of the grace time in which a group must surely be finished, or it is handed over at once."""
+LAST_WORD_S = 3.0
+"""Of the grace time, kept for handing over what was not finished after all. A coordinator that does
+not answer for so long is not waited for: it is most likely being stopped too."""
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -103,6 +120,12 @@ class RolloutWorker:
         self._groups: dict[str, GroupInFlight] = {}
         self._unsubmitted: OrderedDict[str, GroupSubmission] = OrderedDict()
         self._tokens_generated = 0
+        self._token_pace = TokenPace()
+        self._progress_patience_s = 1.0
+        self._reports = True
+        self._grace_s = GRACE_S
+        self._stop_by: float | None = None
+        self._stop_asked = asyncio.Event()
         self._ready_at: float | None = None
         self._draining = False
         self._done = asyncio.Event()
@@ -127,25 +150,94 @@ class RolloutWorker:
         finally:
             _log.info("worker.left", worker=self._name, tokens_generated=self._tokens_generated)
 
-    def stop(self, grace_s: float = GRACE_S) -> None:
-        """Take nothing new, finish what is leased within `grace_s` seconds, then leave.
+    def stop(self, grace_s: float | None = None) -> None:
+        """Take nothing new, then leave within `grace_s` seconds; a second call leaves at once.
 
-        What is not finished by then is abandoned: its lease runs out and the group is offered
-        to another worker.
+        What was sampled so far is told to the coordinator immediately. Groups that are surely
+        finished in half of the time are finished; the others are handed over for another worker to
+        continue.
+
+        Args:
+            grace_s: by default the run's rollout.grace_s.
         """
-        _log.info("worker.stopping", worker=self._name, groups=len(self._groups))
+        if self._stop_by is not None:
+            _log.warning("worker.stopped", worker=self._name, abandoned=len(self._groups))
+            self._done.set()
+            return
+        if self._welcome is None:  # nobody knows it yet
+            self._done.set()
+        grace_s = self._grace_s if grace_s is None else grace_s
+        _log.info("worker.stopping", worker=self._name, groups=len(self._groups), grace_s=grace_s)
         self._draining = True
-        asyncio.get_running_loop().call_later(grace_s, self._done.set)
-        self._leave_when_idle()
+        loop = asyncio.get_running_loop()
+        self._stop_by = loop.time() + grace_s
+        loop.call_later(grace_s, self._done.set)
+        self._stop_asked.set()
+        self._change.ring()
 
     async def _cancel_when_done(self, work: asyncio.Task[None]) -> None:
         await self._done.wait()
         work.cancel()
 
+    async def _hand_over_when_stopped(self, engine: EngineThread) -> None:
+        await self._stop_asked.wait()
+        assert self._stop_by is not None
+        try:
+            await self._leave(engine, self._stop_by)
+        except UnavailableError as error:
+            _log.warning("worker.unheard", worker=self._name, groups=len(self._groups), reason=str(error))
+        self._done.set()
+
+    async def _leave(self, engine: EngineThread, stop_by: float) -> None:
+        clock = asyncio.get_running_loop().time
+        groups = list(self._groups.values())
+        progress = await gather(groups, engine, self._progress_patience_s)
+        await self._tell(progress)
+        finish_s = FINISHING_SHARE * (stop_by - clock())
+        per_token = self._token_pace.seconds_per_token
+        await self._hand_over(
+            engine,
+            [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)],
+        )
+        while self._groups or self._unsubmitted:
+            left_s = stop_by - LAST_WORD_S - clock()
+            if left_s <= 0:
+                break
+            await self._change.wait(left_s)
+        await self._hand_over(engine, list(self._groups.values()))
+        await self._tell((), leaving=True)
+
+    async def _hand_over(self, engine: EngineThread, groups: list[GroupInFlight]) -> None:
+        """Stop sampling groups and give their leases back, everything sampled included."""
+        running = [group for group in groups if group.lease.lease_id in self._groups]
+        if not running:
+            return
+        progress = await gather(running, engine, self._progress_patience_s, stop=True)
+        # What was finished meanwhile is on its way as a submission.
+        released = [g.lease.lease_id for g in running if self._groups.pop(g.lease.lease_id, None) is not None]
+        _log.info("worker.handed_over", worker=self._name, groups=len(released))
+        await self._tell(progress, released=tuple(released))
+
+    async def _tell(
+        self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
+    ) -> None:
+        """Send a heartbeat that is no part of the rhythm."""
+
+        async def beat() -> HeartbeatReply:
+            return await self._coordinator.heartbeat(self._beat(progress, released, leaving))
+
+        reply = await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S)
+        if not reply.known and not leaving:
+            await self._register()
+            await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S)
+
     async def _work(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
         config = parse_config(welcome.config_yaml)
         self._patience_s = config.services.stall_timeout_s
+        self._grace_s = config.rollout.grace_s
+        self._progress_patience_s = welcome.heartbeat_s
+        self._reports = config.coordinator.partials_mib > 0
         engine = self._drive(lambda: self._make_engine(config), self._collect)
         weights = WeightKeeper(
             self._coordinator,
@@ -162,7 +254,8 @@ class RolloutWorker:
         self._engine, self._weights = engine, weights
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(engine.run())
-            tasks.create_task(self._heartbeats(welcome.heartbeat_s))
+            tasks.create_task(self._heartbeats(engine, welcome.heartbeat_s))
+            tasks.create_task(self._hand_over_when_stopped(engine))
             tasks.create_task(weights.fetch_forever())
             tasks.create_task(self._sample(config, engine, weights, ready))
 
@@ -188,11 +281,15 @@ class RolloutWorker:
         _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
         return welcome
 
-    async def _heartbeats(self, pause_s: float) -> None:
+    async def _heartbeats(self, engine: EngineThread, pause_s: float) -> None:
+        async def beat() -> HeartbeatReply:
+            # Anew for each attempt: what is sampled and what is held go on changing.
+            groups = list(self._groups.values()) if self._reports else []
+            progress = await gather(groups, engine, self._progress_patience_s)
+            return await self._coordinator.heartbeat(self._beat(progress))
+
         while True:
-            reply = await self._reach(
-                "coordinator.heartbeat", lambda: self._coordinator.heartbeat(self._beat())
-            )
+            reply = await self._reach("coordinator.heartbeat", beat)
             if reply.known:
                 self._heed(reply)
                 # Other weights are told at once: the coordinator's gate counts with them.
@@ -200,9 +297,13 @@ class RolloutWorker:
             else:
                 # Its leases are named by their ids, so work in flight goes on under the new name.
                 await self._register()
+                for group in self._groups.values():
+                    group.heard(())  # a coordinator that forgot the worker forgot its progress too
                 self._change.ring()
 
-    def _beat(self) -> WorkerHeartbeat:
+    def _beat(
+        self, progress: tuple[LeaseProgress, ...], released: tuple[str, ...] = (), leaving: bool = False
+    ) -> WorkerHeartbeat:
         engine, weights = self._engine, self._weights
         uptime_s = 0.0
         if self._ready_at is not None:
@@ -215,6 +316,9 @@ class RolloutWorker:
             tokens_generated=self._tokens_generated,
             busy_s=0.0 if engine is None else engine.busy_s,
             uptime_s=uptime_s,
+            progress=progress,
+            released_leases=released,
+            leaving=leaving,
         )
 
     def _heed(self, reply: HeartbeatReply) -> None:
@@ -223,6 +327,10 @@ class RolloutWorker:
             if group is not None and self._engine is not None:
                 self._engine.abort(group.request_ids())
                 _log.info("lease.cancelled", lease=lease_id, group=group.lease.group_id)
+        for kept in reply.kept:
+            running = self._groups.get(kept.lease_id)
+            if running is not None:
+                running.heard(kept.tokens)
         if self._weights is not None:
             self._weights.hear(reply.newest_version)
         if reply.drain and not self._draining:
@@ -276,25 +384,42 @@ class RolloutWorker:
                     "lease.unusable", lease=lease.lease_id, wants=lease.version, held=weights.held_version
                 )
                 continue
-            group = GroupInFlight(lease, started_at=now)
-            self._groups[lease.lease_id] = group
-            engine.add(group.requests())
+            group = GroupInFlight(lease, now, _usable_prefix(lease, engine))
+            self._take_on(group, engine)
             _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)
         weights.hear(reply.newest_version)
         weights.want(reply.wanted_version)
         if reply.run_finished:
             self._finish_run()
 
+    def _take_on(self, group: GroupInFlight, engine: EngineThread) -> None:
+        # The coordinator keeps what it sent along.
+        group.heard(
+            group.prefixes[i].stop if i in group.prefixes else 0 for i in range(len(group.lease.seeds))
+        )
+        if group.complete:  # its last holder was lost between its last token and handing in
+            self._hand_in(group)
+            return
+        self._groups[group.lease.lease_id] = group
+        engine.add(group.requests())
+
+    def _hand_in(self, group: GroupInFlight) -> None:
+        now = asyncio.get_running_loop().time()
+        self._unsubmitted[group.lease.lease_id] = group.submission(self._worker_id(), now)
+        self._change.ring()
+
     def _collect(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
             self._tokens_generated += len(output.token_ids)
             lease_id, sample_index = split_request_id(output.request_id)
             group = self._groups.get(lease_id)
-            if group is not None and group.take(sample_index, output):
+            if group is None:
+                continue
+            elapsed_s = asyncio.get_running_loop().time() - group.started_at
+            self._token_pace.measure(elapsed_s, len(output.token_ids))
+            if group.take(sample_index, output):
                 del self._groups[lease_id]
-                now = asyncio.get_running_loop().time()
-                self._unsubmitted[lease_id] = group.submission(self._worker_id(), now)
-                self._change.ring()
+                self._hand_in(group)
 
     async def _submissions(self) -> None:
         while True:
@@ -311,6 +436,7 @@ class RolloutWorker:
             del self._unsubmitted[lease_id]
             _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
             self._leave_when_idle()
+            self._change.ring()
 
     def _groups_by_pin(self) -> tuple[int, int]:
         pinned = sum(group.lease.version is not None for group in self._groups.values())
@@ -324,7 +450,8 @@ class RolloutWorker:
         self._done.set()
 
     def _leave_when_idle(self) -> None:
-        if self._draining and not self._groups and not self._unsubmitted:
+        stopping = self._stop_by is not None  # it has a last word to say first
+        if self._draining and not stopping and not self._groups and not self._unsubmitted:
             self._done.set()
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
@@ -333,6 +460,28 @@ class RolloutWorker:
 
 def _samples_with(lease: Lease, held_version: int | None) -> bool:
     return held_version is not None and lease.version in (None, held_version)
+
+
+def _usable_prefix(lease: Lease, engine: EngineThread) -> dict[int, PartialTrajectory]:
+    """Return what a lease came with, by sample; nothing where this engine cannot go on with it.
+
+    Another worker wrote it, and nobody has verified it: what no engine can have sampled is left
+    aside, and the group is begun anew.
+    """
+    prefix = {piece.sample_index: piece for piece in lease.prefix}
+    possible = all(
+        piece.start == 0
+        and 0 <= piece.sample_index < len(lease.seeds)
+        and int(piece.token_ids.min()) >= 0
+        and int(piece.token_ids.max()) < engine.vocabulary_size
+        and (piece.finish_reason is not None or piece.stop < lease.sampling.max_tokens)
+        for piece in lease.prefix
+    )
+    if prefix and not (possible and engine.continues):
+        reason = "the engine does not continue bit for bit" if possible else "no engine can have written it"
+        _log.warning("prefix.left", lease=lease.lease_id, group=lease.group_id, reason=reason)
+        return {}
+    return prefix
 
 
 def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
