@@ -50,7 +50,8 @@ def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict
             f"the lease of group {submission.group_id} was not granted to {submission.worker_id[:80]!r}; "
             "hand in what was leased to you"
         )
-    if group.phase is GroupPhase.LEASED and submission.lease_id != group.lease_id:
+    running = (group.lease_id, group.twin_lease_id)
+    if group.phase is GroupPhase.LEASED and submission.lease_id not in running:
         return SubmitVerdict.LATE
     return None
 

@@ -65,9 +65,16 @@ def dropped(state: RunState, config: RunConfig) -> list[e.JournalEvent]:
                     found.append(e.GroupDropped(group.group_id, "stale"))
             case GroupPhase.LEASED:
                 if not bound.admits(group.held_version, state.next_seal):
-                    found.append(
-                        e.LeaseExpired(group.group_id, group.lease_id, group.worker_id, "beyond the bound")
-                    )
+                    for lease_id, worker in (
+                        (group.twin_lease_id, group.twin_worker_id),
+                        (group.lease_id, group.worker_id),
+                    ):
+                        if lease_id:
+                            found.append(
+                                e.LeaseExpired(
+                                    group.group_id, lease_id, worker, "beyond the bound", waste="stale"
+                                )
+                            )
             case GroupPhase.OPEN:
                 pass
     return found

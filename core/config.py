@@ -222,6 +222,10 @@ class CoordinatorSection(_Section):
     """Seconds a lease lasts unless a heartbeat extends it."""
     heartbeat_s: float = Field(default=2.0, gt=0.0)
     """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
+    speculation: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Share of a batch whose last groups an idle worker may sample a second time, once their leases are
+    older than 95% of leases get; the first submission wins. 0 switches it off. Only with
+    sampling.sampler=keyed, where both holders sample the same tokens."""
     partials_mib: int = Field(default=256, ge=0)
     """Memory of unfinished groups, kept from heartbeats so that another worker can go on with them; 0
     keeps none, and lost groups are begun anew."""

@@ -105,22 +105,42 @@ class LeaseGranted(JournalEvent):
     """Version the worker held when it was given the lease, or the oldest one of the tokens that it
     continues from, if that is older."""
     at_s: float
+    continued: int = 0
+    """Tokens that it goes on from."""
+
+
+@_event("lease.duplicated")
+@dataclass(frozen=True, slots=True)
+class LeaseDuplicated(JournalEvent):
+    """A second worker may produce a group that a batch waits for; the first to hand it in wins."""
+
+    group_id: str
+    lease_id: str
+    worker_id: str
+    attempt: int
+    at_s: float
+    continued: int = 0
+    """Tokens that it goes on from."""
 
 
 @_event("lease.expired")
 @dataclass(frozen=True, slots=True)
 class LeaseExpired(JournalEvent):
-    """A lease ended without a submission; the group is offered again."""
+    """A lease ended without a submission; the group is offered again, unless a duplicate goes on."""
 
     group_id: str
     lease_id: str
     worker_id: str
     reason: str
-    at_s: float = 0.0
+    at_s: float | None = None
     tokens: int = 0
     """Tokens that are known to have been sampled under this lease."""
     kept: int = 0
     """Tokens of the group that its next holder can continue from; they stand beside the event."""
+    silent_s: float = 0.0
+    """Seconds since its worker was last heard of."""
+    waste: str = "preempted"
+    """What to call the work that nobody continues: preempted, duplicate or stale."""
 
 
 @_event("group.submitted")
@@ -237,6 +257,7 @@ class WorkerRegistered(JournalEvent):
     worker_id: str
     worker_name: str
     concurrent_groups: int
+    at_s: float | None = None
 
 
 @_event("worker.loaded")
@@ -315,6 +336,7 @@ class WorkerLost(JournalEvent):
 
     worker_id: str
     reason: str
+    at_s: float | None = None
 
 
 def event_kinds() -> tuple[str, ...]:

@@ -4,6 +4,7 @@ The table is volatile on purpose: the journal knows who holds which group, and d
 to one process's monotonic clock. After a restart every lease that was open gets a fresh one.
 """
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ class HeldLease:
     worker_id: str
     deadline_s: float
     """On the clock of whoever passes `now`."""
+    granted_s: float
+    """On the same clock; after the coordinator's restart, when that was."""
 
 
 class LeaseTable:
@@ -34,8 +37,8 @@ class LeaseTable:
         return self._held.get(lease_id)
 
     def grant(self, lease_id: str, group_id: str, worker_id: str, now: float) -> HeldLease:
-        """Start a lease; an older one of the same group must have ended."""
-        held = HeldLease(lease_id, group_id, worker_id, now + self._duration_s)
+        """Start a lease; a group has one, or two while it is sampled speculatively."""
+        held = HeldLease(lease_id, group_id, worker_id, now + self._duration_s, now)
         self._held[lease_id] = held
         return held
 
@@ -51,7 +54,9 @@ class LeaseTable:
             if held is None:
                 gone.append(lease_id)
             else:
-                self._held[lease_id] = HeldLease(lease_id, held.group_id, worker_id, now + self._duration_s)
+                self._held[lease_id] = dataclasses.replace(
+                    held, worker_id=worker_id, deadline_s=now + self._duration_s
+                )
         return tuple(gone)
 
     def end(self, lease_id: str) -> None:
@@ -62,6 +67,14 @@ class LeaseTable:
         """Return the leases whose deadline has passed, oldest first; they are not ended here."""
         late = [held for held in self._held.values() if held.deadline_s <= now]
         return sorted(late, key=lambda held: (held.deadline_s, held.lease_id))
+
+    def ages_s(self, now: float) -> dict[str, float]:
+        """Return the seconds since each running lease was granted, by id."""
+        return {held.lease_id: now - held.granted_s for held in self._held.values()}
+
+    def silent_s(self, held: HeldLease, now: float) -> float:
+        """Return the seconds since a lease was granted or last extended."""
+        return max(0.0, now - (held.deadline_s - self._duration_s))
 
     def of_worker(self, worker_id: str) -> list[HeldLease]:
         """Return the leases that a worker holds."""

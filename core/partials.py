@@ -155,6 +155,11 @@ class PartialShelf:
         group = self._growing.get(lease_id)
         return () if group is None else tuple(sample.count for sample in group.samples)
 
+    def given(self, lease_id: str) -> int:
+        """Return how many tokens a running lease came with."""
+        group = self._growing.get(lease_id)
+        return 0 if group is None else group.given
+
     def sampled(self, lease_id: str) -> int:
         """Return how many tokens its holder is known to have sampled under a lease."""
         group = self._growing.get(lease_id)

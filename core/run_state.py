@@ -14,6 +14,7 @@ from typing import Any
 
 from antiphon.core import events as e
 from antiphon.core.errors import IntegrityError
+from antiphon.core.ledger import Ledger, Use
 from antiphon.core.records import BatchRef, DraftingFigures, StepCommit
 from antiphon.core.reputation import Standing
 from antiphon.core.tokens import name_of_worker
@@ -50,6 +51,9 @@ class GroupState:
     worker_id: str = ""
     holders: dict[str, str] = field(default_factory=dict)
     """Lease id -> name of the worker it was granted to, for every attempt."""
+    twin_lease_id: str = ""
+    """Lease of a speculative duplicate; empty without one."""
+    twin_worker_id: str = ""
     held_version: int = 0
     leased_at_s: float = 0.0
     submitted_at_s: float = 0.0
@@ -162,6 +166,7 @@ class RunState:
     """Token id or worker name -> why it counts no more."""
     standings: dict[str, Standing] = field(default_factory=dict)
     """What is known of each worker, by name."""
+    ledger: Ledger = field(default_factory=Ledger)
     paused_reason: str = ""
     finished: bool = False
 
@@ -277,8 +282,22 @@ def _lease_granted(event: e.LeaseGranted, state: RunState) -> None:
 
 def _lease_expired(event: e.LeaseExpired, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.LEASED)
+    if group.twin_lease_id and event.lease_id in (group.lease_id, group.twin_lease_id):
+        if event.lease_id == group.lease_id:
+            group.lease_id, group.worker_id = group.twin_lease_id, group.twin_worker_id
+        group.twin_lease_id = group.twin_worker_id = ""
+        return
     group.phase, group.lease_id, group.worker_id = GroupPhase.OPEN, "", ""
     state.groups_requeued += 1
+
+
+def _lease_duplicated(event: e.LeaseDuplicated, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.LEASED)
+    if group.twin_lease_id:
+        raise IntegrityError(f"the journal contradicts itself: group {event.group_id} was duplicated twice")
+    group.twin_lease_id, group.twin_worker_id = event.lease_id, event.worker_id
+    group.holders[event.lease_id] = name_of_worker(event.worker_id)
+    group.attempt = event.attempt
 
 
 def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
@@ -288,6 +307,7 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     group.oldest_version, group.token_counts = event.oldest_version, event.token_counts
     group.generation_s, group.submitted_at_s = event.generation_s, event.at_s
     group.drafting = event.drafting
+    group.twin_lease_id = group.twin_worker_id = ""
     state.receipts[event.group_id] = Receipt(event.lease_id, event.payload_digest, state.next_seal)
 
 
@@ -300,6 +320,7 @@ def _group_judged(event: e.GroupJudged, state: RunState) -> None:
     evaluation = state.evaluations[group.evaluation]
     evaluation.rewards[group.prompt_index] = event.rewards[0]
     evaluation.tokens[group.prompt_index] = group.token_counts[0]
+    state.ledger.settle(event.group_id, Use.USEFUL)
     del state.groups[event.group_id]
     state.evaluating -= 1
 
@@ -433,6 +454,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.StepOpened: _step_opened,
     e.GroupOpened: _group_opened,
     e.LeaseGranted: _lease_granted,
+    e.LeaseDuplicated: _lease_duplicated,
     e.LeaseExpired: _lease_expired,
     e.GroupSubmitted: _group_submitted,
     e.GroupJudged: _group_judged,
@@ -452,3 +474,4 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
 
 def _apply(event: e.JournalEvent, state: RunState) -> None:
     _HANDLERS.get(type(event), _ignore)(event, state)
+    state.ledger.apply(event)

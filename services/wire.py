@@ -575,6 +575,8 @@ def run_status_to_proto(x: coordinator_api.RunStatus) -> coordinator_pb2.RunStat
         evaluations=[evaluation_record_to_proto(e) for e in x.evaluations],
         last_commit=None if x.last_commit is None else step_commit_to_proto(x.last_commit),
         barred=x.barred,
+        worker_seconds=x.worker_seconds,
+        tokens_by_use=x.tokens_by_use,
     )
 
 
@@ -588,6 +590,8 @@ def run_status_from_proto(m: coordinator_pb2.RunStatus) -> coordinator_api.RunSt
         evaluations=tuple(evaluation_record_from_proto(e) for e in m.evaluations),
         last_commit=step_commit_from_proto(m.last_commit) if m.HasField("last_commit") else None,
         barred=dict(sorted(m.barred.items())),
+        worker_seconds=dict(sorted(m.worker_seconds.items())),
+        tokens_by_use=dict(sorted(m.tokens_by_use.items())),
     )
 
 

@@ -199,6 +199,10 @@ class RunStatus:
     finished: bool = False
     barred: dict[str, str] = field(default_factory=dict)
     """Workers and tokens that are shut out -> why."""
+    worker_seconds: dict[str, float] = field(default_factory=dict)
+    """Use -> seconds of workers, each booked once: see `core.ledger`."""
+    tokens_by_use: dict[str, int] = field(default_factory=dict)
+    """Use -> completion tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ worker should load another version first.
 """
 
 import asyncio
+import dataclasses
 
-from antiphon.core import admission
+from antiphon.core import admission, speculation
 from antiphon.core import events as e
+from antiphon.core.partials import KeptGroup
 from antiphon.core.records import Lease, WorkerState
 from antiphon.services.coordinator import payloads
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
@@ -55,6 +57,8 @@ class LeaseCounter:
             )
             if plan.group_ids:
                 return await self._grant(plan, request, now)
+            if request.groups > 0 and (group_id := self._duplicate(request, now)) is not None:
+                return await self._grant_duplicate(group_id, request, now)
             # A version that is not announced yet cannot be loaded; its announcement ends the wait.
             wanted = plan.wanted_version if plan.wanted_version in keeper.state.snapshots else None
             told = (keeper.state.newest_version, wanted)
@@ -78,7 +82,7 @@ class LeaseCounter:
         return LeaseReply((), reason, state.newest_version, wanted, state.finished)
 
     async def _grant(self, plan: admission.LeasePlan, request: LeaseRequest, now: float) -> LeaseReply:
-        keeper, config = self._keeper, self._keeper.config
+        keeper = self._keeper
         worker_id, held_version = request.worker_id, request.held_version or 0
         granted, gone = [], []
         prefixes = {group_id: keeper.prefix(group_id) for group_id in plan.group_ids}
@@ -88,29 +92,71 @@ class LeaseCounter:
             lease_id = admission.lease_id_of(keeper.run_id, group_id, attempt)
             prefix = prefixes[group_id]
             oldest = held_version if prefix is None else min(held_version, prefix.oldest_version)
-            granted.append(e.LeaseGranted(group_id, lease_id, worker_id, attempt, oldest, now))
+            continued = 0 if prefix is None else prefix.tokens
+            granted.append(e.LeaseGranted(group_id, lease_id, worker_id, attempt, oldest, now, continued))
             if prefix is None and keeper.shelf.waiting(group_id) is not None:
                 gone.append(payloads.prefix_name(group_id))
         written = keeper.record(*plan.openings, *granted, forget=gone)
         leases = []
         for grant in granted:
             keeper.leases.grant(grant.lease_id, grant.group_id, worker_id, now)
-            group, prefix = keeper.state.groups[grant.group_id], prefixes[grant.group_id]
-            keeper.shelf.begin(grant.lease_id, grant.group_id, group.samples, prefix)
-            leases.append(
-                Lease(
-                    lease_id=grant.lease_id,
-                    group_id=grant.group_id,
-                    prompt=keeper.prompts.prompt(group.split, group.prompt_index),
-                    epoch=group.epoch,
-                    seeds=keeper.seeds(group),
-                    sampling=config.sampling.parameters(),
-                    version=group.version if config.loop.mode == "fixed" else None,
-                    duration_s=config.coordinator.lease_s,
-                    attempt=grant.attempt,
-                    prefix=() if prefix is None else prefix.pieces(),
-                )
-            )
+            prefix = prefixes[grant.group_id]
+            samples = keeper.state.groups[grant.group_id].samples
+            keeper.shelf.begin(grant.lease_id, grant.group_id, samples, prefix)
+            leases.append(self._lease(grant.group_id, grant.lease_id, grant.attempt, prefix))
+        return await self._answer(leases, request, written)
+
+    def _duplicate(self, request: LeaseRequest, now: float) -> str | None:
+        keeper = self._keeper
+        if keeper.lease_times.slow_s is None:
+            return None
+        return speculation.group_to_duplicate(
+            keeper.state,
+            keeper.config,
+            worker_id=request.worker_id,
+            held_version=request.held_version,
+            holders={member.worker_id: member.held_version for member in keeper.fleet.living()},
+            ages_s=keeper.leases.ages_s(now),
+            slow_s=keeper.lease_times.slow_s,
+        )
+
+    async def _grant_duplicate(self, group_id: str, request: LeaseRequest, now: float) -> LeaseReply:
+        """Lease a group a second time, from where its first holder was last heard of."""
+        keeper = self._keeper
+        group = keeper.state.groups[group_id]
+        prefix, attempt = keeper.shelf.snapshot(group.lease_id), group.attempt + 1
+        lease_id = admission.lease_id_of(keeper.run_id, group_id, attempt)
+        continued = 0 if prefix is None else prefix.tokens
+        event = e.LeaseDuplicated(group_id, lease_id, request.worker_id, attempt, now, continued)
+        written = keeper.record(event)
+        keeper.leases.grant(lease_id, group_id, request.worker_id, now)
+        keeper.shelf.begin(lease_id, group_id, group.samples, prefix)
+        # Pinned in elastic mode too: the worker must not swap, or the two could part.
+        lease = self._lease(group_id, lease_id, attempt, prefix)
+        return await self._answer(
+            [dataclasses.replace(lease, version=request.held_version)], request, written
+        )
+
+    def _lease(self, group_id: str, lease_id: str, attempt: int, prefix: KeptGroup | None) -> Lease:
+        keeper, config = self._keeper, self._keeper.config
+        group = keeper.state.groups[group_id]
+        return Lease(
+            lease_id=lease_id,
+            group_id=group_id,
+            prompt=keeper.prompts.prompt(group.split, group.prompt_index),
+            epoch=group.epoch,
+            seeds=keeper.seeds(group),
+            sampling=config.sampling.parameters(),
+            version=group.version if config.loop.mode == "fixed" else None,
+            duration_s=config.coordinator.lease_s,
+            attempt=attempt,
+            prefix=() if prefix is None else prefix.pieces(),
+        )
+
+    async def _answer(
+        self, leases: list[Lease], request: LeaseRequest, written: "asyncio.Future[None]"
+    ) -> LeaseReply:
+        keeper = self._keeper
         try:
             if request.wants_history:
                 leases = await keeper.archive.attach(leases)

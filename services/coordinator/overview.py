@@ -41,6 +41,7 @@ def run_status(
         now: the coordinator's clock.
         blocked: why nothing can be recorded at the moment; the run waits for that.
     """
+    account = state.ledger.account(now)
     phases = Counter(group.phase for group in state.groups.values())
     return RunStatus(
         run_id=state.run_id,
@@ -64,6 +65,8 @@ def run_status(
         waiting=blocked or waiting_words(state, config, fleet, judging, now),
         finished=state.finished,
         barred={**state.revoked, **{n: s.quarantined for n, s in state.standings.items() if s.quarantined}},
+        worker_seconds=account.seconds,
+        tokens_by_use=account.tokens,
     )
 
 

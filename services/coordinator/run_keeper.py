@@ -24,6 +24,7 @@ from antiphon.core.leases import HeldLease, LeaseTable
 from antiphon.core.partials import KeptGroup, PartialShelf
 from antiphon.core.records import GroupSubmission, WorkerState
 from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
+from antiphon.core.speculation import LeaseTimes
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services import failpoints
@@ -84,6 +85,7 @@ class RunKeeper:
         self.fleet = Fleet(config.coordinator.heartbeat_s)
         self.archive = Archive(config.drafting)
         self.shelf = PartialShelf(config.coordinator.partials_mib << 20)
+        self.lease_times = LeaseTimes()
         self.failure: AntiphonError | None = None
         self.work = Signal()
         """Something may have become leasable, or workers should hear of something."""
@@ -132,6 +134,9 @@ class RunKeeper:
             if group.phase is GroupPhase.LEASED:
                 self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
                 self.shelf.begin(group.lease_id, group.group_id, group.samples, kept)
+                if group.twin_lease_id:
+                    self.leases.grant(group.twin_lease_id, group.group_id, group.twin_worker_id, now)
+                    self.shelf.begin(group.twin_lease_id, group.group_id, group.samples, kept)
             elif kept is not None:
                 self.shelf.wait(group.group_id, kept)
 
@@ -203,30 +208,78 @@ class RunKeeper:
         self.judged.notify()
         return written
 
-    def take_back(self, held: HeldLease, reason: str) -> None:
-        """End a lease without a submission; its group is offered again, with what is kept of it."""
+    def take_back(self, held: HeldLease, reason: str, waste: str = "preempted") -> None:
+        """End a lease without a submission; its group is offered again, with what is kept of it.
+
+        Args:
+            held: the lease.
+            reason: why, in words.
+            waste: what to call work that nobody continues.
+        """
+        now = self.clock()
+        silent_s = self.leases.silent_s(held, now)
         self.leases.end(held.lease_id)
-        sampled = self.shelf.sampled(held.lease_id)
-        kept = self.shelf.end(held.lease_id)
         group = self.state.groups.get(held.group_id)
-        if group is None or group.phase is not GroupPhase.LEASED or group.lease_id != held.lease_id:
+        sampled = 0 if group is None else self._sampled_in_vain(group, held.lease_id)
+        kept = self.shelf.end(held.lease_id)
+        if group is None or group.phase is not GroupPhase.LEASED:
+            return
+        if held.lease_id not in (group.lease_id, group.twin_lease_id):
             return
         tokens, keep = 0, {}
-        if kept is not None:
+        if kept is not None and not group.twin_lease_id:  # else its twin goes on
             self.shelf.wait(held.group_id, kept)
             tokens = kept.tokens
             keep = {payloads.prefix_name(held.group_id): payloads.dump_prefix(kept)}
         expired = e.LeaseExpired(
-            held.group_id, held.lease_id, held.worker_id, reason, self.clock(), sampled, tokens
+            group_id=held.group_id,
+            lease_id=held.lease_id,
+            worker_id=held.worker_id,
+            reason=reason,
+            at_s=now,
+            tokens=sampled,
+            kept=tokens,
+            silent_s=silent_s,
+            waste=waste,
         )
         self.record(expired, keep=keep)
         _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason, kept=tokens)
         self.work.notify()
 
+    def lost_race(self, group: GroupState, winner: str) -> list[e.JournalEvent]:
+        """End the lease that another holder of its group was faster than, and return what happened."""
+        found: list[e.JournalEvent] = []
+        for lease_id in (group.lease_id, group.twin_lease_id):
+            held = self.leases.get(lease_id)
+            if held is None or lease_id == winner:
+                continue
+            found.append(
+                e.LeaseExpired(
+                    group_id=group.group_id,
+                    lease_id=lease_id,
+                    worker_id=held.worker_id,
+                    reason="a duplicate was handed in first",
+                    at_s=self.clock(),
+                    tokens=self._sampled_in_vain(group, lease_id),
+                    waste="duplicate",
+                )
+            )
+            self.leases.end(lease_id)
+            self.shelf.end(lease_id)
+        return found
+
+    def _sampled_in_vain(self, group: GroupState, lease_id: str) -> int:
+        """Return the tokens known of a lease, without those that a duplicate of it went on from."""
+        sampled = self.shelf.sampled(lease_id)
+        if group.twin_lease_id and lease_id == group.lease_id:
+            shared = self.shelf.given(group.twin_lease_id) - self.shelf.given(lease_id)
+            return max(0, sampled - max(0, shared))
+        return sampled
+
     def lose(self, member: Member, reason: str) -> None:
         """Count a worker as lost and offer its groups again."""
         self.fleet.lose(member)
-        self.record(e.WorkerLost(member.worker_id, reason))
+        self.record(e.WorkerLost(member.worker_id, reason, self.clock()))
         _log.warning("worker.lost", worker=member.worker_id, reason=reason)
         for held in self.leases.of_worker(member.worker_id):
             self.take_back(held, f"worker lost: {reason}")

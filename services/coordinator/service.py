@@ -112,7 +112,9 @@ class CoordinatorService(Coordinator):
         count = keeper.state.registrations.get(hello.worker_name, 0) + 1
         worker_id = f"{hello.worker_name}-{count}"
         keeper.fleet.add(worker_id, hello.worker_name, hello.concurrent_groups, keeper.clock())
-        await keeper.record(e.WorkerRegistered(worker_id, hello.worker_name, hello.concurrent_groups))
+        await keeper.record(
+            e.WorkerRegistered(worker_id, hello.worker_name, hello.concurrent_groups, keeper.clock())
+        )
         _log.info("worker.registered", worker=worker_id)
         return WorkerWelcome(
             worker_id=worker_id,
@@ -208,7 +210,6 @@ class CoordinatorService(Coordinator):
             await keeper.record()
             return verdict
         group = keeper.state.groups[submission.group_id]
-        held_lease = group.lease_id
         given = keeper.shelf.snapshot(submission.lease_id) or keeper.shelf.waiting(group.group_id)
         try:
             verdict, found = acceptance.accept_submission(
@@ -220,12 +221,16 @@ class CoordinatorService(Coordinator):
             if self._trust is not None:
                 await self._trust.refused(submission, error)
             raise
+        held = keeper.leases.get(submission.lease_id)
+        if held is not None and not keeper.shelf.given(held.lease_id):
+            keeper.lease_times.add(keeper.clock() - held.granted_s)
+        found = [*keeper.lost_race(group, submission.lease_id), *found]
         accepted = verdict is SubmitVerdict.ACCEPTED
         keep = {submission.group_id: payloads.dump_submission(submission)} if accepted else None
         forget = () if given is None else (payloads.prefix_name(submission.group_id),)
         written = keeper.record(*found, keep=keep, forget=forget)
-        keeper.leases.end(held_lease)
-        keeper.shelf.end(held_lease)
+        keeper.leases.end(submission.lease_id)
+        keeper.shelf.end(submission.lease_id)
         keeper.shelf.forget(submission.group_id)
         if accepted:
             keeper.remember(submission)
