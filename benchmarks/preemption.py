@@ -225,7 +225,7 @@ async def run_fleet(
 async def check_tokens(keeper: RunKeeper, site: Site) -> tuple[int, int]:
     """Return how many tokens were handed in for sealed batches, and how many are not what they must be."""
     checked = wrong = 0
-    for groups in keeper.state.sealed_groups.values():
+    for groups in list(keeper.state.sealed_groups.values()):  # the run goes on meanwhile
         for group_id in groups:
             for trajectory in (await keeper.submission(group_id)).trajectories:
                 expected = tokens_of(trajectory.seed, site.group_s)

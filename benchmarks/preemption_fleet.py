@@ -50,7 +50,7 @@ SPREAD = 0.35
 SLOWEST_OF_FOUR = 1.39
 """Mean of the longest of four such lengths, relative to the mean length."""
 MAX_TOKENS = 480
-HEARTBEAT_S = 10.0
+HEARTBEAT_S = 5.0
 """Scaled seconds between heartbeats."""
 LEASE_S = 60.0
 """Scaled seconds of a lease without a heartbeat."""

@@ -1,7 +1,9 @@
 """Patience: a call to a peer that may be away is repeated until it answers or patience ends.
 
-Only `UnavailableError` is worth a repetition. The pauses grow from a tenth of a second to two,
-so a peer that restarts is met quickly and one that is gone for long is not pestered.
+Only `UnavailableError` is worth a repetition. Pauses grow from a tenth of a second to two, so a peer
+that restarts is met quickly and one that is gone for long is not pestered; each is shortened by
+chance, so that a fleet that lost its coordinator does not come back in one breath. The chance is
+drawn from the caller's name: a simulation repeats it. The clock is the event loop's.
 """
 
 import asyncio
@@ -9,41 +11,72 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from antiphon.core.errors import UnavailableError
+from antiphon.core.seeds import derive_seed
 
 FIRST_PAUSE_S = 0.1
 MOST_PAUSE_S = 2.0
+JITTER = 0.5
+"""Largest part of a pause that chance takes away."""
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
-async def keep_trying(what: str, attempt: Callable[[], Awaitable[_T]], patience_s: float) -> _T:
+async def keep_trying(
+    what: str, attempt: Callable[[], Awaitable[_T]], patience_s: float, who: str = ""
+) -> _T:
     """Return the answer of `attempt`, repeating it while the peer is unavailable.
 
     Args:
-        what: the call in words, for the log and the error.
+        what: the call in words, peer first, for the log and the error.
         attempt: makes one call, with its own deadline.
         patience_s: seconds after the first failure until it is given up.
+        who: the caller's name, which its pauses are drawn from.
 
     Raises:
         UnavailableError: when the peer did not answer within `patience_s`; other errors at once.
     """
-    loop = asyncio.get_running_loop()
-    pause_s = FIRST_PAUSE_S
+    clock = asyncio.get_running_loop().time
     failing_since: float | None = None
-    while True:
-        try:
-            return await attempt()
-        except UnavailableError as error:
-            now = loop.time()
-            if failing_since is None:
-                failing_since = now
-                _log.info("peer.unavailable", call=what, error=str(error))
-            if now - failing_since >= patience_s:
-                raise UnavailableError(
-                    f"{what} had no answer for {patience_s:g} s ({error}); look at the peer's log, "
-                    "or raise services.stall_timeout_s"
-                ) from error
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+    def note(state: RetryCallState) -> bool:
+        """Tell whether patience has ended; called after each failure."""
+        nonlocal failing_since
+        if failing_since is None:
+            failing_since = clock()
+            error = None if state.outcome is None else state.outcome.exception()
+            _log.info("peer.unavailable", call=what, error=str(error))
+        return clock() - failing_since >= patience_s
+
+    async def once() -> _T:
+        return await attempt()  # which may be a plain function that returns an awaitable
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(UnavailableError),
+        stop=note,
+        wait=lambda state: pause_s(who, what, state.attempt_number),
+        sleep=asyncio.sleep,
+        reraise=True,
+    )
+    try:
+        return await retrying(once)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{what} had no answer for {patience_s:g} s ({error}); look at the peer's log, "
+            "or raise services.stall_timeout_s"
+        ) from error
+
+
+def pause_s(who: str, what: str, attempt: int) -> float:
+    """Return the seconds to wait after the `attempt`-th failure, 1 for the first.
+
+    >>> 0.05 <= pause_s("w0", "coordinator.heartbeat", 1) <= 0.1
+    True
+    >>> 1.0 <= pause_s("w0", "coordinator.heartbeat", 30) <= 2.0
+    True
+    """
+    longest = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16))
+    chance = derive_seed("pause", who, what, attempt) / 2**64
+    return float(longest * (1.0 - JITTER * chance))

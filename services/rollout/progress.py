@@ -6,7 +6,9 @@ or one beat would grow too large, the rest simply goes with the next.
 
 from collections.abc import Sequence
 
-from antiphon.core.records import LeaseProgress
+import structlog
+
+from antiphon.core.records import Lease, LeaseProgress, PartialTrajectory
 from antiphon.services.rollout.engine_thread import EngineThread
 from antiphon.services.rollout.group import GroupInFlight
 
@@ -14,6 +16,8 @@ MOST_BEAT_TOKENS = 1 << 18
 """Tokens after which a beat takes no further group: 2 MiB, far below the largest message."""
 PACE_MEMORY = 0.8
 """Share of its past that the measured pace keeps with each new completion."""
+
+_log = structlog.get_logger(__name__)
 
 
 class Pace:
@@ -67,3 +71,26 @@ def tokens_left(group: GroupInFlight, progress: Sequence[LeaseProgress]) -> int:
             reached |= {piece.sample_index: piece.stop for piece in lease.pieces}
     most = group.lease.sampling.max_tokens
     return max((most - reached.get(index, 0) for index in group.unfinished()), default=0)
+
+
+def usable_prefix(lease: Lease, engine: EngineThread) -> dict[int, PartialTrajectory]:
+    """Return what a lease came with, by sample; nothing where this engine cannot go on with it.
+
+    Another worker wrote it, and nobody has verified it: what no engine can have sampled is left
+    aside, and the group is begun anew.
+    """
+    prefix = {piece.sample_index: piece for piece in lease.prefix}
+    possible = all(
+        piece.start == 0
+        and 0 <= piece.sample_index < len(lease.seeds)
+        and piece.token_ids.size > 0
+        and int(piece.token_ids.min()) >= 0
+        and int(piece.token_ids.max()) < engine.vocabulary_size
+        and (piece.finish_reason is not None or piece.stop < lease.sampling.max_tokens)
+        for piece in lease.prefix
+    )
+    if prefix and not (possible and engine.continues):
+        reason = "the engine does not continue bit for bit" if possible else "no engine can have written it"
+        _log.warning("prefix.left", lease=lease.lease_id, group=lease.group_id, reason=reason)
+        return {}
+    return prefix

@@ -18,13 +18,11 @@ import structlog
 
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.errors import UnavailableError
-from antiphon.core.leases import finishes_in_time
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupSubmission,
     Lease,
     LeaseProgress,
-    PartialTrajectory,
 )
 from antiphon.services import failpoints
 from antiphon.services.coordinator.api import (
@@ -42,8 +40,9 @@ from antiphon.services.rollout.engine import Engine, EngineOutput
 from antiphon.services.rollout.engine_driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine_thread import EngineThread
 from antiphon.services.rollout.group import GroupInFlight, split_request_id
+from antiphon.services.rollout.leaving import LAST_WORD_S, Leaving
 from antiphon.services.rollout.progress import Pace as TokenPace
-from antiphon.services.rollout.progress import gather, tokens_left
+from antiphon.services.rollout.progress import gather, usable_prefix
 from antiphon.services.rollout.weights import Pace, WeightKeeper, WeightSource
 
 REGISTER_PATIENCE_S = 300.0
@@ -55,12 +54,6 @@ FIRST_PAUSE_S = 0.02
 MOST_PAUSE_S = 0.5
 GRACE_S = 20.0
 """What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
-FINISHING_SHARE = 0.5
-"""Part of the grace time in which a group must surely be finished, or it is handed over at once."""
-LAST_WORD_S = 3.0
-"""Of the grace time, kept for handing over what was not finished after all. A coordinator that does
-not answer for so long is not waited for: it is most likely being stopped too."""
-
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
@@ -121,6 +114,9 @@ class RolloutWorker:
         self._unsubmitted: OrderedDict[str, GroupSubmission] = OrderedDict()
         self._tokens_generated = 0
         self._token_pace = TokenPace()
+        self._leaving = Leaving(
+            worker_name, self._groups, self._unsubmitted, self._token_pace, self._tell, self._change
+        )
         self._progress_patience_s = 1.0
         self._reports = True
         self._grace_s = GRACE_S
@@ -183,40 +179,10 @@ class RolloutWorker:
         await self._stop_asked.wait()
         assert self._stop_by is not None
         try:
-            await self._leave(engine, self._stop_by)
+            await self._leaving.leave(engine, self._stop_by, self._progress_patience_s)
         except UnavailableError as error:
             _log.warning("worker.unheard", worker=self._name, groups=len(self._groups), reason=str(error))
         self._done.set()
-
-    async def _leave(self, engine: EngineThread, stop_by: float) -> None:
-        clock = asyncio.get_running_loop().time
-        groups = list(self._groups.values())
-        progress = await gather(groups, engine, self._progress_patience_s)
-        await self._tell(progress)
-        finish_s = FINISHING_SHARE * (stop_by - clock())
-        per_token = self._token_pace.seconds_per_token
-        await self._hand_over(
-            engine,
-            [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)],
-        )
-        while self._groups or self._unsubmitted:
-            left_s = stop_by - LAST_WORD_S - clock()
-            if left_s <= 0:
-                break
-            await self._change.wait(left_s)
-        await self._hand_over(engine, list(self._groups.values()))
-        await self._tell((), leaving=True)
-
-    async def _hand_over(self, engine: EngineThread, groups: list[GroupInFlight]) -> None:
-        """Stop sampling groups and give their leases back, everything sampled included."""
-        running = [group for group in groups if group.lease.lease_id in self._groups]
-        if not running:
-            return
-        progress = await gather(running, engine, self._progress_patience_s, stop=True)
-        # What was finished meanwhile is on its way as a submission.
-        released = [g.lease.lease_id for g in running if self._groups.pop(g.lease.lease_id, None) is not None]
-        _log.info("worker.handed_over", worker=self._name, groups=len(released))
-        await self._tell(progress, released=tuple(released))
 
     async def _tell(
         self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
@@ -226,10 +192,10 @@ class RolloutWorker:
         async def beat() -> HeartbeatReply:
             return await self._coordinator.heartbeat(self._beat(progress, released, leaving))
 
-        reply = await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S)
+        reply = await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
         if not reply.known and not leaving:
             await self._register()
-            await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S)
+            await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
 
     async def _work(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
@@ -384,7 +350,7 @@ class RolloutWorker:
                     "lease.unusable", lease=lease.lease_id, wants=lease.version, held=weights.held_version
                 )
                 continue
-            group = GroupInFlight(lease, now, _usable_prefix(lease, engine))
+            group = GroupInFlight(lease, now, usable_prefix(lease, engine))
             self._take_on(group, engine)
             _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)
         weights.hear(reply.newest_version)
@@ -455,33 +421,11 @@ class RolloutWorker:
             self._done.set()
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await keep_trying(what, attempt, self._patience_s)
+        return await keep_trying(what, attempt, self._patience_s, self._name)
 
 
 def _samples_with(lease: Lease, held_version: int | None) -> bool:
     return held_version is not None and lease.version in (None, held_version)
-
-
-def _usable_prefix(lease: Lease, engine: EngineThread) -> dict[int, PartialTrajectory]:
-    """Return what a lease came with, by sample; nothing where this engine cannot go on with it.
-
-    Another worker wrote it, and nobody has verified it: what no engine can have sampled is left
-    aside, and the group is begun anew.
-    """
-    prefix = {piece.sample_index: piece for piece in lease.prefix}
-    possible = all(
-        piece.start == 0
-        and 0 <= piece.sample_index < len(lease.seeds)
-        and int(piece.token_ids.min()) >= 0
-        and int(piece.token_ids.max()) < engine.vocabulary_size
-        and (piece.finish_reason is not None or piece.stop < lease.sampling.max_tokens)
-        for piece in lease.prefix
-    )
-    if prefix and not (possible and engine.continues):
-        reason = "the engine does not continue bit for bit" if possible else "no engine can have written it"
-        _log.warning("prefix.left", lease=lease.lease_id, group=lease.group_id, reason=reason)
-        return {}
-    return prefix
 
 
 def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:

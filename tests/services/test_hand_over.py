@@ -33,7 +33,7 @@ def make_config(mode: str, **coordinator: float) -> RunConfig:
             "loop": {"mode": mode, "max_staleness": 1, "prompts_per_step": GROUPS, "group_size": SAMPLES},
             "sampling": {"max_tokens": TOKENS},
             "rollout": {"concurrent_groups": GROUPS},
-            "coordinator": {"lease_s": 60.0, "heartbeat_s": 0.1, **coordinator},
+            "coordinator": {"lease_s": 60.0, "heartbeat_s": 1.0, **coordinator},
             "drafting": {"enabled": False},
         }
     )
@@ -72,6 +72,7 @@ class Hand:
     """One production worker with a light engine behind a gate."""
 
     def __init__(self, site: Served, name: str, steps: int, end: float) -> None:
+        self.site, self.name = site, name
         self.engine = GatedEngine(steps)
         self.client = site.client()
         self.worker = RolloutWorker(
@@ -89,8 +90,11 @@ class Hand:
         return [len(request.prefix_token_ids) for request in self.engine.requests]
 
     async def vanish(self) -> None:
-        """End without a word, as a reclaimed machine does."""
+        """End without a word, as a reclaimed machine does; the coordinator need not wait to notice."""
         self.task.cancel()
+        keeper = self.site.service.keeper
+        for member in keeper.fleet.named(self.name):
+            keeper.lose(member, "no heartbeat")
         await asyncio.wait([self.task], timeout=DEADLINE_S)
 
 
