@@ -208,10 +208,8 @@ async def run_fleet(
             await party.close()
         await stop_server(server)
         await keeper.close()
-    counted = ends[WARM_UP_STEPS:]
-    hours = (counted[-1] - counted[0]) * site.scale / 3600.0
     return Outcome(
-        steps_per_hour=(len(counted) - 1) / hours,
+        steps_per_hour=steps_per_hour(ends[WARM_UP_STEPS:], site.scale),
         reclaimed=fleet.reclaimed,
         worker_hours=fleet.seconds / 3600.0,
         wasted_share=account.wasted_share(),
@@ -220,6 +218,13 @@ async def run_fleet(
         wrong_tokens=wrong,
         staleness_max=max(keeper.state.staleness_histogram, default=0),
     )
+
+
+def steps_per_hour(ends: Sequence[float], scale: float) -> float:
+    """Return steps per scaled hour from the ends of steps in real seconds; 0 from fewer than two."""
+    if len(ends) < 2:
+        return 0.0
+    return (len(ends) - 1) / ((ends[-1] - ends[0]) * scale / 3600.0)
 
 
 async def check_tokens(keeper: RunKeeper, site: Site) -> tuple[int, int]:

@@ -91,9 +91,11 @@ def by_trace(sizes: Sequence[tuple[float, int]], workers: int, span_s: float) ->
     targets = np.rint(share * workers).astype(int)
     best: tuple[int, float] | None = None
     for begin in times[times <= times[-1] - span_s]:
-        inside = targets[np.searchsorted(times, begin, "right") - 1 : np.searchsorted(times, begin + span_s)]
+        first, last = np.searchsorted(times, begin, "right") - 1, np.searchsorted(times, begin + span_s)
+        inside = targets[first:last]
+        edges = np.clip(np.append(times[first:last], begin + span_s), begin, begin + span_s)
         losses = int(-np.minimum(0, np.diff(inside)).sum())
-        if inside.mean() >= workers / 2 and (best is None or losses > best[0]):
+        if float(inside @ np.diff(edges)) >= workers * span_s / 2 and (best is None or losses > best[0]):
             best = (losses, float(begin))
     if best is None:
         raise ConfigError(f"the trace has no stretch of {span_s:g} s with half of its fleet; take another")
