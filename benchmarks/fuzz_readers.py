@@ -36,7 +36,7 @@ from antiphon.services.broadcast.snapshot import build_snapshot, rebuild
 from antiphon.services.coordinator import payloads
 from antiphon.services.credentials import load_credentials
 from antiphon.services.learner.checkpoints import CheckpointShelf
-from antiphon.services.wire import logprobs_from_bytes
+from antiphon.services.wire_arrays import logprobs_from_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def tokens_of(seed: int, group_s: float) -> IntArray:
 
 def logprobs_of(tokens: IntArray) -> FloatArray:
     """Return [T] float32: any function of the tokens will do."""
-    return -(tokens.astype(np.float32) + 1) / VOCABULARY
+    return -(tokens.astype(np.float32) + np.float32(1.0)) / np.float32(VOCABULARY)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from antiphon.environments.environment import Problem
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.learner.training import TrainedStep
-from antiphon.services.rollout.engine import Engine, EngineOutput, EngineRequest
+from antiphon.services.rollout.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.simulator import arithmetic
 from antiphon.simulator.disk import MemoryChunks
 from antiphon.simulator.loop import VirtualLoop
@@ -60,6 +60,19 @@ class _Live:
         else:
             self.spans.append(VersionSpan(version, at, at + 1))
 
+    def news(self, known: int) -> EngineProgress:
+        return EngineProgress(
+            request_id=self.request.request_id,
+            start=known,
+            token_ids=np.array(self.tokens[known:], dtype=np.int32),
+            logprobs=np.array(self.logprobs[known:], dtype=np.float32),
+            spans=tuple(
+                VersionSpan(span.version, max(span.start, known), span.stop)
+                for span in self.spans
+                if span.stop > known
+            ),
+        )
+
     def output(self) -> EngineOutput:
         ended = self.tokens[-1] == arithmetic.END_TOKEN
         return EngineOutput(
@@ -75,6 +88,8 @@ class ArithmeticEngine(Engine):
     """The engine's protocol without a model: every token is a function of weights, seed and place."""
 
     drafts = False
+    continues = True
+    vocabulary_size = arithmetic.VOCABULARY
 
     def __init__(self) -> None:
         """Begin without weights."""
@@ -123,13 +138,22 @@ class ArithmeticEngine(Engine):
         version = self._version or 0
         for request_id, live in list(self._live.items()):
             request = live.request
-            at = len(live.tokens)
+            at = len(request.prefix_token_ids) + len(live.tokens)
             token, logprob = arithmetic.token_at(self._weights, live.prompt, request.seed, at)
             live.take(token, logprob, version)
             if token == arithmetic.END_TOKEN or at + 1 >= request.sampling.max_tokens:
                 del self._live[request_id]
                 finished.append(live.output())
         return finished
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Return what requests in flight have sampled since."""
+        found = []
+        for request_id, known in since.items():
+            live = self._live.get(request_id)
+            if live is not None and len(live.tokens) > known:
+                found.append(live.news(known))
+        return found
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests."""
@@ -164,11 +188,14 @@ class LoopDriver:
         self._started = asyncio.Event()
         self.busy_s = 0.0
         self.drafts = False
+        self.continues = False
+        self.vocabulary_size = 0
 
     async def run(self) -> None:
         """Build the engine and drive it until cancelled."""
         await asyncio.sleep(self._step_s())
         engine = self._make_engine()
+        self.continues, self.vocabulary_size = engine.continues, engine.vocabulary_size
         self._started.set()
         while True:
             while self._mailbox:
@@ -203,6 +230,26 @@ class LoopDriver:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests."""
         self._put(lambda engine: engine.abort(request_ids))
+
+    async def progress(
+        self, since: Mapping[str, int], timeout_s: float, stop: bool = False
+    ) -> list[EngineProgress] | None:
+        """Return what the requests of `since` have sampled by the next step boundary, or None."""
+        answer: asyncio.Future[list[EngineProgress]] = asyncio.get_running_loop().create_future()
+
+        def obey(engine: Engine) -> None:
+            found = engine.progress(since)
+            if stop:
+                engine.abort(list(since))
+            if not answer.done():
+                answer.set_result(found)
+
+        self._put(obey)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            return None
 
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float

@@ -8,6 +8,7 @@ the stand-ins compute instead of sampling.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from antiphon.core.records import BatchRow, GroupSubmission, Lease, StepCommit, 
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal import StoredEvent
 from antiphon.simulator import arithmetic
+from antiphon.simulator.hours import Hours
 
 ACKNOWLEDGED = (SubmitVerdict.ACCEPTED, SubmitVerdict.ALREADY_ACCEPTED, SubmitVerdict.STALE)
 """Answers after which a worker forgets its group."""
@@ -31,6 +33,8 @@ class _Group:
     phase: str = "open"
     attempt: int = 0
     lease_id: str = ""
+    twin_id: str = ""
+    """Lease of a speculative duplicate."""
     oldest: int = 0
     digest: str = ""
     step: int | None = None
@@ -52,6 +56,7 @@ class Witness:
     snapshots: dict[int, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
+    hours: Hours = field(default_factory=Hours)
     _groups: dict[str, _Group] = field(default_factory=dict)
     _lease_ids: set[str] = field(default_factory=set)
     _seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -60,6 +65,7 @@ class Witness:
     _in_file: dict[tuple[str, int], int] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
     """Rows of each file by its digest."""
+    _requeued: int = 0
     _finished: bool = False
 
     def accuse(self, sentence: str) -> None:
@@ -76,6 +82,7 @@ class Witness:
                 self.accuse(f"event {row.seq} follows event {self.events - 1}")
             self.counts[row.kind] += 1
             event = e.load_event(row.kind, row.body)
+            self.hours.look(event)
             look = _LOOKS.get(type(event))
             if look is not None:
                 look(self, event)
@@ -109,17 +116,32 @@ class Witness:
         self._lease_ids.add(event.lease_id)
         group.phase, group.attempt, group.lease_id = "leased", event.attempt, event.lease_id
 
+    def _lease_duplicated(self, event: e.LeaseDuplicated) -> None:
+        group = self._group(event.group_id, "duplicated", "leased")
+        if group.twin_id:
+            self.accuse(f"group {event.group_id} was duplicated twice at the same time")
+        if event.attempt != group.attempt + 1 or event.lease_id in self._lease_ids:
+            self.accuse(f"duplicate {event.lease_id} of group {event.group_id} is no new attempt")
+        self._lease_ids.add(event.lease_id)
+        group.attempt, group.twin_id = event.attempt, event.lease_id
+
     def _lease_expired(self, event: e.LeaseExpired) -> None:
         group = self._group(event.group_id, "taken back", "leased")
-        if group.lease_id != event.lease_id:
+        if event.lease_id not in (group.lease_id, group.twin_id):
             self.accuse(f"lease {event.lease_id} of group {event.group_id} expired, but it was not running")
-        group.phase = "open"
+        elif group.twin_id:
+            left = group.twin_id if event.lease_id == group.lease_id else group.lease_id
+            group.lease_id, group.twin_id = left, ""
+        else:
+            group.phase = "open"
+            self._requeued += 1
 
     def _group_submitted(self, event: e.GroupSubmitted) -> None:
         group = self._group(event.group_id, "handed in", "open", "leased")
-        if group.phase == "leased" and group.lease_id != event.lease_id:
+        if group.phase == "leased" and event.lease_id not in (group.lease_id, group.twin_id):
             self.accuse(f"group {event.group_id} was handed in under a lease that another one had replaced")
         group.phase, group.oldest, group.digest = "submitted", event.oldest_version, event.payload_digest
+        group.twin_id = ""
 
     def _group_judged(self, event: e.GroupJudged) -> None:
         group = self._group(event.group_id, "judged", "submitted")
@@ -270,7 +292,7 @@ class Witness:
     def balance(self, requeued: int, dropped_stale: int, filtered: int, newest: int | None) -> None:
         """Compare the coordinator's counters with the witness' own books."""
         ours = {
-            "leases taken back": (requeued, self.counts["lease.expired"]),
+            "groups offered again": (requeued, self._requeued),
             "committed versions": (len(self.commits), self.counts["step.committed"]),
         }
         stale = sum(batch.groups_dropped_stale for batch in self.sealed)
@@ -288,11 +310,12 @@ class Witness:
             )
 
 
-_LOOKS: dict[type[e.JournalEvent], Callable[[Witness, object], None]] = {
+_LOOKS: dict[type[e.JournalEvent], Callable[[Witness, Any], None]] = {
     e.RunFinished: Witness._run_finished,
     e.GroupOpened: Witness._group_opened,
     e.EvaluationOpened: Witness._evaluation_opened,
     e.LeaseGranted: Witness._lease_granted,
+    e.LeaseDuplicated: Witness._lease_duplicated,
     e.LeaseExpired: Witness._lease_expired,
     e.GroupSubmitted: Witness._group_submitted,
     e.GroupJudged: Witness._group_judged,
@@ -300,4 +323,4 @@ _LOOKS: dict[type[e.JournalEvent], Callable[[Witness, object], None]] = {
     e.BatchSealed: Witness._batch_sealed,
     e.StepCommitted: Witness._step_committed,
     e.SnapshotAnnounced: Witness._snapshot_announced,
-}  # type: ignore[dict-item]
+}

@@ -90,6 +90,8 @@ def drawn_scenario(seed: int) -> Scenario:
     """Return the scenario that a seed stands for."""
     chance = Chance("scenario", seed)
     fixed = chance.happens(0.4)
+    # Duplicates of slow leases need a history of leases that says what is slow.
+    long = not fixed and chance.happens(0.12)
     bound = chance.index(4)
     # Runs of fixed mode are compared with their undisturbed twin; few of them keep that affordable.
     pattern = chance.index(12) if fixed else seed
@@ -98,21 +100,28 @@ def drawn_scenario(seed: int) -> Scenario:
         bound = shape.index(4)
     return Scenario(
         run={
-            "run": {"steps": 3 + shape.index(3), "seed": pattern},
+            "run": {"steps": 7 if long else 3 + shape.index(3), "seed": pattern},
             "loop": {
                 "mode": "fixed" if fixed else "elastic",
                 "max_staleness": bound,
                 "publish_interval": 1 + shape.index(min(2, bound + 1)),
                 "filter": shape.choose(("none", "drop", "refill")),
-                "prompts_per_step": 2 + shape.index(3),
+                "prompts_per_step": 4 if long else 2 + shape.index(3),
                 "group_size": 2 + shape.index(2),
             },
             "evaluation": {"prompts": 2, "interval": shape.index(3)},
-            "rollout": {"concurrent_groups": 1 + chance.index(3)},
+            "rollout": {
+                "concurrent_groups": 1 + chance.index(3),
+                "grace_s": chance.choose((2.0, 8.0, 20.0)),
+            },
             "learner": {"checkpoint_interval": 1 + chance.index(3), "checkpoints_kept": 1 + chance.index(2)},
-            "coordinator": {"lease_s": chance.choose((8.0, 15.0, 30.0)), "history_batches": 2},
+            "coordinator": {
+                "lease_s": chance.choose((8.0, 15.0, 30.0)),
+                "history_batches": 2,
+                "speculation": 0.5 if long else 0.05,
+            },
         },
-        workers=1 + chance.index(4),
+        workers=3 if long else 1 + chance.index(4),
         judges=1 + chance.index(2),
         dullness=shape.choose((1, 1, 2, 5)),
         engine_step_s=chance.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),

@@ -23,7 +23,7 @@ from antiphon.services.coordinator.api import (
     WorkerHeartbeat,
 )
 from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
-from antiphon.services.coordinator.run_keeper import new_state
+from antiphon.services.coordinator.run_keeper import RunKeeper, new_state
 from antiphon.services.rollout.worker import GRACE_S, RolloutWorker
 from antiphon.simulator import engines, parties
 from antiphon.simulator.chance import Chance
@@ -103,7 +103,8 @@ class World:
         self._work = Chance("simulate-work", seed)
         self._speed = Chance("simulate-speed", seed)
         self._slow_disk = False
-        self.loop = VirtualLoop(self._work_s, scenario.limit_s)
+        # It has no sockets, signals and subprocesses: whoever asks for them meets an error.
+        self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, Chance("simulate-network", seed))
         self.witness = Witness(self.config, scenario.dullness, self.loop.time)
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
@@ -325,6 +326,7 @@ class World:
         witness, config = self.witness, self.config
         witness.close(bool(witness.counts["run.finished"]))
         keeper = self.site.keepers[-1]
+        self._balance_work(keeper)
         state = fold(new_state(config), self._events())
         if self._alive("coordinator") and keeper.failure is None:
             if keeper.state != state:
@@ -347,6 +349,22 @@ class World:
                 f"{LEASE_PERIODS} lease periods and the step's own work are {limit_s:.1f} s"
             )
 
+    def _balance_work(self, keeper: RunKeeper) -> None:
+        """Compare the ledger's total with the seconds that workers were there while somebody watched."""
+        if not self._alive("coordinator"):
+            return
+        account = keeper.state.ledger.account(keeper.clock())
+        # Nobody was watched while no coordinator ran: each life of it counts for itself.
+        expected = self.witness.hours.total_s(keeper.clock())
+        for what, values in (("seconds", account.seconds), ("tokens", account.tokens)):
+            negative = {use: value for use, value in values.items() if value < -1e-6}
+            if negative:
+                self.witness.accuse(f"the ledger books negative {what}: {negative}")
+        if abs(account.total_s - expected) > 1e-3:
+            self.witness.accuse(
+                f"the ledger books {account.total_s:.3f} worker seconds, but there were {expected:.3f}"
+            )
+
     def _recovery_s(self) -> float | None:
         after = [at_s for at_s, _ in self.witness.commits if at_s >= self._calm_s]
         return after[0] - self._calm_s if after and self.faults else None
@@ -359,7 +377,7 @@ class World:
         group_s = self.config.sampling.max_tokens * scenario.engine_step_s[1] * max(self._pace.values())
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
-        return turns * group_s + (1 + repeated) * scenario.learner_step_s[1]
+        return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])
 
     def _events(self) -> Any:
         from antiphon.core.events import load_event

@@ -7,7 +7,7 @@ virtual time. Either way messages are obeyed at step boundaries, in the order in
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from antiphon.services.rollout.engine import Engine, EngineOutput, EngineRequest
+from antiphon.services.rollout.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 
 
 class EngineDriver(Protocol):
@@ -16,6 +16,16 @@ class EngineDriver(Protocol):
     @property
     def drafts(self) -> bool:
         """Whether the engine drafted when it was last looked at: history is of use to it."""
+        ...
+
+    @property
+    def continues(self) -> bool:
+        """Whether the engine goes on after a prefix as if it had sampled that itself."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens of the engine's model; 0 before it is built."""
         ...
 
     @property
@@ -41,6 +51,21 @@ class EngineDriver(Protocol):
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; an output that is already on its way may still be delivered."""
+        ...
+
+    async def progress(
+        self, since: Mapping[str, int], timeout_s: float, stop: bool = False
+    ) -> list[EngineProgress] | None:
+        """Return what the requests of `since` have sampled by the next step boundary.
+
+        Args:
+            since: request id -> tokens known already.
+            timeout_s: longest wait for a step that takes its time.
+            stop: forget these requests in the same moment.
+
+        Returns:
+            None when the engine did not come to a step boundary within `timeout_s` seconds.
+        """
         ...
 
     async def load(

@@ -15,7 +15,7 @@ import structlog
 from antiphon.core.leases import finishes_in_time
 from antiphon.core.records import GroupSubmission, LeaseProgress
 from antiphon.services.rollout.change import Change
-from antiphon.services.rollout.engine_thread import EngineThread
+from antiphon.services.rollout.engine_driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight
 from antiphon.services.rollout.progress import Pace, gather, tokens_left
 
@@ -64,7 +64,7 @@ class Leaving:
         self._groups, self._unsubmitted = groups, unsubmitted
         self._pace, self._tell, self._change = pace, tell, change
 
-    async def leave(self, engine: EngineThread, stop_by: float, patience_s: float) -> None:
+    async def leave(self, engine: EngineDriver, stop_by: float, patience_s: float) -> None:
         """Finish, hand over, say goodbye.
 
         Args:
@@ -89,7 +89,7 @@ class Leaving:
         await self._tell((), leaving=True)
 
     async def _hand_over(
-        self, engine: EngineThread, groups: Sequence[GroupInFlight], patience_s: float
+        self, engine: EngineDriver, groups: Sequence[GroupInFlight], patience_s: float
     ) -> None:
         """Stop sampling groups and give their leases back, everything sampled included."""
         running = [group for group in groups if group.lease.lease_id in self._groups]

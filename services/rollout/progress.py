@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import structlog
 
 from antiphon.core.records import Lease, LeaseProgress, PartialTrajectory
-from antiphon.services.rollout.engine_thread import EngineThread
+from antiphon.services.rollout.engine_driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight
 
 MOST_BEAT_TOKENS = 1 << 18
@@ -36,7 +36,7 @@ class Pace:
 
 
 async def gather(
-    groups: Sequence[GroupInFlight], engine: EngineThread, timeout_s: float, *, stop: bool = False
+    groups: Sequence[GroupInFlight], engine: EngineDriver, timeout_s: float, *, stop: bool = False
 ) -> tuple[LeaseProgress, ...]:
     """Return what was sampled of some groups and is not kept by the coordinator.
 
@@ -73,7 +73,7 @@ def tokens_left(group: GroupInFlight, progress: Sequence[LeaseProgress]) -> int:
     return max((most - reached.get(index, 0) for index in group.unfinished()), default=0)
 
 
-def usable_prefix(lease: Lease, engine: EngineThread) -> dict[int, PartialTrajectory]:
+def usable_prefix(lease: Lease, engine: EngineDriver) -> dict[int, PartialTrajectory]:
     """Return what a lease came with, by sample; nothing where this engine cannot go on with it.
 
     Another worker wrote it, and nobody has verified it: what no engine can have sampled is left

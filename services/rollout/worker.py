@@ -175,7 +175,7 @@ class RolloutWorker:
         await self._done.wait()
         work.cancel()
 
-    async def _hand_over_when_stopped(self, engine: EngineThread) -> None:
+    async def _hand_over_when_stopped(self, engine: EngineDriver) -> None:
         await self._stop_asked.wait()
         assert self._stop_by is not None
         try:
@@ -247,7 +247,7 @@ class RolloutWorker:
         _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
         return welcome
 
-    async def _heartbeats(self, engine: EngineThread, pause_s: float) -> None:
+    async def _heartbeats(self, engine: EngineDriver, pause_s: float) -> None:
         async def beat() -> HeartbeatReply:
             # Anew for each attempt: what is sampled and what is held go on changing.
             groups = list(self._groups.values()) if self._reports else []
@@ -358,7 +358,7 @@ class RolloutWorker:
         if reply.run_finished:
             self._finish_run()
 
-    def _take_on(self, group: GroupInFlight, engine: EngineThread) -> None:
+    def _take_on(self, group: GroupInFlight, engine: EngineDriver) -> None:
         # The coordinator keeps what it sent along.
         group.heard(
             group.prefixes[i].stop if i in group.prefixes else 0 for i in range(len(group.lease.seeds))
