@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -286,6 +287,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve is not None:
         sys.exit(serve(options.serve))
+    # Asked to stop, what was started is stopped too, and the folder goes.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     home = Path(tempfile.mkdtemp(prefix="antiphon-load-"))
     result: dict[str, object] = {"clients": options.clients, "seconds": options.seconds}
     try:

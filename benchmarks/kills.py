@@ -347,6 +347,8 @@ def main() -> None:
     parser.add_argument("--learner", type=int, default=0, help="kill the real learner this often instead")
     parser.add_argument("--postgres", action="store_true", help="keep the journals in a PostgreSQL server")
     options = parser.parse_args()
+    # Asked to stop, what was started is stopped too, and the folders go.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if options.learner:
         print_result(kill_learner(options.learner, options.seed, options.keep))
         return
