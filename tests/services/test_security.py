@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
-from antiphon.core.records import PROTOCOL_VERSION
-from antiphon.core.tokens import Scope
-from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, reward_pb2
+from antiphon.core.rate_limit import Rate
+from antiphon.core.tokens import Denial, Scope
+from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal import wall_clock
 from antiphon.services.credentials import Credentials, load_credentials
-from antiphon.services.guard import SCOPE_OF
+from antiphon.services.guard import SCOPE_OF, Guard, GuardLimits
 from antiphon.services.keys import LEARNER_KEY, load_key, write_private
 from antiphon.services.serving import open_channel, start_server
 from tests.support.light_parties import hello, sample_lease
-from tests.support.loop_model import light_manifest, make_config
+from tests.support.loop_model import RUN_ID, light_manifest, make_config
 from tests.support.secured import House, SecuredSite, make_house, secured
 
 CONFIG = make_config(steps=4, max_staleness=0, filter_="none")
@@ -195,14 +196,44 @@ def test_every_rpc_has_a_scope() -> None:
     assert found == set(SCOPE_OF)
 
 
-def test_a_flood_is_slowed_and_others_are_not(tmp_path: Path, house: House) -> None:
-    async def act(site: SecuredSite) -> None:
-        flood, calm = site.client(house.worker("w")), site.client(house.worker("other"))
-        welcome = await flood.register(hello("w"))
-        beat = WorkerHeartbeat(welcome.worker_id, None, None, (), 0, 0.0, 0.0)
-        answers = await asyncio.gather(*(flood.heartbeat(beat) for _ in range(400)), return_exceptions=True)
-        slowed = [answer for answer in answers if isinstance(answer, Exception)]
-        assert slowed and all("asks too much at once" in str(error) for error in slowed)
-        assert (await calm.register(hello("other", PROTOCOL_VERSION))).worker_id == "other-1"
+def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
+    seconds = [0.0]
+    limits = GuardLimits(requests=Rate(2.0, 10.0), payload_bytes=Rate(100.0, 1000.0))
+    public = house.services.token_key
+    assert public is not None
+    guard = Guard(public, RUN_ID, wall_clock, lambda: seconds[0], limits)
+    beat = rollout_pb2.WorkerHeartbeat(worker_id="w-1")
 
-    serve_and(tmp_path, house, act)
+    def ask(name: str, message: object = beat) -> Denial | None:
+        method = "/antiphon.Coordinator/Heartbeat"
+        refusal = guard.admit(method, f"Bearer {house.token(name)}", {name}, message)
+        return None if refusal is None else refusal.denial
+
+    answers = [ask("w") for _ in range(15)]
+    assert answers == [None] * 10 + [Denial.BUSY] * 5
+    assert ask("other", rollout_pb2.WorkerHeartbeat(worker_id="other-1")) is None
+    seconds[0] = 1.0  # two more were filled in
+    assert [ask("w") for _ in range(3)] == [None, None, Denial.BUSY]
+    seconds[0] = 60.0
+    heavy = rollout_pb2.WorkerHeartbeat(worker_id="w-1", lease_ids=["x" * 900])
+    assert [ask("w", heavy), ask("w", heavy)] == [None, Denial.BUSY]
+
+
+def test_each_message_of_a_stream_is_judged_by_itself(house: House) -> None:
+    public = house.services.token_key
+    assert public is not None
+    guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0, open_leases=lambda worker_id: 3)
+    bearer = f"Bearer {house.token('w', scopes=(Scope.LEASE,), max_leases=5)}"
+
+    def ask(message: object) -> Denial | None:
+        refusal = guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, message)
+        return None if refusal is None else refusal.denial
+
+    assert ask(None) is None  # the stream itself
+    lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=8))
+    assert ask(lease) is None and lease.lease.groups == 2  # two more and the quota is full
+    assert (
+        ask(rollout_pb2.WorkRequest(heartbeat=rollout_pb2.WorkerHeartbeat(worker_id="v-1")))
+        is Denial.FORBIDDEN
+    )
+    assert ask(rollout_pb2.WorkRequest(submission=records_pb2.GroupSubmission())) is Denial.FORBIDDEN
