@@ -183,10 +183,13 @@ def _breaks(method: Any) -> Callable[[bytes], bool]:
 
 def _caller(channel: Any, service: Any, method: Any) -> Callable[[bytes], None]:
     path = f"/{service.full_name}/{method.name}"
-    ask = channel.unary_stream(path) if method.server_streaming else channel.unary_unary(path)
+    if method.client_streaming:
+        ask = channel.stream_stream(path)
+    else:
+        ask = channel.unary_stream(path) if method.server_streaming else channel.unary_unary(path)
 
     def call(payload: bytes) -> None:
-        answer = ask(payload, timeout=DEADLINE_S)
+        answer = ask(iter([payload]) if method.client_streaming else payload, timeout=DEADLINE_S)
         if method.server_streaming:
             for _ in answer:
                 pass  # to its end
