@@ -96,8 +96,14 @@ DEPLOYMENTS = (
         queue=MACHINE_QUEUE,
         schedule=PlannedSchedule("weekly", "0 5 * * 0"),
     ),
+    PlannedDeployment(
+        name="simulate",
+        entrypoint="antiphon.flows.simulate.simulate",
+        description="Whole runs under virtual time with faults from seeds; every event is checked.",
+        queue=MACHINE_QUEUE,
+    ),
 )
-"""What is deployed. The simulator joins once it has a flow."""
+"""What is deployed."""
 
 
 @dataclass(frozen=True, slots=True)
