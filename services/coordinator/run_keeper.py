@@ -249,6 +249,8 @@ class RunKeeper:
     def lost_race(self, group: GroupState, winner: str) -> list[e.JournalEvent]:
         """End the lease that another holder of its group was faster than, and return what happened."""
         found: list[e.JournalEvent] = []
+        if winner not in (group.lease_id, group.twin_lease_id):
+            return found
         for lease_id in (group.lease_id, group.twin_lease_id):
             held = self.leases.get(lease_id)
             if held is None or lease_id == winner:

@@ -37,13 +37,14 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         assert (await story.beat(lease.lease_id)).cancelled_leases == ()
 
         fast, slow = (lease, twin) if winner == "first" else (twin, lease)
-        assert await story.submit(fast, winner) is SubmitVerdict.ACCEPTED
+        assert await story.submit(fast, f"{winner}-1") is SubmitVerdict.ACCEPTED
         group = keeper.state.groups[lease.group_id]
         assert group.phase is GroupPhase.SUBMITTED and group.lease_id == fast.lease_id
         assert (await story.beat(slow.lease_id)).cancelled_leases == (slow.lease_id,)
         assert len(keeper.leases) == 0 and keeper.shelf.tokens == 0
         # The same tokens, which its holder may forget.
-        assert await story.submit(slow) is SubmitVerdict.ALREADY_ACCEPTED
+        loser = "second-1" if winner == "first" else "first-1"
+        assert await story.submit(slow, loser) is SubmitVerdict.ALREADY_ACCEPTED
         account = keeper.state.ledger.account(keeper.clock())
         assert account.seconds["duplicate"] > 0
         # What the duplicate went on from was sampled once and is no waste, whoever wins.
@@ -74,7 +75,7 @@ def test_both_leases_outlive_the_coordinator(tmp_path: Path) -> None:
             story.worker_id = (await story.client.register(hello("first"))).worker_id
             assert len(story.keeper.leases) == 2
             assert (await story.beat(lease.lease_id, twin.lease_id)).cancelled_leases == ()
-            assert await story.submit(twin) is SubmitVerdict.ACCEPTED
+            assert await story.submit(twin, "second-1") is SubmitVerdict.ACCEPTED
             assert (await story.beat(lease.lease_id)).cancelled_leases == (lease.lease_id,)
 
     asyncio.run(run())
