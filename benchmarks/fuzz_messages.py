@@ -33,6 +33,7 @@ _KINDS: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_INT32: _INT32,
     FieldDescriptor.TYPE_INT64: _INT64,
     FieldDescriptor.TYPE_FIXED64: _UINT64,
+    FieldDescriptor.TYPE_UINT64: _UINT64,
     FieldDescriptor.TYPE_DOUBLE: _DOUBLE,
     FieldDescriptor.TYPE_BOOL: st.booleans(),
     FieldDescriptor.TYPE_STRING: _TEXT,
