@@ -212,7 +212,9 @@ def test_a_run_goes_on_while_the_server_is_away(tmp_path: Path) -> None:
         while not (report := uploader.report()).retries:
             assert time.perf_counter() < deadline, report
             uploader.flush(0.1)
-        assert report.pending == 2 * len(batches)
+        # Batches that nothing was left of are one and the same object.
+        written = {digest for batch in batches for digest in (batch.digest, batch.timings_digest)}
+        assert report.pending == len(written)
         assert report.retries >= 1
         assert "does not answer" in report.reason
         again = begin_s3(tmp_path / "s3")
@@ -220,7 +222,7 @@ def test_a_run_goes_on_while_the_server_is_away(tmp_path: Path) -> None:
             assert again.endpoint_url == server.endpoint_url
             again.wait_ready()
             assert uploader.flush(LIMIT_S), uploader.report()
-            made = [name for batch in batches for name in (batch.digest, batch.timings_digest)]
+            made = sorted(written)
             assert names(again, "outage") == sorted([before, *made])
             assert uploader.close(LIMIT_S).uploaded == 1 + len(made), "nothing is sent twice"
             elsewhere = open_store(tmp_path / "elsewhere", config.record)
