@@ -25,8 +25,7 @@ def current_alarms(commits: Sequence[StepCommit], config: RunConfig, directory: 
         directory: the run's folder.
     """
     found = find_alarms(commits, config.loop.max_staleness, _vocabulary(config.model.path))
-    space = space_alarm(shutil.disk_usage(directory).free, str(directory))
-    return found if space is None else (*found, space)
+    return (*found, *_space(directory))
 
 
 def alarm_line(alarm: Alarm) -> str:
@@ -72,7 +71,14 @@ class AlarmWatch:
     def _figures(self, grown: bool) -> Sequence[Alarm]:
         if grown:
             return current_alarms(self.commits, self._config, self._directory)
-        return [alarm for alarm in self._raised.values() if alarm.name != "stall"]
+        # A full disk is why a run may not grow, so it is looked at every time.
+        kept = [alarm for alarm in self._raised.values() if alarm.name not in ("stall", "no_space")]
+        return [*kept, *_space(self._directory)]
+
+
+def _space(directory: Path) -> tuple[Alarm, ...]:
+    found = space_alarm(shutil.disk_usage(directory).free, str(directory))
+    return () if found is None else (found,)
 
 
 @cache

@@ -50,3 +50,15 @@ def test_a_nearly_full_disk_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("antiphon.core.alarms.LEAST_FREE_BYTES", 1 << 62)
     (alarm,) = current_alarms([], CONFIG, tmp_path)
     assert alarm.name == "no_space" and str(tmp_path) in alarm.text
+
+
+def test_a_disk_that_fills_while_nothing_is_committed_is_told(tmp_path, monkeypatch):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch.commits.append(commit(0))
+    assert watch.look(status_of(1), now=1.0) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("antiphon.core.alarms.LEAST_FREE_BYTES", 1 << 62)
+        (line,) = watch.look(status_of(1), now=2.0)
+        assert line.startswith("alarm no_space:")
+        assert watch.look(status_of(1), now=3.0) == []
+    assert watch.look(status_of(1), now=4.0) == ["alarm no_space is over"]
