@@ -18,13 +18,11 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
 from antiphon.core.group_checks import submission_digest
 from antiphon.core.records import (
-    ChunkEntry,
     FloatArray,
     GroupSubmission,
     IntArray,
     SnapshotManifest,
     SubmitVerdict,
-    TensorEntry,
 )
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store import ArtifactStore
@@ -34,11 +32,11 @@ from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import WorkerClient
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.learner.training import Publishing, TrainedStep, Training
+from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.engine import EngineOutput
 from antiphon.services.rollout.service import ChunkSource
 from antiphon.simulator import arithmetic
-from antiphon.simulator.engines import ArithmeticEngine
+from antiphon.simulator.engines import ArithmeticDesk, ArithmeticEngine
 
 ENGINE_STEP_S = 0.002
 """What one token takes, so that groups are in flight when something dies."""
@@ -133,46 +131,6 @@ class LightTrainer(Training):
         return TrainedStep(self._version, self._weights, {"weights": self._weights}, metrics)
 
 
-class LightDesk(Publishing):
-    """Keeps versions aside and cuts each into two chunks of production's store."""
-
-    def __init__(self, run_id: str, chunks: ChunkStore, kept: int) -> None:
-        self._run_id = run_id
-        self._chunks = chunks
-        self._kept = kept
-        self._waiting: dict[int, str] = {}
-
-    def keep(self, version: int, weights: Mapping[str, Any]) -> None:
-        """Keep the weights of a version aside."""
-        self._waiting[version] = str(weights["weights"])
-
-    def write(self, version: int, origin: str) -> SnapshotManifest:
-        """Write the snapshot of a version, unless it is there, and return its manifest."""
-        weights = self._waiting.get(version) or self._chunks.manifest(version).weights_digest
-        payload, chunks = weights.encode(), []
-        for offset in range(0, len(payload), 40):
-            part = payload[offset : offset + 40]
-            chunks.append(ChunkEntry(digest_bytes(part), offset, len(part)))
-            self._chunks.put(chunks[-1].digest, part)
-        tensor = TensorEntry("weights", "uint8", (len(payload),), 0, len(payload))
-        manifest = SnapshotManifest(
-            self._run_id, version, weights, (tensor,), tuple(chunks), len(payload), origin
-        )
-        self._chunks.put_manifest(manifest)
-        self._waiting.pop(version, None)
-        newest = self._chunks.versions()[-self._kept :]
-        self._chunks.prune([self._chunks.manifest(held) for held in newest])
-        return manifest
-
-    def waiting(self) -> list[int]:
-        """Return the versions kept aside, oldest first."""
-        return sorted(self._waiting)
-
-    def stored(self) -> list[int]:
-        """Return the versions whose snapshots are stored, oldest first."""
-        return self._chunks.versions()
-
-
 def open_light_learner(
     config: RunConfig,
     run_id: str,
@@ -183,7 +141,7 @@ def open_light_learner(
 ) -> LearnerService:
     """Return production's learner service with the light trainer and desk."""
     shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept)
-    desk = LightDesk(run_id, chunks, config.broadcast.snapshots_kept)
+    desk = ArithmeticDesk(run_id, chunks, config.broadcast.snapshots_kept, config.run.steps + 1)
     return LearnerService(config, LightTrainer(shelf), desk, store, coordinator)
 
 

@@ -29,6 +29,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.environments.environment import Problem
+from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.learner.training import TrainedStep
@@ -403,17 +404,19 @@ class ArithmeticTrainer:
 class ArithmeticDesk:
     """Keeps versions aside and cuts them into chunks, as the publishing desk does."""
 
-    def __init__(self, run_id: str, disk: LearnerDisk, snapshots_kept: int, waiting_limit: int) -> None:
+    def __init__(
+        self, run_id: str, chunks: MemoryChunks | ChunkStore, snapshots_kept: int, waiting_limit: int
+    ) -> None:
         """Open the desk.
 
         Args:
             run_id: goes into the manifests.
-            disk: holds the origin's chunks.
+            chunks: the origin's, in memory or on a real disk.
             snapshots_kept: newest snapshots left there.
             waiting_limit: most versions kept in memory.
         """
         self._run_id = run_id
-        self._chunks = disk.chunks
+        self._chunks = chunks
         self._snapshots_kept = snapshots_kept
         self._waiting_limit = waiting_limit
         self._waiting: dict[int, str] = {}

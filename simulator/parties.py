@@ -108,7 +108,7 @@ async def serve_learner(site: Site, process: Process, coordinator: Coordinator, 
     )
     desk = engines.ArithmeticDesk(
         RUN_ID,
-        site.learner_disk,
+        site.learner_disk.chunks,
         config.broadcast.snapshots_kept,
         waiting_limit=loop.max_staleness // loop.publish_interval + 2,
     )
