@@ -21,6 +21,7 @@ def simulate(
     seeds: Annotated[str | None, Parameter(name="--seeds")] = None,
     results: Annotated[Path | None, Parameter(name="--results")] = None,
     trace: Annotated[Path | None, Parameter(name="--trace")] = None,
+    journal: Annotated[Path | None, Parameter(name="--journal")] = None,
 ) -> int:
     """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
 
@@ -33,6 +34,7 @@ def simulate(
         seeds: a range of seeds, FIRST..LAST; by default the first 20.
         results: JSON file to write the totals to.
         trace: file to write the journal of the last simulated run to.
+        journal: a folder; each journal then lies there as a real SQLite file, which is slower.
     """
     from antiphon.simulator.campaign import Campaign, mute_logs
     from antiphon.simulator.report import Summary, failure_lines, outcome_lines
@@ -41,7 +43,7 @@ def simulate(
 
     chosen = _range(seed, seeds)
     mute_logs()
-    tracer = Tracer()
+    tracer = Tracer(journal)
     campaign = Campaign(None if scenario is None else load_scenario(scenario), tracer.simulate)
     name, summary = "" if scenario is None else str(scenario), Summary()
     for outcome in campaign.seeds(chosen):

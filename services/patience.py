@@ -50,9 +50,19 @@ async def keep_trying(
             _log.info("peer.unavailable", call=what, error=str(error))
         return clock() - failing_since >= patience_s
 
-    async def once() -> _T:
-        return await attempt()  # which may be a plain function that returns an awaitable
+    try:
+        return await attempt()
+    except UnavailableError as error:
+        first: UnavailableError | None = error
 
+    async def once() -> _T:
+        nonlocal first
+        if first is not None:
+            failed, first = first, None
+            raise failed
+        return await attempt()
+
+    # Only now: what counts failures costs as much as a call, and hardly any call fails.
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(UnavailableError),
         stop=note,

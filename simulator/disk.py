@@ -27,6 +27,8 @@ from antiphon.services.coordinator.journal_store import (
 )
 from antiphon.simulator.loop import current_process
 
+RUN_ID = "simulated-1"
+"""Name of every simulated run."""
 _T = TypeVar("_T")
 
 
@@ -45,7 +47,17 @@ class JournalDisk:
         """Group -> the step that trained on it."""
         self.on_commit: Callable[[Sequence[StoredEvent]], None] = lambda rows: None
         """Told of each transaction once it is on the disk."""
-        self.transactions = 0
+
+    def open(self) -> JournalStore:
+        """Open the disk as a coordinator that starts."""
+        return DiskStore(self)
+
+    def written(self) -> list[StoredEvent]:
+        """Return every event that was written."""
+        return self.events
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 class DiskStore(JournalStore):
@@ -115,7 +127,6 @@ class DiskStore(JournalStore):
             disk.history.pop(key, None)
             if kept is not None:
                 disk.history[key] = kept
-        disk.transactions += 1
         disk.on_commit(batch.events)
         return Written.DONE
 
@@ -128,7 +139,7 @@ class MemoryJournal(Journal):
 
     def __init__(self, disk: JournalDisk, wall_clock: Callable[[], float]) -> None:
         """Open the journal that the disk holds."""
-        super().__init__(DiskStore(disk), "simulated", wall_clock, threaded=False)
+        super().__init__(disk.open(), RUN_ID, wall_clock, threaded=False)
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)

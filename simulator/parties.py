@@ -29,11 +29,10 @@ from antiphon.services.patience import keep_trying
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.simulator import engines
-from antiphon.simulator.disk import JournalDisk, MemoryChunks, MemoryJournal, MemoryStore
+from antiphon.simulator.disk import RUN_ID, JournalDisk, MemoryChunks, MemoryJournal, MemoryStore
 from antiphon.simulator.loop import Process, VirtualLoop
 from antiphon.simulator.network import Link, Network
 
-RUN_ID = "simulated-1"
 COORDINATOR = "coordinator"
 LEARNER = "learner"
 EVALUATION_POLL_S = 2.0

@@ -89,13 +89,20 @@ class _Slot:
 class World:
     """One run."""
 
-    def __init__(self, scenario: Scenario, seed: int, faults: list[Fault] | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        faults: list[Fault] | None = None,
+        journal: JournalDisk | None = None,
+    ) -> None:
         """Prepare a run.
 
         Args:
             scenario: what is simulated.
             seed: decides every delay, and the faults unless they are given.
             faults: the schedule, in the order of time.
+            journal: where its journal lies; in memory by default.
         """
         self.scenario = scenario
         self.seed = seed
@@ -123,11 +130,10 @@ class World:
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
         self._pace = {name: 0.6 * 5.0 ** self._speed.number() ** 2 for name in self._workers}
-        self.site = self._make_site()
+        self.site = self._make_site(journal or JournalDisk())
 
-    def _make_site(self) -> parties.Site:
+    def _make_site(self, disk: JournalDisk) -> parties.Site:
         scenario, speed = self.scenario, self._speed
-        disk = JournalDisk()
         disk.on_commit = self._on_disk
         return parties.Site(
             loop=self.loop,
@@ -382,11 +388,11 @@ class World:
     def _events(self) -> Any:
         from antiphon.core.events import load_event
 
-        return (load_event(row.kind, row.body) for row in self.site.journal.events)
+        return (load_event(row.kind, row.body) for row in self.site.journal.written())
 
     def _outcome(self) -> Outcome:
         hasher = blake3()
-        for row in self.site.journal.events:
+        for row in self.site.journal.written():
             hasher.update(f"{row.seq} {row.at!r} {row.kind} {row.body}\n".encode())
         witness = self.witness
         return Outcome(
@@ -453,6 +459,11 @@ class _WitnessedStream(_Witnessed, WorkerClient):
     """A worker's requests share a stream."""
 
 
-def simulate(scenario: Scenario, seed: int, faults: list[Fault] | None = None) -> Outcome:
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    faults: list[Fault] | None = None,
+    journal: JournalDisk | None = None,
+) -> Outcome:
     """Simulate one run and return what it came to; the same arguments give the same outcome."""
-    return World(scenario, seed, faults).run()
+    return World(scenario, seed, faults, journal).run()

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.simulator.campaign import Campaign, mute_logs
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
+from antiphon.simulator.file_disk import FileDisk
+from antiphon.simulator.invariants import Witness
 from antiphon.simulator.loop import Process, VirtualLoop
 from antiphon.simulator.report import command_for, failure_lines
 from antiphon.simulator.scenario import Scenario, drawn_scenario, load_scenario
@@ -40,6 +44,26 @@ def test_no_schedule_of_faults_breaks_a_promise(block: int) -> None:
 def test_the_seed_of_this_run_breaks_no_promise(test_seed: int) -> None:
     outcome = Campaign().seed(test_seed)
     assert not outcome.violations, "\n".join(failure_lines(outcome, ""))
+
+
+@pytest.mark.parametrize("seed", [1, 8, 11])
+def test_in_a_real_sqlite_file_the_run_is_the_same(seed: int, tmp_path: Path) -> None:
+    scenario = drawn_scenario(seed)
+    in_memory = simulate(scenario, seed)
+    disk = FileDisk(tmp_path / "journal.db")
+    in_file = simulate(scenario, seed, journal=disk)
+    disk.close()
+    assert in_memory.restarts and in_file == in_memory
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
+        assert database.execute("SELECT count(*) FROM events").fetchone() == (in_memory.events,)
+
+
+def test_a_journal_file_that_is_there_already_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "journal.db").write_text("of an earlier run")
+    with pytest.raises(ConfigError, match="is there already"):
+        FileDisk(tmp_path / "journal.db")
+    with pytest.raises(ConfigError, match="does not exist"):
+        FileDisk(tmp_path / "missing" / "journal.db")
 
 
 def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
@@ -174,6 +198,21 @@ def test_virtual_time_keeps_order_and_a_stopped_process_catches_up() -> None:
         ("q", 24),
         ("p", 35),
         ("p", 45),
+    ]
+
+
+def test_a_worker_whose_version_falls_is_accused() -> None:
+    scenario = Scenario()
+    assert scenario.run_config().loop.mode == "elastic"
+    witness = Witness(scenario.run_config(), scenario.dullness, lambda: 1.0)
+    for before, now in ((None, None), (None, 2), (2, 2), (2, 5)):
+        witness.held("worker-0", before, now)
+    assert not witness.violations
+    witness.held("worker-0", 5, 4)
+    witness.held("worker-1", 3, None)
+    assert [sentence.split(": ")[1] for sentence in witness.violations] == [
+        "worker-0 went back from version 5 to 4",
+        "worker-1 went back from version 3 to None",
     ]
 
 
