@@ -7,10 +7,11 @@ field that a batch or a gradient depends on is compared with the lease before it
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from blake3 import blake3
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import FinishReason, GroupSubmission, Judgement, Trajectory
+from antiphon.core.records import FinishReason, FloatArray, GroupSubmission, Judgement, Trajectory
 
 LOGPROB_CEILING = 1e-6
 """Log-probabilities are at most 0; this much is forgiven to float32 arithmetic."""
@@ -43,6 +44,7 @@ def check_submission(
         )
     if not math.isfinite(submission.generation_s) or submission.generation_s < 0:
         raise ContractError(f"{group}: generation_s={submission.generation_s} is no duration")
+    possible = _numbers_possible(submission.trajectories)
     for index, trajectory in enumerate(submission.trajectories):
         where = f"{group}, trajectory {index}"
         if trajectory.sample_index != index:
@@ -51,28 +53,47 @@ def check_submission(
             )
         if trajectory.seed != seeds[index]:
             raise ContractError(f"{where}: seed={trajectory.seed}, but the lease says {seeds[index]}")
-        _check_tokens(trajectory, where, max_tokens)
+        _check_row(trajectory, where, max_tokens)
+        if not possible:
+            _check_numbers(trajectory, where)
         _check_spans(trajectory, where, version, newest_version)
 
 
-def _check_tokens(trajectory: Trajectory, where: str, max_tokens: int) -> None:
+def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:
+    """Tell at once whether every token and log-probability can be one; if not, each says by itself."""
+    tokens = np.concatenate([trajectory.token_ids for trajectory in trajectories], axis=None)
+    logprobs = np.concatenate([trajectory.behaviour_logprobs for trajectory in trajectories], axis=None)
+    if not tokens.size or not logprobs.size:
+        return False
+    return int(tokens.min()) >= 0 and _in_range(logprobs)
+
+
+def _in_range(logprobs: FloatArray) -> bool:
+    # What is no number is neither above nor below anything, so it fails this too.
+    return float(logprobs.min()) > -math.inf and float(logprobs.max()) <= LOGPROB_CEILING
+
+
+def _check_numbers(trajectory: Trajectory, where: str) -> None:
+    tokens, logprobs = trajectory.token_ids, trajectory.behaviour_logprobs
+    if int(tokens.min()) < 0:
+        raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
+    if not _in_range(logprobs):
+        raise ContractError(
+            f"{where}: behaviour logprobs must be finite and at most 0, "
+            f"but lie in [{logprobs.min()}, {logprobs.max()}]"
+        )
+
+
+def _check_row(trajectory: Trajectory, where: str, max_tokens: int) -> None:
     tokens, logprobs = trajectory.token_ids, trajectory.behaviour_logprobs
     if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
         raise ContractError(
             f"{where}: token_ids must be a non-empty row of integers, not {tokens.dtype} "
             f"of shape {tokens.shape}"
         )
-    if int(tokens.min()) < 0:
-        raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
     if logprobs.shape != tokens.shape:
         raise ContractError(
             f"{where}: {logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
-        )
-    # What is no number is neither above nor below anything, so it fails this too.
-    if not (float(logprobs.min()) > -math.inf and float(logprobs.max()) <= LOGPROB_CEILING):
-        raise ContractError(
-            f"{where}: behaviour logprobs must be finite and at most 0, "
-            f"but lie in [{logprobs.min()}, {logprobs.max()}]"
         )
     if tokens.size > max_tokens:
         raise ContractError(f"{where}: {tokens.size} tokens exceed sampling.max_tokens={max_tokens}")

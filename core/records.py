@@ -13,7 +13,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised when an older peer could misread a message; a peer with another one is refused."""
 
 

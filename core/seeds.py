@@ -4,6 +4,7 @@ Nothing draws from a global generator. A stream is named by what it is for, so a
 one never shifts another, and the same configuration gives the same run.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,11 @@ def _joined(parts: Sequence[str | int]) -> bytes:
         joined += b"i" if isinstance(part, int) else b"s"
         joined += len(body).to_bytes(4, "little") + body
     return bytes(joined)
+
+
+@functools.lru_cache(maxsize=1024)
+def _joined_index(index: int) -> bytes:
+    return _joined((index,))
 
 
 def _seed_of(joined: bytes) -> int:
@@ -73,7 +79,7 @@ def request_seeds(
     every_epoch = _joined(("request-shared", run_seed, prompt_key))
     this_epoch = _joined(("request", run_seed, prompt_key, epoch))
     return tuple(
-        _seed_of((every_epoch if i < common else this_epoch) + _joined((i,))) for i in range(group_size)
+        _seed_of((every_epoch if i < common else this_epoch) + _joined_index(i)) for i in range(group_size)
     )
 
 

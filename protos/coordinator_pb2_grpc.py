@@ -59,8 +59,8 @@ class CoordinatorStub:
                 _registered_method=True)
         self.Work = channel.stream_stream(
                 '/antiphon.Coordinator/Work',
-                request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkReply.FromString,
+                request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequests.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkReplies.FromString,
                 _registered_method=True)
         self.PullForReward = channel.unary_unary(
                 '/antiphon.Coordinator/PullForReward',
@@ -320,8 +320,8 @@ def add_CoordinatorServicer_to_server(servicer, server):
             ),
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
-                    request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkReply.SerializeToString,
+                    request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequests.FromString,
+                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkReplies.SerializeToString,
             ),
             'PullForReward': grpc.unary_unary_rpc_method_handler(
                     servicer.PullForReward,
@@ -547,8 +547,8 @@ class Coordinator:
             request_iterator,
             target,
             '/antiphon.Coordinator/Work',
-            antiphon_dot_protos_dot_rollout__pb2.WorkRequest.SerializeToString,
-            antiphon_dot_protos_dot_rollout__pb2.WorkReply.FromString,
+            antiphon_dot_protos_dot_rollout__pb2.WorkRequests.SerializeToString,
+            antiphon_dot_protos_dot_rollout__pb2.WorkReplies.FromString,
             options,
             channel_credentials,
             insecure,

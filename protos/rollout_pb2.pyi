@@ -137,6 +137,12 @@ class WorkRequest(_message.Message):
     cancel: bool
     def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[WorkerHeartbeat, _Mapping]] = ..., lease: _Optional[_Union[LeaseRequest, _Mapping]] = ..., submission: _Optional[_Union[_records_pb2.GroupSubmission, _Mapping]] = ..., cancel: _Optional[bool] = ...) -> None: ...
 
+class WorkRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[WorkRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[WorkRequest, _Mapping]]] = ...) -> None: ...
+
 class WorkError(_message.Message):
     __slots__ = ("status", "details")
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -158,3 +164,9 @@ class WorkReply(_message.Message):
     submission: SubmitReply
     error: WorkError
     def __init__(self, id: _Optional[int] = ..., heartbeat: _Optional[_Union[HeartbeatReply, _Mapping]] = ..., lease: _Optional[_Union[LeaseReply, _Mapping]] = ..., submission: _Optional[_Union[SubmitReply, _Mapping]] = ..., error: _Optional[_Union[WorkError, _Mapping]] = ...) -> None: ...
+
+class WorkReplies(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[WorkReply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[WorkReply, _Mapping]]] = ...) -> None: ...

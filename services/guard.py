@@ -46,7 +46,7 @@ SCOPE_OF: dict[str, Scope] = {
 """Full name of each RPC -> the scope that a token needs for it."""
 _STREAM = "/antiphon.Coordinator/Work"
 _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}
-"""What each message within a worker's stream needs: the same as the call of its own."""
+"""What each request within a worker's stream needs: the same as the call of its own."""
 OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """RPCs for which a certificate is enough."""
 LONGEST_WAIT_S = 30.0
@@ -119,31 +119,35 @@ class Guard:
             method: full name of the RPC.
             authorization: the header, `Bearer TOKEN`, or "".
             certificate_names: names in the certificate of the connection.
-            request: the message; None at the start of a stream, whose messages are judged one by one.
+            request: the message; None at the start of a stream, whose requests are judged one by one.
         """
         if method in OPEN_TO_CERTIFICATES:
             return None
         scope = SCOPE_OF.get(method)
         if scope is None:
             return Refusal(Denial.FORBIDDEN, f"{method} is not served here; use the same version of Antiphon")
-        if method == _STREAM and request is not None:
-            part = request.WhichOneof("body")
-            scope = _SCOPE_OF_PART.get(part, scope)
-            request = getattr(request, part) if part in _SCOPE_OF_PART else request
         claims = self._claims(authorization)
         if isinstance(claims, Refusal):
             return claims
-        refusal = judge_claims(
-            claims,
-            run_id=self._run_id,
-            scope=scope,
-            certificate_names=certificate_names,
-            revoked=self._revoked(),
-            now=self._wall_clock(),
-        )
-        if refusal is not None or Scope.ADMIN in claims.scopes:
-            return refusal
-        return self._wrong_name(claims, request) or self._too_much(claims, request)
+        parts = [(scope, request)]
+        if method == _STREAM and request is not None:
+            parts = [_part(scope, message) for message in request.requests] or parts
+        promised = 0
+        for needed, asked in parts:
+            refusal = judge_claims(
+                claims,
+                run_id=self._run_id,
+                scope=needed,
+                certificate_names=certificate_names,
+                revoked=self._revoked(),
+                now=self._wall_clock(),
+            )
+            if refusal is None and Scope.ADMIN not in claims.scopes:
+                refusal = self._wrong_name(claims, asked) or self._too_much(claims, asked)
+                promised += self._cut_down(claims, asked, promised)
+            if refusal is not None:
+                return refusal
+        return None
 
     def _claims(self, authorization: str) -> TokenClaims | Refusal:
         kind, _, text = authorization.partition(" ")
@@ -194,10 +198,23 @@ class Guard:
         if wait_s > 0.0:
             wait_s = min(wait_s, LONGEST_WAIT_S)
             return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
-        if hasattr(request, "groups") and hasattr(request, "held_version"):
-            room = max(0, claims.max_leases - self._open_leases(request.worker_id))
-            request.groups = max(0, min(request.groups, room))
         return None
+
+    def _cut_down(self, claims: TokenClaims, request: Any, promised: int) -> int:
+        """Leave no more of a request for leases than the worker may hold; return what is left of it."""
+        if not (hasattr(request, "groups") and hasattr(request, "held_version")):
+            return 0
+        room = max(0, claims.max_leases - self._open_leases(request.worker_id) - promised)
+        request.groups = max(0, min(request.groups, room))
+        return int(request.groups)
+
+
+def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
+    """Return what one request of a stream needs, and what it says."""
+    part = message.WhichOneof("body")
+    if part not in _SCOPE_OF_PART:
+        return scope, message
+    return _SCOPE_OF_PART[part], getattr(message, part)
 
 
 def _spoken_for(request: Any) -> Iterator[str]:

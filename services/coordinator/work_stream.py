@@ -1,12 +1,15 @@
 """Work stream: a worker's heartbeats, leases and submissions over one call instead of thousands.
 
-A call of its own costs more than most answers do. Here each message carries an id and is
+A call of its own costs more than most answers do. Here each request carries an id and is
 answered by itself, in whatever order answers come; what a call would have ended with travels
-as an error beside the id. The stream adds no meaning: every request goes where the call of the
-same name goes, and a stream that breaks is as calls that broke.
+as an error beside the id. Even a message costs more than most answers do, so what is ready at the
+same time travels in one: a worker hands in a group and asks for the next, and both answers wait for
+the same transaction. The stream adds no meaning: every request goes where the call of the same
+name goes, and a stream that breaks is as calls that broke.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -17,11 +20,49 @@ from antiphon.protos import rollout_pb2
 MOST_OPEN = 256
 """Requests of one stream that may wait for answers; a worker has a handful."""
 
+TOGETHER_BYTES = 256 << 10
+"""Nothing more is put into a message of this size."""
+
 CLOSE_S = 2.0
 """Longest wait for a stream to end; nothing depends on it."""
 
 Message = Any
 Handler = Callable[[Message], Awaitable[Message]]
+
+
+class _Outbox:
+    """What is to be sent, in order: what is there at the same time is taken together."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Message] = deque()
+        self._changed = asyncio.Event()
+        self._ended = False
+
+    def put(self, message: Message) -> None:
+        """Add one message."""
+        self._waiting.append(message)
+        self._changed.set()
+
+    def end(self) -> None:
+        """Say that nothing follows."""
+        self._ended = True
+        self._changed.set()
+
+    async def take(self) -> list[Message]:
+        """Return the next message and those that fit beside it; nothing once it has ended.
+
+        One that is larger than all of them may be goes by itself.
+        """
+        while not self._waiting:
+            if self._ended:
+                return []
+            self._changed.clear()
+            await self._changed.wait()
+        found = [self._waiting.popleft()]
+        left = TOGETHER_BYTES - (found[0].ByteSize() if self._waiting else 0)
+        while self._waiting and (left := left - self._waiting[0].ByteSize()) >= 0:
+            found.append(self._waiting.popleft())
+        return found
 
 
 class StreamServer:
@@ -38,16 +79,22 @@ class StreamServer:
         """
         self._handlers = handlers
         self._error_to_proto = error_to_proto
-        self._replies: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._replies = _Outbox()
         self._open: dict[int, asyncio.Task[None]] = {}
         self._broken: BaseException | None = None
 
     async def serve(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-        """Yield replies until the requests end and are answered; leaving early cancels what is open."""
+        """Yield messages of replies until the requests end and are answered.
+
+        Leaving early cancels what is open.
+
+        Args:
+            requests: messages of requests, as `WorkRequests`.
+        """
         reading = asyncio.ensure_future(self._read(requests))
         try:
-            while (reply := await self._replies.get()) is not None:
-                yield reply
+            while replies := await self._replies.take():
+                yield rollout_pb2.WorkReplies(replies=replies)
             if self._broken is not None:
                 raise self._broken
             await reading
@@ -57,22 +104,26 @@ class StreamServer:
 
     async def _read(self, requests: AsyncIterator[Message]) -> None:
         try:
-            async for request in requests:
-                if request.cancel:
-                    if (given_up := self._open.get(request.id)) is not None:
-                        given_up.cancel()
-                    continue
-                if len(self._open) >= MOST_OPEN:
-                    error = ContractError(f"more than {MOST_OPEN} requests of one stream wait for answers")
-                    self._replies.put_nowait(self._refusal(request.id, error))
-                    continue
-                task = asyncio.ensure_future(self._answer(request))
-                self._open[request.id] = task
-                task.add_done_callback(partial(self._closed, request.id))
+            async for message in requests:
+                for request in message.requests:
+                    self._begin(request)
             if self._open:
                 await asyncio.wait(self._open.values())
         finally:
-            self._replies.put_nowait(None)
+            self._replies.end()
+
+    def _begin(self, request: Message) -> None:
+        if request.cancel:
+            if (given_up := self._open.get(request.id)) is not None:
+                given_up.cancel()
+            return
+        if len(self._open) >= MOST_OPEN:
+            error = ContractError(f"more than {MOST_OPEN} requests of one stream wait for answers")
+            self._replies.put(self._refusal(request.id, error))
+            return
+        task = asyncio.ensure_future(self._answer(request))
+        self._open[request.id] = task
+        task.add_done_callback(partial(self._closed, request.id))
 
     async def _answer(self, request: Message) -> None:
         kind = request.WhichOneof("body")
@@ -84,14 +135,14 @@ class StreamServer:
             reply = rollout_pb2.WorkReply(id=request.id, **{kind: body})
         except AntiphonError as error:
             reply = self._refusal(request.id, error)
-        self._replies.put_nowait(reply)
+        self._replies.put(reply)
 
     def _closed(self, number: int, task: asyncio.Task[None]) -> None:
         self._open.pop(number, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             # No error of ours: a mistake in the code, which ends the stream as it would end a call.
             self._broken = error
-            self._replies.put_nowait(None)
+            self._replies.end()
 
     def _refusal(self, number: int, error: AntiphonError) -> Message:
         return rollout_pb2.WorkReply(id=number, error=self._error_to_proto(error))
@@ -114,7 +165,7 @@ class StreamClient:
         self._open_stream = open_stream
         self._error_from_proto = error_from_proto
         self._waiting: dict[int, asyncio.Future[Message]] = {}
-        self._outgoing: asyncio.Queue[Message] = asyncio.Queue()
+        self._outgoing = _Outbox()
         self._running: asyncio.Task[None] | None = None
         self._next = 0
         self.refused = False
@@ -133,13 +184,13 @@ class StreamClient:
                 answer came in time.
         """
         if self._running is None or self._running.done():
-            self._outgoing = asyncio.Queue()
+            self._outgoing = _Outbox()
             self._running = asyncio.ensure_future(self._run(self._outgoing))
         self._next += 1
         number = self._next
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self._outgoing.put_nowait(rollout_pb2.WorkRequest(id=number, **{kind: body}))
+        self._outgoing.put(rollout_pb2.WorkRequest(id=number, **{kind: body}))
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await answer
@@ -150,7 +201,7 @@ class StreamClient:
                 f"the coordinator did not answer a {kind} within {timeout_s:g} s"
             ) from None
         except asyncio.CancelledError:
-            self._outgoing.put_nowait(rollout_pb2.WorkRequest(id=number, cancel=True))
+            self._outgoing.put(rollout_pb2.WorkRequest(id=number, cancel=True))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -171,16 +222,17 @@ class StreamClient:
             running.cancel()
             await asyncio.wait([running], timeout=CLOSE_S)
 
-    async def _run(self, outgoing: "asyncio.Queue[Message]") -> None:
+    async def _run(self, outgoing: _Outbox) -> None:
         stream = self._open_stream()
         sending = asyncio.ensure_future(_send(stream, outgoing))
         sending.add_done_callback(_seen)
         problem: AntiphonError = UnavailableError("the stream to the coordinator ended")
         try:
-            async for reply in stream:
-                waiting = self._waiting.get(reply.id)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(reply)
+            async for message in stream:
+                for reply in message.replies:
+                    waiting = self._waiting.get(reply.id)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(reply)
         except ContractError as error:
             problem, self.refused = error, True
         except AntiphonError as error:
@@ -193,9 +245,9 @@ class StreamClient:
                     waiting.set_exception(problem)
 
 
-async def _send(stream: Any, outgoing: "asyncio.Queue[Message]") -> None:
-    while True:
-        await stream.write(await outgoing.get())
+async def _send(stream: Any, outgoing: _Outbox) -> None:
+    while requests := await outgoing.take():
+        await stream.write(rollout_pb2.WorkRequests(requests=requests))
 
 
 def _seen(task: "asyncio.Task[None]") -> None:

@@ -219,21 +219,26 @@ def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
     assert [ask("w", heavy), ask("w", heavy)] == [None, Denial.BUSY]
 
 
-def test_each_message_of_a_stream_is_judged_by_itself(house: House) -> None:
+def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
     public = house.services.token_key
     assert public is not None
     guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0, open_leases=lambda worker_id: 3)
     bearer = f"Bearer {house.token('w', scopes=(Scope.LEASE,), max_leases=5)}"
 
-    def ask(message: object) -> Denial | None:
+    def ask(*requests: rollout_pb2.WorkRequest) -> Denial | None:
+        message = rollout_pb2.WorkRequests(requests=requests)
         refusal = guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, message)
+        for told, judged in zip(requests, message.requests, strict=True):
+            told.CopyFrom(judged)
         return None if refusal is None else refusal.denial
 
-    assert ask(None) is None  # the stream itself
+    assert guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, None) is None  # the stream itself
+    assert ask() is None
     lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=8))
     assert ask(lease) is None and lease.lease.groups == 2  # two more and the quota is full
-    assert (
-        ask(rollout_pb2.WorkRequest(heartbeat=rollout_pb2.WorkerHeartbeat(worker_id="v-1")))
-        is Denial.FORBIDDEN
-    )
+    first = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=1))
+    second = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=8))
+    assert ask(first, second) is None and (first.lease.groups, second.lease.groups) == (1, 1)
+    stranger = rollout_pb2.WorkRequest(heartbeat=rollout_pb2.WorkerHeartbeat(worker_id="v-1"))
+    assert ask(stranger) is Denial.FORBIDDEN and ask(first, stranger) is Denial.FORBIDDEN
     assert ask(rollout_pb2.WorkRequest(submission=records_pb2.GroupSubmission())) is Denial.FORBIDDEN

@@ -11,12 +11,12 @@ import pytest
 
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SubmitVerdict
-from antiphon.protos import coordinator_pb2_grpc, rollout_pb2
+from antiphon.protos import coordinator_pb2_grpc, records_pb2, rollout_pb2
 from antiphon.services import wire
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import WorkerClient
 from antiphon.services.coordinator.server import CoordinatorServicer
-from antiphon.services.coordinator.work_stream import MOST_OPEN, StreamServer
+from antiphon.services.coordinator.work_stream import MOST_OPEN, TOGETHER_BYTES, StreamServer
 from antiphon.services.serving import start_server, stop_server
 from tests.support.light_parties import LightWorker, Served, hello, judge_all, sample_lease, served, train_all
 from tests.support.loop_model import light_manifest, make_config
@@ -26,6 +26,10 @@ CONFIG = make_config(lease_s=30.0)
 
 def beat(worker_id: str, leases: tuple[str, ...] = ()) -> WorkerHeartbeat:
     return WorkerHeartbeat(worker_id, None, None, leases, 0, 0.0, 1.0)
+
+
+def together(*requests: Any) -> Any:
+    return rollout_pb2.WorkRequests(requests=requests)
 
 
 async def stream_to(site: Served) -> WorkerClient:
@@ -166,12 +170,31 @@ def test_without_a_stream_calls_do(tmp_path: Path) -> None:
     asyncio.run(act())
 
 
+def test_what_is_ready_together_travels_together_and_a_large_message_by_itself() -> None:
+    async def echo(request: Any) -> Any:
+        return rollout_pb2.SubmitReply(verdict="x" * len(request.worker_id))
+
+    async def requests() -> AsyncIterator[Any]:
+        submissions = [
+            records_pb2.GroupSubmission(worker_id="w" * size) for size in (1, 2, 3, TOGETHER_BYTES + 1, 4)
+        ]
+        yield together(*(rollout_pb2.WorkRequest(id=i, submission=s) for i, s in enumerate(submissions)))
+
+    async def act() -> None:
+        server = StreamServer({"submission": echo}, lambda error: rollout_pb2.WorkError())
+        replies = [message async for message in server.serve(requests())]
+        sizes = [[len(reply.submission.verdict) for reply in message.replies] for message in replies]
+        assert sizes == [[1, 2, 3], [TOGETHER_BYTES + 1], [4]]
+
+    asyncio.run(act())
+
+
 def test_a_mistake_ends_the_stream_instead_of_leaving_it_silent() -> None:
     async def break_down(request: Any) -> Any:
         raise ZeroDivisionError
 
     async def requests() -> AsyncIterator[Any]:
-        yield rollout_pb2.WorkRequest(id=1, heartbeat=rollout_pb2.WorkerHeartbeat())
+        yield together(rollout_pb2.WorkRequest(id=1, heartbeat=rollout_pb2.WorkerHeartbeat()))
         await asyncio.Event().wait()
 
     async def act() -> None:
@@ -190,14 +213,14 @@ def test_a_stream_holds_no_more_requests_than_it_may() -> None:
 
     async def requests() -> AsyncIterator[Any]:
         for number in range(MOST_OPEN + 1):
-            yield rollout_pb2.WorkRequest(id=number, heartbeat=rollout_pb2.WorkerHeartbeat())
-        yield rollout_pb2.WorkRequest(id=9999)  # asks for nothing
+            yield together(rollout_pb2.WorkRequest(id=number, heartbeat=rollout_pb2.WorkerHeartbeat()))
+        yield together(rollout_pb2.WorkRequest(id=9999))  # asks for nothing
         await never.wait()
 
     async def act() -> None:
         server = StreamServer({"heartbeat": wait}, lambda error: rollout_pb2.WorkError(details=str(error)))
         replies = server.serve(requests())
-        reply = await asyncio.wait_for(anext(replies), 10.0)
+        reply = (await asyncio.wait_for(anext(replies), 10.0)).replies[0]
         assert reply.id == MOST_OPEN and "wait for answers" in reply.error.details
         await replies.aclose()
 
