@@ -14,8 +14,11 @@ from antiphon.benchmarks.postgres import find_initdb
 
 IN_CI = os.environ.get("ANTIPHON_CI") == "1"
 SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.randbelow(2**31))))
+os.environ["ANTIPHON_TEST_SEED"] = str(SEED)  # processes that share the tests share the seed
 ORDER = ("unit", "properties", "simulation", "docs", "services", "e2e")
 """Quick folders first: a mistake shows before minutes were spent on engines."""
+LONGEST = ("test_faults.py", "test_repro.py", "test_fixed_mode.py")
+"""First among those of the whole loop, so that two processes that share the tests end together."""
 
 _COMMON = dict(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", derandomize=True, database=None, **_COMMON)
@@ -38,12 +41,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order tests by folder, quick ones first; within a folder as collected."""
+    """Order tests by folder, quick ones first; within a folder the longest files, then as collected."""
     tests = Path(__file__).parent
 
-    def rank(item: pytest.Item) -> int:
+    def rank(item: pytest.Item) -> tuple[int, int]:
         folder = item.path.relative_to(tests).parts[0]
-        return ORDER.index(folder) if folder in ORDER else len(ORDER)
+        long = LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
+        return ORDER.index(folder) if folder in ORDER else len(ORDER), long
 
     items.sort(key=rank)
 

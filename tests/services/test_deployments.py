@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,13 @@ def worker(site: Site) -> Iterator[psutil.Process]:
     yield known
     family = [known, *known.children(recursive=True)]
     process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(60)
-    finally:
-        for one in family:
-            if one.is_running():
-                one.kill()
+    # Prefect's worker may wait for a server that a test took away; nothing here depends on how it ends.
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    for one in family:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait(20)
 
 
 def test_deploying_offers_every_flow_with_its_form(site: Site, client: SyncPrefectClient) -> None:
