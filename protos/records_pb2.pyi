@@ -52,6 +52,30 @@ class Trajectory(_message.Message):
     finish_reason: str
     def __init__(self, sample_index: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
 
+class Completions(_message.Message):
+    __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons")
+    SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BEHAVIOUR_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_STARTS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_STOPS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
+    sample_indices: _containers.RepeatedScalarFieldContainer[int]
+    seeds: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: bytes
+    behaviour_logprobs: bytes
+    span_counts: _containers.RepeatedScalarFieldContainer[int]
+    span_versions: _containers.RepeatedScalarFieldContainer[int]
+    span_starts: _containers.RepeatedScalarFieldContainer[int]
+    span_stops: _containers.RepeatedScalarFieldContainer[int]
+    finish_reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sample_indices: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., span_counts: _Optional[_Iterable[int]] = ..., span_versions: _Optional[_Iterable[int]] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_stops: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class PartialTrajectory(_message.Message):
     __slots__ = ("sample_index", "start", "token_ids", "behaviour_logprobs", "spans", "finish_reason")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -161,20 +185,22 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
-    __slots__ = ("lease_id", "group_id", "worker_id", "trajectories", "generation_s", "drafting")
+    __slots__ = ("lease_id", "group_id", "worker_id", "trajectories", "generation_s", "drafting", "completions")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
     GENERATION_S_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     worker_id: str
     trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
     generation_s: float
     drafting: DraftingFigures
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingFigures, _Mapping]] = ...) -> None: ...
+    completions: Completions
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingFigures, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
 
 class Judgement(_message.Message):
     __slots__ = ("sample_index", "reward")

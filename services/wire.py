@@ -18,10 +18,11 @@ from antiphon.services.learner import api as learner_api
 from antiphon.services.reward import api as reward_api
 from antiphon.services.wire_arrays import (
     finish_reason_from_text,
-    logprobs_from_bytes,
-    logprobs_to_bytes,
-    version_span_from_proto,
-    version_span_to_proto,
+)
+from antiphon.services.wire_completions import (
+    completions_from_proto,
+    completions_to_proto,
+    rows_from_proto,
 )
 from antiphon.services.wire_drafting import (
     drafting_figures_from_proto,
@@ -65,30 +66,6 @@ def prompt_from_proto(m: records_pb2.Prompt) -> r.Prompt:
     return r.Prompt(key=m.key, token_ids=tuple(m.token_ids))
 
 
-def trajectory_to_proto(x: r.Trajectory) -> records_pb2.Trajectory:
-    """Translate."""
-    return records_pb2.Trajectory(
-        sample_index=x.sample_index,
-        seed=x.seed,
-        token_ids=x.token_ids.tolist(),
-        behaviour_logprobs=logprobs_to_bytes(x.behaviour_logprobs),
-        spans=[version_span_to_proto(span) for span in x.spans],
-        finish_reason=x.finish_reason.value,
-    )
-
-
-def trajectory_from_proto(m: records_pb2.Trajectory) -> r.Trajectory:
-    """Translate."""
-    return r.Trajectory(
-        sample_index=m.sample_index,
-        seed=m.seed,
-        token_ids=np.array(m.token_ids, dtype=np.int32),
-        behaviour_logprobs=logprobs_from_bytes(m.behaviour_logprobs),
-        spans=tuple(version_span_from_proto(span) for span in m.spans),
-        finish_reason=finish_reason_from_text(m.finish_reason),
-    )
-
-
 def lease_to_proto(x: r.Lease) -> records_pb2.Lease:
     """Translate."""
     return records_pb2.Lease(
@@ -129,7 +106,7 @@ def group_submission_to_proto(x: r.GroupSubmission) -> records_pb2.GroupSubmissi
         lease_id=x.lease_id,
         group_id=x.group_id,
         worker_id=x.worker_id,
-        trajectories=[trajectory_to_proto(t) for t in x.trajectories],
+        completions=completions_to_proto(x.trajectories),
         generation_s=x.generation_s,
         drafting=None if x.drafting is None else drafting_figures_to_proto(x.drafting),
     )
@@ -147,11 +124,19 @@ def group_submission_from_proto(
         lease_id=m.lease_id,
         group_id=m.group_id,
         worker_id=m.worker_id,
-        trajectories=tuple(trajectory_from_proto(t) for t in m.trajectories),
+        trajectories=_trajectories_from_proto(m),
         generation_s=m.generation_s,
         drafting=drafting_figures_from_proto(m.drafting) if m.HasField("drafting") else None,
         encoded=encoded,
     )
+
+
+def _trajectories_from_proto(m: records_pb2.GroupSubmission) -> tuple[r.Trajectory, ...]:
+    if not m.trajectories:
+        return completions_from_proto(m.completions)
+    if m.HasField("completions"):
+        raise ContractError(f"group {m.group_id[:40]} came with its completions twice; hand it in once")
+    return rows_from_proto(m.trajectories)
 
 
 def submit_verdict_to_proto(x: r.SubmitVerdict) -> rollout_pb2.SubmitReply:

@@ -9,6 +9,8 @@ from antiphon.core import records as r
 from antiphon.core.errors import ContractError
 from antiphon.protos import records_pb2
 
+_FINISH_REASONS = {reason.value: reason for reason in r.FinishReason}
+
 
 def finish_reason_from_text(text: str) -> r.FinishReason:
     """Return the reason that a message names.
@@ -17,8 +19,8 @@ def finish_reason_from_text(text: str) -> r.FinishReason:
         ContractError: for an unknown one.
     """
     try:
-        return r.FinishReason(text)
-    except ValueError:
+        return _FINISH_REASONS[text]
+    except KeyError:
         raise ContractError(f"finish_reason={text[:40]!r} is unknown; expected stop or length") from None
 
 

@@ -246,8 +246,8 @@ def register_coordinator(server: Any, service: Coordinator) -> None:
 def largest_message(config: RunConfig) -> int:
     """Return the bytes of the largest message that a coordinator takes in.
 
-    That is a group of the longest completions, at up to 11 bytes a token and a version span for
-    each, or a manifest.
+    That is a group of the longest completions, at 8 bytes a token and a version span for each, or a
+    manifest.
     """
     group = config.loop.group_size * (config.sampling.max_tokens * _TOKEN_BYTES + _TRAJECTORY_BYTES)
     return min(MAX_MESSAGE_BYTES, max(_SMALLEST_LIMIT, group))
