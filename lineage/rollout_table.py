@@ -7,7 +7,8 @@ and the pyarrow release, which the run's manifest records.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,11 @@ def decode_batch(payload: bytes) -> list[BatchRow]:
         IntegrityError: when the bytes are no batch table.
     """
     table = _read(payload, BATCH_SCHEMA)
+    with _readable(payload, "batch"):
+        return _batch_rows(table)
+
+
+def _batch_rows(table: Any) -> list[BatchRow]:
     plain = {name: table.column(name).to_pylist() for name in _BATCH_PLAIN}
     prompts = _split(table.column("prompt_token_ids"), np.int32)
     tokens = _split(table.column("token_ids"), np.int32)
@@ -139,8 +145,10 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    spans = _read(payload, BATCH_SCHEMA).column("spans").combine_chunks().flatten()
-    return tuple(sorted(set(spans.field("version").to_pylist())))
+    table = _read(payload, BATCH_SCHEMA)
+    with _readable(payload, "batch"):
+        spans = table.column("spans").combine_chunks().flatten()
+        return tuple(sorted(set(spans.field("version").to_pylist())))
 
 
 _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage")
@@ -159,7 +167,8 @@ def decode_timings(payload: bytes) -> list[RowTiming]:
         IntegrityError: when the bytes are no timings table.
     """
     table = _read(payload, TIMINGS_SCHEMA, _OLD_TIMINGS_SCHEMA)
-    return [RowTiming(**row) for row in table.to_pylist()]
+    with _readable(payload, "timings"):
+        return [RowTiming(**row) for row in table.to_pylist()]
 
 
 def count_workers(payload: bytes) -> dict[str, int]:
@@ -169,7 +178,24 @@ def count_workers(payload: bytes) -> dict[str, int]:
         IntegrityError: when the bytes are no timings table.
     """
     table = _read(payload, TIMINGS_SCHEMA, _OLD_TIMINGS_SCHEMA, columns=("worker_id",))
-    return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
+    with _readable(payload, "timings"):
+        return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
+
+
+@contextmanager
+def _readable(payload: bytes, name: str) -> Iterator[None]:
+    """Say what is wrong with a file whose damage shows only now: a column's text, or a field's name.
+
+    Raises:
+        IntegrityError: instead of whatever reading raised.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise IntegrityError(
+            f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
+            "fetch the file again"
+        ) from error
 
 
 def _check_row(row: BatchRow) -> None:
@@ -238,15 +264,10 @@ def _write(columns: Sequence[Any], schema: Any) -> bytes:
 def _read(payload: bytes, *schemas: Any, columns: Sequence[str] = ()) -> Any:
     known = {schema.metadata[b"antiphon.table"].decode(): schema.names for schema in schemas}
     name = next(iter(known))
-    try:
+    with _readable(payload, name):
         file = pq.ParquetFile(pa.BufferReader(payload))
         names = file.schema_arrow.names
         table = file.read(columns=list(columns) or None, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(
-            f"{len(payload)} bytes are no readable {name} table: {' '.join(str(error).split())[:200]}; "
-            "fetch the file again"
-        ) from error
     found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
     if names != known.get(found):
         raise IntegrityError(

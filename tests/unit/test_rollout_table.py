@@ -169,6 +169,14 @@ def test_truncated_bytes_are_no_table() -> None:
         decode_batch(payload[:-9])
 
 
+@pytest.mark.parametrize(("there", "instead"), [(b"version", b"versinn"), (b"group-1", b"g\xffoup-1")])
+def test_a_flipped_bit_within_a_name_or_a_text_is_an_integrity_error(there: bytes, instead: bytes) -> None:
+    payload = encode_batch([row(group_id="group-1")])
+    assert there in payload
+    with pytest.raises(IntegrityError, match="no readable batch table"):
+        decode_batch(payload.replace(there, instead))
+
+
 def test_decoded_arrays_may_be_written_to() -> None:
     (back,) = decode_batch(encode_batch([row()]))
     back.token_ids[0] = 7
