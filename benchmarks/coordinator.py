@@ -238,7 +238,7 @@ async def idle_fleet(
             reply = await client.heartbeat(beat)
             assert reply.known
             beats[0] += 1
-            await asyncio.sleep(welcome.heartbeat_s)
+            await asyncio.sleep(max(welcome.heartbeat_s, reply.next_s))
 
     beats = [0]
     before = _cpu(process)

@@ -5,6 +5,7 @@ equal record. Messages that cannot be meant raise ContractError before anything 
 concerns drafting alone is translated in `wire_drafting`, which never refuses a message.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -393,11 +394,14 @@ def heartbeat_reply_to_proto(x: coordinator_api.HeartbeatReply) -> rollout_pb2.H
         drain=x.drain,
         run_finished=x.run_finished,
         kept=[rollout_pb2.KeptProgress(lease_id=k.lease_id, tokens=k.tokens) for k in x.kept],
+        next_s=x.next_s,
     )
 
 
 def heartbeat_reply_from_proto(m: rollout_pb2.HeartbeatReply) -> coordinator_api.HeartbeatReply:
     """Translate."""
+    if not (math.isfinite(m.next_s) and m.next_s >= 0):
+        raise ContractError(f"next_s={m.next_s} is no pause between two heartbeats; update this worker")
     return coordinator_api.HeartbeatReply(
         known=m.known,
         cancelled_leases=tuple(m.cancelled_leases),
@@ -405,6 +409,7 @@ def heartbeat_reply_from_proto(m: rollout_pb2.HeartbeatReply) -> coordinator_api
         drain=m.drain,
         run_finished=m.run_finished,
         kept=tuple(r.KeptProgress(k.lease_id, tuple(k.tokens)) for k in m.kept),
+        next_s=m.next_s,
     )
 
 

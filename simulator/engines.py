@@ -35,7 +35,7 @@ from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rollout.engine import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.simulator import arithmetic
-from antiphon.simulator.disk import MemoryChunks
+from antiphon.simulator.chunks import MemoryChunks
 from antiphon.simulator.loop import VirtualLoop
 
 CHUNK_BYTES = 40

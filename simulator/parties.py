@@ -29,7 +29,8 @@ from antiphon.services.patience import keep_trying
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.simulator import engines
-from antiphon.simulator.disk import RUN_ID, JournalDisk, MemoryChunks, MemoryJournal, MemoryStore
+from antiphon.simulator.chunks import MemoryChunks
+from antiphon.simulator.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.loop import Process, VirtualLoop
 from antiphon.simulator.network import Link, Network
 

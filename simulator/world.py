@@ -27,7 +27,8 @@ from antiphon.services.coordinator.run_keeper import RunKeeper, new_state
 from antiphon.services.rollout.worker import GRACE_S, RolloutWorker
 from antiphon.simulator import engines, parties
 from antiphon.simulator.chance import Chance
-from antiphon.simulator.disk import JournalDisk, MemoryChunks, MemoryStore
+from antiphon.simulator.chunks import MemoryChunks
+from antiphon.simulator.disk import JournalDisk, MemoryStore
 from antiphon.simulator.faults import Fault, FaultKind, draw_faults
 from antiphon.simulator.invariants import Witness
 from antiphon.simulator.loop import Process, VirtualLoop

@@ -89,6 +89,8 @@ class HeartbeatReply:
     run_finished: bool
     kept: tuple[KeptProgress, ...] = ()
     """For each running lease that the beat had progress of: what the coordinator keeps of it now."""
+    next_s: float = 0.0
+    """Seconds until the next heartbeat of a worker that has no lease by then; 0: the usual pause."""
 
 
 @dataclass(frozen=True, slots=True)

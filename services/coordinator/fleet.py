@@ -6,7 +6,7 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 
 from dataclasses import dataclass
 
-from antiphon.core.leases import LeaseTable
+from antiphon.core.leases import LeaseTable, beat_pause_s
 from antiphon.core.records import WorkerState
 from antiphon.services.coordinator.api import WorkerHeartbeat, WorkerRecord
 
@@ -29,6 +29,8 @@ class Member:
     tokens_generated: int = 0
     busy_s: float = 0.0
     uptime_s: float = 0.0
+    pause_s: float = 0.0
+    """Until its next heartbeat, as it was told; 0 for the usual pause."""
     told_newest: int | None = None
     """Newest announced version that it has heard of."""
     told_wanted: int | None = None
@@ -39,13 +41,16 @@ class Fleet:
     """The workers by id; told the time by the caller."""
 
     def __init__(self, heartbeat_s: float) -> None:
-        self._silence_s = MISSED_HEARTBEATS * heartbeat_s
+        self._heartbeat_s = heartbeat_s
         self._members: dict[str, Member] = {}
+        self.size = 0
+        """Living workers."""
 
     def add(self, worker_id: str, name: str, concurrent_groups: int, now: float) -> Member:
         """Let a worker in."""
         member = Member(worker_id, name, concurrent_groups, seen_s=now)
         self._members[worker_id] = member
+        self.size += 1
         return member
 
     def get(self, worker_id: str) -> Member | None:
@@ -64,6 +69,7 @@ class Fleet:
     def beat(self, member: Member, beat: WorkerHeartbeat, now: float) -> bool:
         """Take a heartbeat; True when the worker holds another version than before."""
         member.seen_s = now
+        member.pause_s = beat_pause_s(self._heartbeat_s, self.size, busy=bool(beat.lease_ids))
         member.tokens_generated, member.busy_s = beat.tokens_generated, beat.busy_s
         member.uptime_s = beat.uptime_s
         return self.holds(member, beat.held_version)
@@ -86,10 +92,14 @@ class Fleet:
 
     def silent(self, now: float) -> list[Member]:
         """Return the living workers that missed too many heartbeats."""
-        return [member for member in self.living() if now - member.seen_s > self._silence_s]
+        return [m for m in self.living() if now - m.seen_s > self._patience_s(m)]
+
+    def _patience_s(self, member: Member) -> float:
+        return MISSED_HEARTBEATS * max(self._heartbeat_s, member.pause_s)
 
     def lose(self, member: Member) -> None:
         """Note that a worker is gone; the longest gone are forgotten."""
+        self.size -= member.state is not WorkerState.LOST
         member.state = WorkerState.LOST
         lost = [m.worker_id for m in self._members.values() if m.state is WorkerState.LOST]
         for worker_id in lost[:-LOST_REMEMBERED]:

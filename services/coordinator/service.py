@@ -164,6 +164,7 @@ class CoordinatorService(Coordinator):
             drain=member.state is WorkerState.DRAINING,
             run_finished=keeper.state.finished,
             kept=kept,
+            next_s=member.pause_s,
         )
 
     def _take_progress(self, beat: WorkerHeartbeat) -> tuple[KeptProgress, ...]:

@@ -14,12 +14,13 @@ class Change:
         rung, self._rung = self._rung, asyncio.Event()
         rung.set()
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait for the next ring, or for `timeout_s` seconds."""
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the next ring, or for `timeout_s` seconds; False when nothing rang."""
         rung = self._rung
         try:
             # Not wait_for: in Python 3.11 it swallows a cancellation that meets the ring.
             async with asyncio.timeout(timeout_s):
                 await rung.wait()
         except TimeoutError:
-            return
+            return False
+        return True

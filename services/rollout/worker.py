@@ -259,13 +259,21 @@ class RolloutWorker:
             if reply.known:
                 self._heed(reply)
                 # Other weights are told at once: the coordinator's gate counts with them.
-                await self._swapped.wait(pause_s)
+                await self._rest(pause_s, reply.next_s)
             else:
                 # Its leases are named by their ids, so work in flight goes on under the new name.
                 await self._register()
                 for group in self._groups.values():
                     group.heard(())  # a coordinator that forgot the worker forgot its progress too
                 self._change.ring()
+
+    async def _rest(self, pause_s: float, idle_pause_s: float) -> None:
+        """Wait for the next heartbeat: the longer pause holds while there is nothing to tell of."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + idle_pause_s
+        while not await self._swapped.wait(pause_s):
+            if self._groups or self._unsubmitted or self._draining or clock() >= until:
+                return
 
     def _beat(
         self, progress: tuple[LeaseProgress, ...], released: tuple[str, ...] = (), leaving: bool = False

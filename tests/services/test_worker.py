@@ -299,6 +299,28 @@ def test_cancelled_leases_are_dropped() -> None:
     asyncio.run(story())
 
 
+def test_a_worker_without_a_lease_beats_as_rarely_as_it_is_told() -> None:
+    async def story() -> None:
+        gate = StepGate()
+        site = make_site(make_config(), gate=gate)
+        coordinator = site.coordinator
+        coordinator.next_s = 3600.0
+        async with at_work(site):
+            await coordinator.announce(light_manifest("run-1", 0))
+            await coordinator.until(lambda: any(beat.held_version == 0 for beat in coordinator.beats))
+            idle = len(coordinator.beats)
+            asked = len(coordinator.asked)
+            await coordinator.until(lambda: len(coordinator.asked) >= asked + 5)  # time passes meanwhile
+            assert len(coordinator.beats) == idle
+            coordinator.queue.append(light_lease(0))
+            await coordinator.until(lambda: len(coordinator.beats) >= idle + 3)
+            assert coordinator.beats[-1].lease_ids
+            gate.open()
+            await coordinator.until(lambda: len(coordinator.submissions) == 1)
+
+    asyncio.run(story())
+
+
 def test_forgotten_worker_registers_again_and_hands_in_what_it_has() -> None:
     async def story() -> None:
         gate = StepGate()

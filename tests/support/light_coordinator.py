@@ -62,6 +62,8 @@ class LightCoordinator:
         self.config = config
         self.run_id = run_id
         self.heartbeat_s = heartbeat_s
+        self.next_s = 0.0
+        """What a worker without a lease is told to wait until its next heartbeat."""
         self.away = False
         """Every call fails as if nobody listened."""
         self.calls: Counter[str] = Counter()
@@ -112,6 +114,7 @@ class LightCoordinator:
             newest_version=self._newest(),
             drain=self.draining,
             run_finished=self.finished,
+            next_s=self.next_s,
         )
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:

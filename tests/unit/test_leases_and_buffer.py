@@ -8,6 +8,8 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.group_buffer import BufferedGroup, GroupBuffer, Verdict
 from antiphon.core.leases import LeaseTable
 from antiphon.core.staleness import StalenessBound
+from antiphon.services.coordinator.api import WorkerHeartbeat
+from antiphon.services.coordinator.fleet import Fleet
 
 
 def test_lease_expires_unless_extended() -> None:
@@ -29,6 +31,27 @@ def test_extension_moves_a_lease_to_the_workers_new_name() -> None:
     leases.extend(["l1"], "w-2", now=1.0)
     assert leases.of_worker("w-1") == []
     assert [held.group_id for held in leases.of_worker("w-2")] == ["g1"]
+
+
+def idle_beat(worker_id: str, leases: tuple[str, ...] = ()) -> WorkerHeartbeat:
+    return WorkerHeartbeat(worker_id, None, None, leases, 0, 0.0, 1.0)
+
+
+def test_a_large_fleet_beats_less_often_and_its_silence_is_noticed_later() -> None:
+    fleet = Fleet(heartbeat_s=2.0)
+    crew = [fleet.add(f"w{n}-1", f"w{n}", 4, now=0.0) for n in range(1000)]
+    for member in crew:
+        fleet.beat(member, idle_beat(member.worker_id), now=0.0)
+    fleet.beat(crew[1], idle_beat("w1-1", ("lease",)), now=0.0)
+    assert [member.pause_s for member in crew[:3]] == [10.0, 2.0, 10.0]
+    assert fleet.silent(now=10.0) == [] and fleet.silent(now=10.1) == [crew[1]]
+    assert len(fleet.silent(now=50.1)) == 1000
+    for member in crew[100:]:
+        fleet.lose(member)
+        fleet.lose(member)
+    assert fleet.size == 100 == len(fleet.living())
+    fleet.beat(crew[0], idle_beat("w0-1"), now=60.0)
+    assert crew[0].pause_s == 2.0
 
 
 def group(number: int, oldest: int = 0, varied: bool = True) -> BufferedGroup:
