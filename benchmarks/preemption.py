@@ -9,8 +9,9 @@ whenever there is one and trains as long as the undisturbed fleet needs for the 
 The last line is one JSON object. `lost_throughput` compares learner steps per scaled hour. Wasted
 shares are of the worker seconds that were spent on leases, as the coordinator's ledger books them:
 `wasted_share` with hand-over of unfinished groups, `wasted_share_without_handover` in a third run, the
-same reclaims without it. Afterwards every token of every batch is compared with what one engine would
-have sampled.
+same reclaims without it. Shares of wasted tokens are of all that was sampled: what nobody handed in, less
+what is unfinished when the undisturbed fleet is stopped. Afterwards every token of every batch is
+compared with what one engine would have sampled.
 
     .venv/bin/python benchmarks/preemption.py
     .venv/bin/python benchmarks/preemption.py --mode moment
@@ -20,6 +21,7 @@ have sampled.
 
 import argparse
 import asyncio
+import json
 import signal
 import subprocess
 import tempfile
@@ -79,11 +81,19 @@ class Outcome:
     worker_hours: float
     """Scaled hours that workers were there, until reclaimed or until the end."""
     wasted_share: float
+    generated: int
+    """Tokens that workers sampled, as far as they lived to tell."""
+    handed_in: int
+    """Tokens of the groups that were handed in."""
     continued: int
     """Leases that went on from another worker's tokens."""
     tokens_checked: int
     wrong_tokens: int
     staleness_max: int
+
+    def missing_share(self) -> float:
+        """Return the share of the sampled tokens that nobody handed in: wasted, or unfinished at the end."""
+        return 1.0 - self.handed_in / self.generated if self.generated else 0.0
 
     def reclaimed_share(self) -> float:
         """Return the probability of being reclaimed within an hour that this comes to."""
@@ -197,6 +207,7 @@ async def run_fleet(
                 task.result()  # says what went wrong
         await following
         account = keeper.state.ledger.account(clock())
+        generated = sum(worker.tokens_generated for worker in keeper.fleet.records(keeper.leases, clock()))
         checked, wrong = await check_tokens(keeper, site)
         events = await keeper.journal.read(0, 10**9)
     finally:
@@ -213,6 +224,10 @@ async def run_fleet(
         reclaimed=fleet.reclaimed,
         worker_hours=fleet.seconds / 3600.0,
         wasted_share=account.wasted_share(),
+        generated=generated,
+        handed_in=sum(
+            sum(json.loads(row.body)["token_counts"]) for row in events if row.kind == "group.submitted"
+        ),
         continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in events),
         tokens_checked=checked,
         wrong_tokens=wrong,
@@ -269,6 +284,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             found[name] = asyncio.run(work)
             print(f"{name}: {found[name]}", flush=True)
     calm, storm = found["undisturbed"], found["disturbed"]
+    if not calm.steps_per_hour:
+        raise SystemExit(f"--hours {arguments.hours:g} is too short for the learner's steps; give more")
     return {
         "mode": arguments.mode,
         "seed": arguments.seed,
@@ -280,6 +297,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "groups_per_hour_undisturbed": round(calm.steps_per_hour * site.prompts_per_step, 1),
         "wasted_share": round(storm.wasted_share, 4),
         "wasted_share_without_handover": round(found["without handover"].wasted_share, 4),
+        "wasted_tokens_share": round(storm.missing_share() - calm.missing_share(), 4),
+        "wasted_tokens_share_without_handover": round(
+            found["without handover"].missing_share() - calm.missing_share(), 4
+        ),
         "continued_leases": storm.continued,
         "tokens_checked": sum(outcome.tokens_checked for outcome in found.values()),
         "wrong_tokens": sum(outcome.wrong_tokens for outcome in found.values()),

@@ -78,10 +78,12 @@ class JudgeDesk:
             self._judging[group_id] = _Judging(judge_id, now + self._duration_s)
         found = []
         for group_id in group_ids:
-            group = self._keeper.state.groups.get(group_id)
-            if group is None:  # found stale while the payload of another one was read
+            submission = await self._keeper.find_submission(group_id)
+            if not self._unanswered(group_id):  # judged or found stale while a payload was read
                 continue
-            submission = await self._keeper.submission(group_id)
+            if submission is None:
+                raise self._keeper.payload_lost(group_id)
+            group = self._keeper.state.groups[group_id]
             found.append(
                 GroupToJudge(
                     group_id=group_id,

@@ -313,8 +313,12 @@ class RunKeeper:
         """
         found = await self.find_submission(group_id)
         if found is None:
-            raise IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")
+            raise self.payload_lost(group_id)
         return found
+
+    def payload_lost(self, group_id: str) -> IntegrityError:
+        """Return the error of a group that lives without what was handed in for it."""
+        return IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")
 
     async def find_submission(self, group_id: str) -> GroupSubmission | None:
         """Return an accepted submission, from memory or the journal; None when it was forgotten."""

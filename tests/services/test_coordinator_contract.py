@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from antiphon.core.config import RunConfig
+from antiphon.core.config import DraftingSection, RunConfig
 from antiphon.core.errors import (
     ConfigError,
     ContractError,
@@ -370,3 +370,31 @@ def test_prompt_that_does_not_fit_is_named() -> None:
     prompts.check_all(train=4, heldout=2)
     with pytest.raises(ConfigError, match="prompt heldout-0-4 has 5 tokens"):
         prompts.check_all(train=4, heldout=5)
+
+
+def test_a_group_that_is_judged_while_its_payload_is_read_is_not_handed_out(tmp_path: Path) -> None:
+    config = make_config(steps=4).model_copy(update={"drafting": DraftingSection(enabled=False)})
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        keeper = site.service.keeper
+        await client.announce_snapshot(light_manifest(0))
+        await client.open_evaluation(0)
+        worker_id = (await client.register(hello())).worker_id
+        (lease, *_) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))).leases
+        assert await client.submit_group(sample_lease(lease, worker_id, 0)) is SubmitVerdict.ACCEPTED
+        keeper._submissions.clear()  # as after a restart, which a judge outlived with its group
+        reading, judged, on_disk = asyncio.Event(), asyncio.Event(), keeper.journal.payload
+
+        async def slowly(name: str) -> bytes | None:
+            reading.set()
+            await judged.wait()
+            return await on_disk(name)
+
+        keeper.journal.payload = slowly  # type: ignore[method-assign]
+        pulling = asyncio.ensure_future(site.service.pull_for_reward("late", 1, 0.0))
+        await reading.wait()
+        assert await site.service.submit_rewards(lease.group_id, [Judgement(0, 1.0)])
+        judged.set()
+        assert list(await pulling) == []
+
+    serve_and(tmp_path, act, config)
