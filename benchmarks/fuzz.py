@@ -27,7 +27,7 @@ from antiphon.benchmarks.fuzz_house import House, known_values, open_house
 from antiphon.benchmarks.fuzz_messages import damaged, messages
 from antiphon.benchmarks.fuzz_readers import readers
 from antiphon.core.errors import AntiphonError
-from antiphon.protos import broadcast_pb2, coordinator_pb2, records_pb2, reward_pb2, rollout_pb2
+from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services import wire, wire_drafting
 from antiphon.services.process import configure_logs
 
@@ -142,9 +142,9 @@ def all_targets(house: House, folder: Path, tally: Tally) -> Iterator[Target]:
 
 
 def rpc_targets(house: House, tally: Tally) -> Iterator[Target]:
-    """Yield two targets for each method of the services that strangers can reach."""
+    """Yield two targets for each method of every service."""
     known = known_values()
-    for module in (coordinator_pb2, broadcast_pb2):
+    for module in (coordinator_pb2, broadcast_pb2, learner_pb2, reward_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
             channel = grpc.insecure_channel(house.addresses[service.name])
             for method in service.methods:

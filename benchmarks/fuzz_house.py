@@ -1,6 +1,7 @@
-"""Fuzz house: a coordinator and an origin on loopback, whose every change is counted.
+"""Fuzz house: every service on loopback, and every change that a call makes counted.
 
-They run in a thread of their own, so that calls can be made from anywhere.
+They run in a thread of their own, so that calls can be made from anywhere. The learner and the judge
+have light engines, and a coordinator of their own: what they tell it is nobody's call.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from antiphon.benchmarks.kill_parts import open_light_learner
 from antiphon.core import events as e
 from antiphon.core.admission import lease_id_of
 from antiphon.core.config import RunConfig, build_config
@@ -23,7 +25,12 @@ from antiphon.services.coordinator.run_keeper import RunKeeper
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.trust_desk import TrustDesk
+from antiphon.services.learner.server import register_learner
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.reward.server import start_reward
+from antiphon.services.reward.service import RewardService
 from antiphon.services.serving import start_server, stop_server
+from antiphon.simulator.engines import ArithmeticEnvironment, JsonDecoder
 
 RUN_ID = "run-1"
 CALL_S = 60.0
@@ -60,6 +67,7 @@ def house_config() -> RunConfig:
             "sampling": {"max_tokens": 8},
             "coordinator": {"lease_s": 1e6, "heartbeat_s": 1e6, "history_batches": 2},
             "broadcast": {"snapshots_kept": 80},
+            "services": {"stall_timeout_s": 0.3},
         }
     )
 
@@ -67,9 +75,13 @@ def house_config() -> RunConfig:
 class House:
     """Served parties, and what they hold at the moment."""
 
-    def __init__(self, keeper: CountingKeeper, coordinator: str, origin: str, loop: Any) -> None:
+    def __init__(
+        self, keeper: CountingKeeper, learner: LearnerService, addresses: dict[str, str], loop: Any
+    ) -> None:
         self.keeper = keeper
-        self.addresses = {"Coordinator": coordinator, "Broadcast": origin}
+        self.addresses = addresses
+        """host:port by the name of the service."""
+        self._learner = learner
         self._loop = loop
 
     def picture(self) -> tuple[object, ...]:
@@ -78,7 +90,9 @@ class House:
         async def look() -> tuple[object, ...]:
             keeper = self.keeper
             members = [(m.worker_id, m.state, m.held_version) for m in keeper.fleet.living()]
-            return keeper.recorded, tuple(members), len(keeper.leases.expired(float("inf"))), keeper.failure
+            leases = len(keeper.leases.expired(float("inf")))
+            version = (await self._learner.status()).version
+            return keeper.recorded, tuple(members), leases, keeper.failure, version
 
         return self._run(look())
 
@@ -142,21 +156,54 @@ async def _until(ready: list[House], serving: Any) -> None:
 
 
 async def _serve(folder: Path, ready: list[House], stop: asyncio.Event) -> None:
-    config = house_config()
-    loop = asyncio.get_running_loop()
-    folder.mkdir(parents=True, exist_ok=True)
-    store = open_store(folder / "store", config.record)
-    keeper = CountingKeeper(
-        config, RUN_ID, Journal(folder / JOURNAL_NAME, RUN_ID), store, Prompts(), loop.time
-    )
-    await keeper.start()
+    keeper, behind = await _keeper(folder / "run"), await _keeper(folder / "behind")
     service = CoordinatorService(keeper, trust=TrustDesk(keeper, bytes(32)))
-    coordinator, port = await start_coordinator(service, "127.0.0.1", 0)
-    origin, origin_port = await start_server(
-        "127.0.0.1", 0, lambda s: register_broadcast(s, BroadcastService(ChunkStore(folder / "chunks"))), []
+    learner = await _learner(folder / "behind", behind)
+    judge = RewardService(
+        CoordinatorService(behind),
+        ArithmeticEnvironment(house_config(), 0),
+        JsonDecoder(),
+        RUN_ID,
+        "judge",
+        CALL_S,
     )
-    ready.append(House(keeper, f"127.0.0.1:{port}", f"127.0.0.1:{origin_port}", loop))
+    chunks = BroadcastService(ChunkStore(folder / "chunks"))
+    servers = {
+        "Coordinator": await start_coordinator(service, "127.0.0.1", 0),
+        "Broadcast": await start_server("127.0.0.1", 0, lambda s: register_broadcast(s, chunks), []),
+        "Learner": await start_server("127.0.0.1", 0, lambda s: register_learner(s, learner), []),
+        "Reward": await start_reward(judge, "127.0.0.1", 0),
+    }
+    addresses = {name: f"127.0.0.1:{port}" for name, (_, port) in servers.items()}
+    ready.append(House(keeper, learner, addresses, asyncio.get_running_loop()))
     await stop.wait()
-    for server in (coordinator, origin):
+    for server, _ in servers.values():
         await stop_server(server, grace_s=0.1)
-    await keeper.close()
+    await learner.close()
+    for one in (keeper, behind):
+        await one.close()
+
+
+async def _keeper(folder: Path) -> CountingKeeper:
+    config, clock = house_config(), asyncio.get_running_loop().time
+    folder.mkdir(parents=True, exist_ok=True)
+    journal = Journal(folder / JOURNAL_NAME, RUN_ID)
+    store = open_store(folder / "store", config.record)
+    keeper = CountingKeeper(config, RUN_ID, journal, store, Prompts(), clock)
+    await keeper.start()
+    return keeper
+
+
+async def _learner(folder: Path, keeper: CountingKeeper) -> LearnerService:
+    """Return a learner that holds version 0; batches never come, and it soon stops waiting for one."""
+    learner = open_light_learner(
+        keeper.config,
+        RUN_ID,
+        folder,
+        keeper.store,
+        ChunkStore(folder / "chunks"),
+        CoordinatorService(keeper),
+    )
+    await learner.restore()
+    learner.origin = "127.0.0.1:1"
+    return learner

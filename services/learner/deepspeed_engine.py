@@ -94,6 +94,8 @@ class DeepSpeedEngine:
             config.model.path, _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
         )
         self._names = published_names(causal_model)
+        self.vocabulary = int(causal_model.config.vocab_size)
+        """Token ids are below this."""
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._stage = section.zero_stage
         self._clip = section.gradient_clip

@@ -14,7 +14,7 @@ import torch
 from antiphon.core.audit import SampleFigures
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, VersionSpan
 from antiphon.core.seeds import derive_seed
 from antiphon.lineage.rollout_table import decode_batch
@@ -131,7 +131,19 @@ class Trainer(Training):
         return self.version
 
     def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the logprobs [T] of `completion` after `prompt`, float32 nats."""
+        """Return the logprobs [T] of `completion` after `prompt`, float32 nats.
+
+        Raises:
+            ContractError: when there is nothing to score, or a token that the model does not know.
+        """
+        engine, given = self._held(), [*prompt, *completion.tolist()]
+        if not len(prompt) or not completion.size:
+            raise ContractError("a prompt and a completion of at least one token each are needed to score")
+        if not 0 <= min(given) <= max(given) < engine.vocabulary:
+            raise ContractError(
+                f"token ids lie in [{min(given)}, {max(given)}], but the model knows "
+                f"0..{engine.vocabulary - 1}"
+            )
         row = BatchRow(
             group_id="score",
             prompt_key="score",
@@ -145,7 +157,7 @@ class Trainer(Training):
             advantage=0.0,
         )
         (batch,) = make_micro_batches([row], self.version, 1)
-        found: FloatArray = self._held().logprobs(batch)[0].numpy()
+        found: FloatArray = engine.logprobs(batch)[0].numpy()
         return found
 
     def _load(self, version: int) -> None:

@@ -517,6 +517,9 @@ def test_everything_works_over_grpc(model_path: Path, tmp_path: Path) -> None:
         assert await learner.checkpoint() == 1 and await learner.restore() == 1
         scored = await learner.score_tokens((1, 2), np.array([3, 4], np.int32))
         assert scored.shape == (2,) and (scored < 0).all()
+        for prompt, completion in (((1, 2), [3, 10**6]), ((-1, 2), [3]), ((), [3]), ((1, 2), [])):
+            with pytest.raises(ContractError, match="token"):
+                await learner.score_tokens(prompt, np.array(completion, np.int32))
         status = await learner.status()
         assert status.version == 1 and status.state == "idle" and status.busy_s > 0
         with pytest.raises(ContractError, match="step 7 is not the next one"):
