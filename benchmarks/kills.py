@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from antiphon.benchmarks.kill_audit import Audit, audit
 from antiphon.benchmarks.measure import PROJECT, print_result, tail
 from antiphon.benchmarks.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config
+from antiphon.lineage.ports import free_ports
 from antiphon.services import failpoints
 from antiphon.services.process import PARENT_VARIABLE
 
@@ -125,7 +125,7 @@ class KilledRun:
         self._folder, self._rng, self._tally = folder, rng, tally
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(dump_config(config))
-        ports = {role: _free_port() for role in ("coordinator", "learner")}
+        ports = dict(zip(("coordinator", "learner"), free_ports(2), strict=True))
         (folder / "ports.json").write_text(json.dumps(ports | {"deepspeed": int(deepspeed)}))
         self._victims = ["learner"] if deepspeed else roles()
         self._parties: dict[str, Party] = {}
@@ -231,12 +231,6 @@ class KilledRun:
 
     def _last_words(self) -> str:
         return "\n".join(f"== {role}\n{tail(self._log(role), 8)}" for role in roles())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None = None) -> dict[str, object]:

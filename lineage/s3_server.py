@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.ports import free_ports, is_free
 from antiphon.lineage.store import write_atomically
 
 HOST = "127.0.0.1"
@@ -256,31 +256,10 @@ def _ports(folder: Path, port: int) -> dict[str, int]:
     """
     path = folder / "ports.json"
     kept = int(json.loads(path.read_bytes())["s3"]) if path.is_file() else 0
-    ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
-    ports["s3"] = port or (kept if kept and _is_free(kept) else ports["s3"])
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS), HOST), strict=True))
+    ports["s3"] = port or (kept if kept and is_free(kept, HOST) else ports["s3"])
     write_atomically(path, json.dumps(ports).encode())
     return ports
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def _client(server: S3Server) -> Any:

@@ -8,7 +8,6 @@ sides show certificates, and a guard lets each call in or refuses it in a senten
 import asyncio
 import functools
 import inspect
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from antiphon.core.errors import (
     UnavailableError,
 )
 from antiphon.core.tokens import Denial
+from antiphon.lineage.ports import is_free
 from antiphon.services.credentials import Credentials, read_token
 from antiphon.services.guard import Guard
 
@@ -138,7 +138,7 @@ async def start_server(
     """
     if security is None:
         check_host(host)
-    if port and _taken(host, port):
+    if port and not is_free(port, host):
         raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
     options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MAX_MESSAGE_BYTES))]
     server = grpc.aio.server(options=options)
@@ -157,16 +157,6 @@ async def start_server(
     for name in ["", *service_names]:
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     return server, bound
-
-
-def _taken(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return True
-    return False
 
 
 def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:

@@ -7,7 +7,6 @@ served again later. Never the ephemeral in-process server: that gives up after 2
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.ports import free_port, is_free
 from antiphon.services.process import PARENT_VARIABLE, tie_to_parent
 
 _log = structlog.get_logger(__name__)
@@ -46,27 +46,14 @@ _UNUSED = ("FOREMAN", "REPOSSESSOR", "CLEANUP_RECONCILER")
 """Background services for remote work pools and concurrency leases, which no flow here uses."""
 
 
-def free_port(host: str = HOST) -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def check_port(port: int, option: str, host: str = HOST) -> None:
     """Make sure that a server could listen on `port`.
 
     Raises:
         ConfigError: when something listens there already; `option` is what to change.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} on {host} is taken ({error.strerror}); give another one with {option}"
-            ) from error
+    if not is_free(port, host):
+        raise ConfigError(f"port {port} on {host} is taken; give another one with {option}")
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:

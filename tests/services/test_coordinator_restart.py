@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.run_state import RunState, fold
+from antiphon.lineage.ports import free_port
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
@@ -37,12 +37,6 @@ from tests.support.light_parties import (
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def start_process(folder: Path, port: int) -> Process:

@@ -29,7 +29,8 @@ from antiphon.cli import app as cli
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.flows import deployments
 from antiphon.flows.deployments import DEPLOYMENTS, MACHINE_QUEUE, WATCH_NAME, DeployOptions
-from antiphon.tasks.prefect_server import PrefectServer, begin_prefect_server, free_port
+from antiphon.lineage.ports import free_port
+from antiphon.tasks.prefect_server import PrefectServer, begin_prefect_server
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [ROOT / "docs" / "guides" / name for name in ("deployments.md", "scheduled-benchmarks.md")]

@@ -16,12 +16,12 @@ import pytest
 from antiphon.cli import app as cli
 from antiphon.cli.up import Page, read_pages, running_prefect, write_pages
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.ports import free_port
 from antiphon.lineage.s3_server import credentials_file
 from antiphon.tasks.prefect_server import (
     answers,
     begin_prefect_server,
     check_port,
-    free_port,
     server_environment,
 )
 

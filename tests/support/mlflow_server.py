@@ -9,7 +9,8 @@ from pathlib import Path
 
 import stamina
 
-from antiphon.tasks.prefect_server import HOST, answers, free_port
+from antiphon.lineage.ports import free_port
+from antiphon.tasks.prefect_server import HOST, answers
 
 START_S = 180.0
 STOP_S = 30.0

@@ -1,0 +1,48 @@
+"""Ports: which ones a server may be given that is told its port before it listens.
+
+The system takes the ports of outgoing connections from a range of its own. A port of that range can
+be gone by the time a server that was told to use it has started, so those below it are offered.
+"""
+
+import secrets
+import socket
+
+from antiphon.core.errors import UnavailableError
+
+LOOPBACK = "127.0.0.1"
+OFFERED = range(20_000, 32_000)
+"""Below Linux's usual range for outgoing connections, 32768 to 60999."""
+
+
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """Return so many different ports that were free a moment ago, chosen by chance.
+
+    Raises:
+        UnavailableError: when there are not so many.
+    """
+    found: list[int] = []
+    for port in secrets.SystemRandom().sample(OFFERED, len(OFFERED)):
+        if is_free(port, host):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise UnavailableError(
+        f"{host} has no {count} free ports in {OFFERED.start}..{OFFERED.stop - 1}; name ports in the command"
+    )
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a port that was free a moment ago."""
+    (port,) = free_ports(1, host)
+    return port
+
+
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Tell whether a server could listen on a port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
