@@ -207,9 +207,9 @@ async def run_fleet(
                 task.result()  # says what went wrong
         await following
         account = keeper.state.ledger.account(clock())
+        events = await keeper.journal.read(0, 10**9)
         generated = sum(worker.tokens_generated for worker in keeper.fleet.records(keeper.leases, clock()))
         checked, wrong = await check_tokens(keeper, site)
-        events = await keeper.journal.read(0, 10**9)
     finally:
         fleet.close()
         for task in tasks:
