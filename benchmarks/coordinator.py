@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 import psutil
 
-from antiphon.benchmarks.measure import print_result, tail
+from antiphon.benchmarks.measure import end_on_sigterm, print_result, tail
 from antiphon.benchmarks.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
 from antiphon.core.records import (
@@ -302,8 +301,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve is not None:
         sys.exit(serve(options.serve))
-    # Asked to stop, what was started is stopped too, and the folder goes.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_on_sigterm()
     home = Path(tempfile.mkdtemp(prefix="antiphon-load-"))
     result: dict[str, object] = {"clients": options.clients, "seconds": options.seconds}
     try:

@@ -5,7 +5,7 @@
 
 import argparse
 
-from antiphon.benchmarks.measure import PROJECT, print_result, run_job, scratch_home
+from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, run_job, scratch_home
 
 
 def main() -> None:
@@ -14,6 +14,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=None, help="learner steps (default: the demo's)")
     arguments = parser.parse_args()
+    end_on_sigterm()
     overrides = [f"run.seed={arguments.seed}"]
     if arguments.steps is not None:
         overrides.append(f"run.steps={arguments.steps}")

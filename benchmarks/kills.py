@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from antiphon.benchmarks.kill_audit import Audit, audit
-from antiphon.benchmarks.measure import PROJECT, print_result, tail
+from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, tail
 from antiphon.benchmarks.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.lineage.ports import free_ports
@@ -341,8 +341,7 @@ def main() -> None:
     parser.add_argument("--learner", type=int, default=0, help="kill the real learner this often instead")
     parser.add_argument("--postgres", action="store_true", help="keep the journals in a PostgreSQL server")
     options = parser.parse_args()
-    # Asked to stop, what was started is stopped too, and the folders go.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end_on_sigterm()
     if options.learner:
         print_result(kill_learner(options.learner, options.seed, options.keep))
         return

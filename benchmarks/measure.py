@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,11 @@ def scratch_home() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def end_on_sigterm() -> None:
+    """Have SIGTERM end this process as an exit does: what it started is stopped, its folders go."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def run_job(home: Path, config: Path, overrides: Sequence[str], label: str, timeout_s: float) -> JobRun:
     """Run `antiphon run` to its end.
 
@@ -109,11 +115,12 @@ def run_job(home: Path, config: Path, overrides: Sequence[str], label: str, time
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait(60)
             raise SystemExit(f"{label}: took longer than {timeout_s:g} s\n{tail(log)}") from None
         finally:
             peak = watch.close()
+            if process.poll() is None:  # whoever stops the benchmark stops its run
+                process.terminate()
+                process.wait(60)
     seconds = time.perf_counter() - started
     if status != 0:
         raise SystemExit(f"{label}: ended with status {status}\n{tail(log)}")

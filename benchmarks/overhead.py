@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from antiphon.benchmarks.measure import PROJECT, print_result, scratch_home
+from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, scratch_home
 from antiphon.benchmarks.overlap import SAME_WORK
 
 WARM_UP_PAIRS = 3
@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=25)
     arguments = parser.parse_args()
+    end_on_sigterm()
     with scratch_home() as home:
         os.environ["ANTIPHON_HOME"] = str(home)
         result = measure(home, 2 * (arguments.pairs + WARM_UP_PAIRS))

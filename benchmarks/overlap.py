@@ -20,7 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from antiphon.benchmarks.measure import PROJECT, JobRun, print_result, run_job, scratch_home, step_ends
+from antiphon.benchmarks.measure import (
+    PROJECT,
+    JobRun,
+    end_on_sigterm,
+    print_result,
+    run_job,
+    scratch_home,
+    step_ends,
+)
 
 POLICY = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp_size": 768}
 """Shape of the random policy (see `services.learner.tiny_model`)."""
@@ -73,6 +81,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--config", default=str(PROJECT / "benchmarks" / "overlap.yaml"))
     arguments = parser.parse_args()
+    end_on_sigterm()
     steps = f"run.steps={arguments.steps}"
     with scratch_home() as home:
         config = Path(arguments.config)

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.measure import print_result
+from antiphon.benchmarks.measure import end_on_sigterm, print_result
 from antiphon.benchmarks.preemption_fleet import (
     MODEL,
     TOKEN_S,
@@ -339,6 +339,7 @@ def main() -> None:
         "--every", type=float, default=20.0, help="seconds between kills of --real (default 20)"
     )
     arguments = parser.parse_args()
+    end_on_sigterm()
     if arguments.mode == "trace" and arguments.trace not in (known := traces()):
         print("skipped: " + (f"known traces: {', '.join(known)}" if known else "no recorded traces here"))
         print_result({"mode": "trace", "skipped": f"there is no trace {arguments.trace!r} here"})

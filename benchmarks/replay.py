@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.measure import PROJECT, print_result, run_job, scratch_home
+from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, run_job, scratch_home
 
 STALENESS = 2
 TRAIN_S = 1800.0
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for the run that is trained")
     arguments = parser.parse_args()
+    end_on_sigterm()
     if (arguments.home is None) != (not arguments.run):
         raise SystemExit("--home and --run name a finished run together; give both or neither")
     with scratch_home() as scratch, scratch_home() as fresh:
