@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--headroom", type=float, default=0.1, help="of the disturbed fleet (default 0.1)")
     parser.add_argument("--scale", type=float, default=60.0, help="scaled seconds per second (default 60)")
     parser.add_argument("--trace", default="traces/p3-trace.csv", help="id of a recorded trace")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the reclaims; first of --real (default 0)")
     parser.add_argument("--real", action="store_true", help="reward curves of real runs instead; hours")
     parser.add_argument("--pairs", type=int, default=5, help="seeds of --real (default 5)")
     parser.add_argument("--steps", type=int, default=40, help="learner steps of --real (default 40)")
@@ -348,7 +348,8 @@ def main() -> None:
     if arguments.real:
         from antiphon.benchmarks.preemption_curves import compare_curves
 
-        print_result(compare_curves(range(arguments.pairs), arguments.steps, arguments.every))
+        seeds = range(arguments.seed, arguments.seed + arguments.pairs)
+        print_result(compare_curves(seeds, arguments.steps, arguments.every))
         return
     print_result(measure(arguments))
 
