@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -112,6 +113,8 @@ class KilledRun:
         rng: np.random.Generator,
         tally: Tally,
         deepspeed: bool = False,
+        surroundings: Callable[[str], Mapping[str, str]] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Prepare the folder; nothing is started.
 
@@ -121,7 +124,10 @@ class KilledRun:
             rng: who dies, when and where.
             tally: takes what happens.
             deepspeed: train with the real learner, and kill nobody else.
+            surroundings: what a role's environment has besides.
+            meanwhile: called whenever the run has got on.
         """
+        self._surroundings, self._meanwhile = surroundings, meanwhile
         self._folder, self._rng, self._tally = folder, rng, tally
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(dump_config(config))
@@ -148,6 +154,8 @@ class KilledRun:
                 now = time.monotonic()
                 if (size := self._progress()) != seen or killed:
                     seen, moved_s = size, now
+                    if self._meanwhile is not None:
+                        self._meanwhile()
                 if now - moved_s > STALL_S:
                     raise SystemExit(f"no progress for {STALL_S:g} s\n{self._last_words()}")
                 if done < kills and now >= next_kill_s and (size != killed_at or now > patient_until_s):
@@ -166,6 +174,8 @@ class KilledRun:
     def _start(self, role: str, armed: bool) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"}
         environment.pop(failpoints.VARIABLE, None)
+        if self._surroundings is not None:
+            environment.update(self._surroundings(role))
         places = [name for name in failpoints.NAMES if name.partition(".")[0] == role.partition("-")[0]]
         if armed and places and role in self._victims and self._rng.random() < OWN_SHARE:
             name = places[int(self._rng.integers(len(places)))]

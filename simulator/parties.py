@@ -60,6 +60,8 @@ class Site:
     """Told of each step that is trained and of its file; returns how many rows that has."""
     keepers: list[RunKeeper]
     """Of every coordinator so far, the living one last."""
+    wall_clock: Callable[[], float]
+    """What coordinators take for the time of day; nothing may depend on it."""
 
     def channel(self, address: str) -> Any:
         """Open a channel to an address."""
@@ -82,7 +84,7 @@ async def serve_coordinator(site: Site, process: Process, clock_offset_s: float)
         AntiphonError: why the keeper failed.
     """
     loop = site.loop
-    journal = MemoryJournal(site.journal, loop.time)
+    journal = MemoryJournal(site.journal, site.wall_clock)
     keeper = RunKeeper(
         site.config,
         RUN_ID,

@@ -6,7 +6,7 @@ network is well and everything is up, and from then on the run must move within 
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,7 @@ class World:
         seed: int,
         faults: list[Fault] | None = None,
         journal: JournalDisk | None = None,
+        wall_error_s: Callable[[float], float] | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -104,7 +105,9 @@ class World:
             seed: decides every delay, and the faults unless they are given.
             faults: the schedule, in the order of time.
             journal: where its journal lies; in memory by default.
+            wall_error_s: by how many seconds the coordinator's time of day is wrong at a virtual second.
         """
+        self._wall_error_s = wall_error_s
         self.scenario = scenario
         self.seed = seed
         self.config: RunConfig = scenario.run_config()
@@ -148,7 +151,12 @@ class World:
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
             trained=self.witness.trained,
             keepers=[],
+            wall_clock=self._wall_clock,
         )
+
+    def _wall_clock(self) -> float:
+        now = self.loop.time()
+        return now if self._wall_error_s is None else now + self._wall_error_s(now)
 
     def run(self) -> Outcome:
         """Simulate the run and return what it came to."""
@@ -465,6 +473,7 @@ def simulate(
     seed: int,
     faults: list[Fault] | None = None,
     journal: JournalDisk | None = None,
+    wall_error_s: Callable[[float], float] | None = None,
 ) -> Outcome:
     """Simulate one run and return what it came to; the same arguments give the same outcome."""
-    return World(scenario, seed, faults, journal).run()
+    return World(scenario, seed, faults, journal, wall_error_s).run()

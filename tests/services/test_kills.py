@@ -1,13 +1,19 @@
 """A share of `benchmarks/kills.py`: whoever is killed, nothing acknowledged is lost or trained twice."""
 
+import asyncio
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from antiphon.benchmarks.kills import run_kills
+from antiphon.benchmarks.kill_audit import audit
+from antiphon.benchmarks.kills import KilledRun, Tally, make_config, run_kills
 from antiphon.core.errors import ConfigError
+from antiphon.core.events import LeaseExpired
 from antiphon.services import failpoints
+from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal
+from tests.support.wrong_clocks import WrongClocks, build_wrong_clock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,6 +24,25 @@ def test_processes_killed_at_fail_points_and_from_outside_lose_nothing(test_seed
     assert found["kills"] >= 7 and found["acked"] > 0 and found["trained"] > 0, found
     assert [found[name] for name in ("lost", "twice", "beyond_bound", "wrong")] == [0, 0, 0, 0], found
     assert found["learner_digests_equal"] and found["other_exits"] == 0, found
+
+
+@pytest.mark.timeout(300)
+def test_clocks_that_are_hours_wrong_and_jump_change_nothing(tmp_path: Path, test_seed: int) -> None:
+    rng, config = np.random.default_rng(test_seed), make_config("fixed", 4)
+    calm, skewed = tmp_path / "calm", tmp_path / "skewed"
+    KilledRun(calm, config, rng, Tally()).live(0)
+    clocks, tally = WrongClocks(build_wrong_clock(tmp_path), tmp_path, rng), Tally()
+    run = KilledRun(skewed, config, rng, tally, surroundings=clocks.environment, meanwhile=clocks.jump)
+    run.live(0)
+    expected, found = asyncio.run(audit(calm, config)), asyncio.run(audit(skewed, config))
+    print(f"{clocks.jumps} jumps of {len(clocks.offsets_s)} clocks; {found}")
+    assert clocks.jumps >= 5 and not tally.other_exits
+    assert (found.lost, found.twice, found.beyond_bound, found.wrong) == (0, 0, 0, 0)
+    assert found.digests == expected.digests and len(found.digests) == 4
+    journal = Journal(skewed / JOURNAL_NAME, config.run.name)
+    silences = [e for e in journal.replay() if isinstance(e, LeaseExpired) and e.reason.startswith("no ")]
+    asyncio.run(journal.close())
+    assert all(event.silent_s >= 5 * config.coordinator.heartbeat_s for event in silences), silences
 
 
 def test_every_fail_point_has_its_place_in_the_code() -> None:

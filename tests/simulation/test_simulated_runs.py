@@ -6,12 +6,16 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.simulator.campaign import Campaign, mute_logs
+from antiphon.simulator.chance import Chance
+from antiphon.simulator.disk import JournalDisk
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
 from antiphon.simulator.file_disk import FileDisk
 from antiphon.simulator.invariants import Witness
@@ -56,6 +60,20 @@ def test_in_a_real_sqlite_file_the_run_is_the_same(seed: int, tmp_path: Path) ->
     assert in_memory.restarts and in_file == in_memory
     with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
         assert database.execute("SELECT count(*) FROM events").fetchone() == (in_memory.events,)
+
+
+@pytest.mark.parametrize("seed", [1, 8, 11])
+def test_a_time_of_day_that_jumps_changes_only_what_people_read(seed: int) -> None:
+    scenario, right, wrong = drawn_scenario(seed), JournalDisk(), JournalDisk()
+    error = Chance("wall-errors", seed)
+    expected = simulate(scenario, seed, journal=right)
+    found = simulate(scenario, seed, journal=wrong, wall_error_s=lambda now: error.between(-3600.0, 3600.0))
+    times = [row.at for row in wrong.written()]
+    assert any(later < earlier for earlier, later in pairwise(times)), "the clock never went back"
+    assert [(row.seq, row.kind, row.body) for row in wrong.written()] == [
+        (row.seq, row.kind, row.body) for row in right.written()
+    ]
+    assert expected.restarts and replace(found, digest=expected.digest) == expected
 
 
 def test_a_journal_file_that_is_there_already_is_not_written_over(tmp_path: Path) -> None:
