@@ -28,7 +28,7 @@ from antiphon.benchmarks.fuzz_messages import damaged, messages
 from antiphon.benchmarks.fuzz_readers import readers
 from antiphon.core.errors import AntiphonError
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
-from antiphon.services import wire, wire_drafting
+from antiphon.services import wire_drafting, wire_judging, wire_status, wire_steps, wire_work
 from antiphon.services.process import configure_logs
 
 EXAMPLES = 60
@@ -37,6 +37,7 @@ DEADLINE_S = 0.2
 """Of each call; a long poll that outlives it was held open as asked, which is no crash."""
 ENDINGS = frozenset({"Finish", "Pause"})
 """Calls after which nothing more could be reached; they get damaged bytes alone."""
+WIRES = (wire_judging, wire_status, wire_steps, wire_work)
 PARSED = (
     "worker_hello",
     "worker_heartbeat",
@@ -242,7 +243,7 @@ def translation_targets() -> Iterator[Target]:
     names = {"submit_verdict": "SubmitReply"}
     for name in PARSED:
         descriptor = descriptors[names.get(name, name.title().replace("_", ""))]
-        read = getattr(wire, f"{name}_from_proto")
+        read = next(f for wire in WIRES if (f := getattr(wire, f"{name}_from_proto", None)) is not None)
         yield Target(f"translation {name}", messages(descriptor), _only_ours(read))
     history = messages(descriptors["PromptHistory"])
     yield Target("translation prompt_history", history, _only_ours(wire_drafting.prompt_history_from_proto))

@@ -1,7 +1,9 @@
-"""Wire arrays: tokens, log-probabilities and version spans in messages, and back.
+"""Wire arrays: tokens, log-probabilities, version spans and optional fields in messages, and back.
 
-What `wire` and `wire_progress` share; arrays travel as little-endian bytes or as repeated numbers.
+What the other `wire_*` modules share; arrays travel as little-endian bytes or as repeated numbers.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,11 @@ from antiphon.core.errors import ContractError
 from antiphon.protos import records_pb2
 
 _FINISH_REASONS = {reason.value: reason for reason in r.FinishReason}
+
+
+def optional(message: Any, field: str) -> Any:
+    """Return a field of a message, or None when it is not set."""
+    return getattr(message, field) if message.HasField(field) else None
 
 
 def finish_reason_from_text(text: str) -> r.FinishReason:

@@ -1,4 +1,4 @@
-"""Wire of drafting: histories and figures to protos and back, forgiving where `wire` is strict.
+"""Wire of drafting: histories and figures to protos and back, forgiving where the others are strict.
 
 Neither can change a token or a batch. So a history that cannot be read is no history, figures
 that cannot be meant are no figures, and a log line says so.

@@ -8,7 +8,7 @@ from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc, coordinator_pb2
 from antiphon.services.broadcast.api import Broadcast
 from antiphon.services.credentials import Credentials
 from antiphon.services.serving import call, open_channel, stream
-from antiphon.services.wire import snapshot_manifest_from_proto
+from antiphon.services.wire_steps import snapshot_manifest_from_proto
 
 
 class BroadcastClient(Broadcast):

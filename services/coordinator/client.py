@@ -20,7 +20,7 @@ from antiphon.core.records import (
     SubmitVerdict,
 )
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
-from antiphon.services import wire
+from antiphon.services import wire_judging, wire_status, wire_steps, wire_work
 from antiphon.services.coordinator.api import (
     BatchReply,
     Coordinator,
@@ -64,35 +64,38 @@ class CoordinatorClient(Coordinator):
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
         """Admit a worker."""
-        reply = await call(self._stub.Register, wire.worker_hello_to_proto(hello), self._timeout_s)
-        return wire.worker_welcome_from_proto(reply)
+        reply = await call(self._stub.Register, wire_work.worker_hello_to_proto(hello), self._timeout_s)
+        return wire_work.worker_welcome_from_proto(reply)
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases and learn what it should give up."""
-        reply = await call(self._stub.Heartbeat, wire.worker_heartbeat_to_proto(beat), self._timeout_s)
-        return wire.heartbeat_reply_from_proto(reply)
+        reply = await call(self._stub.Heartbeat, wire_work.worker_heartbeat_to_proto(beat), self._timeout_s)
+        return wire_work.heartbeat_reply_from_proto(reply)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         """Ask for leases, waiting up to `request.wait_s` for the first."""
-        message = wire.lease_request_to_proto(request)
+        message = wire_work.lease_request_to_proto(request)
         reply = await call(self._stub.LeaseGroup, message, self._timeout_s + request.wait_s)
-        return wire.lease_reply_from_proto(reply)
+        return wire_work.lease_reply_from_proto(reply)
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
         """Hand in a finished group; repeating it is safe."""
-        message = wire.group_submission_to_proto(submission)
-        return wire.submit_verdict_from_proto(await call(self._stub.SubmitGroup, message, self._timeout_s))
+        message = wire_work.group_submission_to_proto(submission)
+        return wire_work.submit_verdict_from_proto(
+            await call(self._stub.SubmitGroup, message, self._timeout_s)
+        )
 
     async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
         """Fetch groups to judge."""
         message = reward_pb2.PullRequest(judge_id=judge_id, limit=limit, wait_s=wait_s)
         reply = await call(self._stub.PullForReward, message, self._timeout_s + wait_s)
-        return [wire.group_to_judge_from_proto(group) for group in reply.groups]
+        return [wire_judging.group_to_judge_from_proto(group) for group in reply.groups]
 
     async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
         """Hand in the rewards of a group; repeating it is safe."""
         message = reward_pb2.RewardsRequest(
-            group_id=group_id, judgements=[wire.judgement_to_proto(judgement) for judgement in judgements]
+            group_id=group_id,
+            judgements=[wire_judging.judgement_to_proto(judgement) for judgement in judgements],
         )
         return bool((await call(self._stub.SubmitRewards, message, self._timeout_s)).accepted)
 
@@ -109,15 +112,15 @@ class CoordinatorClient(Coordinator):
         """Fetch the handle of the sealed batch of `step`."""
         message = coordinator_pb2.BatchRequest(step=step, wait_s=wait_s)
         reply = await call(self._stub.PullBatch, message, self._timeout_s + wait_s)
-        return wire.batch_reply_from_proto(reply)
+        return wire_steps.batch_reply_from_proto(reply)
 
     async def commit_step(self, commit: StepCommit) -> None:
         """Record a trained step; repeating it is safe."""
-        await call(self._stub.CommitStep, wire.step_commit_to_proto(commit), self._timeout_s)
+        await call(self._stub.CommitStep, wire_steps.step_commit_to_proto(commit), self._timeout_s)
 
     async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
         """Make a published version known."""
-        message = wire.snapshot_manifest_to_proto(manifest)
+        message = wire_steps.snapshot_manifest_to_proto(manifest)
         await call(self._stub.AnnounceSnapshot, message, self._timeout_s)
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
@@ -126,7 +129,7 @@ class CoordinatorClient(Coordinator):
         reply = await call(self._stub.LatestManifest, message, self._timeout_s)
         if not reply.HasField("manifest"):
             return None
-        return wire.snapshot_manifest_from_proto(reply.manifest)
+        return wire_steps.snapshot_manifest_from_proto(reply.manifest)
 
     async def drain(self, worker_id: str) -> None:
         """Ask a worker to finish its leases and leave."""
@@ -154,7 +157,7 @@ class CoordinatorClient(Coordinator):
         """Fetch groups to score again."""
         message = reward_pb2.PullRequest(judge_id=judge_id, limit=limit, wait_s=wait_s)
         reply = await call(self._stub.PullForAudit, message, self._timeout_s + wait_s)
-        return [wire.group_to_audit_from_proto(group) for group in reply.groups]
+        return [wire_judging.group_to_audit_from_proto(group) for group in reply.groups]
 
     async def submit_audit(
         self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = ""
@@ -162,7 +165,7 @@ class CoordinatorClient(Coordinator):
         """Hand in what an audit found; repeating it is safe."""
         message = coordinator_pb2.AuditRequest(
             group_id=group_id,
-            samples=[wire.sample_figures_to_proto(sample) for sample in samples],
+            samples=[wire_judging.sample_figures_to_proto(sample) for sample in samples],
             worker_id=worker_id,
         )
         await call(self._stub.SubmitAudit, message, self._timeout_s)
@@ -171,11 +174,13 @@ class CoordinatorClient(Coordinator):
         """Fetch the committed steps greater than `after_step`."""
         message = coordinator_pb2.StepRequest(step=after_step)
         reply = await call(self._stub.Commits, message, self._timeout_s)
-        return [wire.step_commit_from_proto(commit) for commit in reply.commits]
+        return [wire_steps.step_commit_from_proto(commit) for commit in reply.commits]
 
     async def status(self) -> RunStatus:
         """Fetch the run at a glance."""
-        return wire.run_status_from_proto(await call(self._stub.Status, records_pb2.Empty(), self._timeout_s))
+        return wire_status.run_status_from_proto(
+            await call(self._stub.Status, records_pb2.Empty(), self._timeout_s)
+        )
 
     async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
         """Yield journal events after `after_seq`; with `follow`, until the run is finished."""
@@ -186,7 +191,7 @@ class CoordinatorClient(Coordinator):
             try:
                 async for message in stream(self._stub.WatchEvents, request, FOLLOW_S):
                     at = message.seq
-                    yield wire.event_from_proto(message)
+                    yield wire_status.event_from_proto(message)
                 return
             except UnavailableError:
                 if not follow or clock() - opened < FOLLOW_S:
@@ -211,23 +216,23 @@ class WorkerClient(CoordinatorClient):
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases and learn what it should give up."""
-        message = wire.worker_heartbeat_to_proto(beat)
+        message = wire_work.worker_heartbeat_to_proto(beat)
         reply = await self._ask("heartbeat", self._stub.Heartbeat, message, self._timeout_s)
-        return wire.heartbeat_reply_from_proto(reply)
+        return wire_work.heartbeat_reply_from_proto(reply)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         """Ask for leases, waiting up to `request.wait_s` for the first."""
-        message = wire.lease_request_to_proto(request)
+        message = wire_work.lease_request_to_proto(request)
         timeout_s = self._timeout_s + request.wait_s
-        return wire.lease_reply_from_proto(
+        return wire_work.lease_reply_from_proto(
             await self._ask("lease", self._stub.LeaseGroup, message, timeout_s)
         )
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
         """Hand in a finished group; repeating it is safe."""
-        message = wire.group_submission_to_proto(submission)
+        message = wire_work.group_submission_to_proto(submission)
         reply = await self._ask("submission", self._stub.SubmitGroup, message, self._timeout_s)
-        return wire.submit_verdict_from_proto(reply)
+        return wire_work.submit_verdict_from_proto(reply)
 
     async def _ask(self, kind: str, method: Any, message: Any, timeout_s: float) -> Any:
         if not self._line.refused:

@@ -6,7 +6,7 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.partials import KeptGroup
 from antiphon.core.records import GroupSubmission, PromptHistory, SnapshotManifest
 from antiphon.protos import records_pb2
-from antiphon.services import wire, wire_drafting, wire_progress
+from antiphon.services import wire_drafting, wire_progress, wire_steps, wire_work
 
 
 def manifest_name(version: int) -> str:
@@ -40,7 +40,7 @@ def dump_submission(submission: GroupSubmission) -> bytes:
     """Return a submission as bytes: those it came in, or made of it."""
     if submission.encoded is not None:
         return submission.encoded
-    return bytes(wire.group_submission_to_proto(submission).SerializeToString())
+    return bytes(wire_work.group_submission_to_proto(submission).SerializeToString())
 
 
 def load_submission(payload: bytes) -> GroupSubmission:
@@ -50,14 +50,14 @@ def load_submission(payload: bytes) -> GroupSubmission:
         IntegrityError: when the bytes are no submission.
     """
     try:
-        return wire.group_submission_from_proto(records_pb2.GroupSubmission.FromString(payload))
+        return wire_work.group_submission_from_proto(records_pb2.GroupSubmission.FromString(payload))
     except DecodeError as error:
         raise IntegrityError(f"a group's payload in the journal cannot be read: {error}") from error
 
 
 def dump_manifest(manifest: SnapshotManifest) -> bytes:
     """Return a manifest as bytes."""
-    return bytes(wire.snapshot_manifest_to_proto(manifest).SerializeToString())
+    return bytes(wire_steps.snapshot_manifest_to_proto(manifest).SerializeToString())
 
 
 def load_manifest(payload: bytes) -> SnapshotManifest:
@@ -67,7 +67,7 @@ def load_manifest(payload: bytes) -> SnapshotManifest:
         IntegrityError: when the bytes are no manifest.
     """
     try:
-        return wire.snapshot_manifest_from_proto(records_pb2.SnapshotManifest.FromString(payload))
+        return wire_steps.snapshot_manifest_from_proto(records_pb2.SnapshotManifest.FromString(payload))
     except DecodeError as error:
         raise IntegrityError(f"a manifest in the journal cannot be read: {error}") from error
 

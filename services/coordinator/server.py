@@ -15,7 +15,7 @@ from antiphon.core.errors import AntiphonError
 from antiphon.core.staleness import check_publish_interval
 from antiphon.lineage.store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2, rollout_pb2
-from antiphon.services import failpoints, wire
+from antiphon.services import failpoints, wire_judging, wire_status, wire_steps, wire_work
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place, wall_clock
 from antiphon.services.coordinator.metrics_page import metrics_page
@@ -59,8 +59,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @answers_errors
     async def Register(self, request: Message, context: Context) -> Message:
         """Answer."""
-        welcome = await self._coordinator.register(wire.worker_hello_from_proto(request))
-        return wire.worker_welcome_to_proto(welcome)
+        welcome = await self._coordinator.register(wire_work.worker_hello_from_proto(request))
+        return wire_work.worker_welcome_to_proto(welcome)
 
     @answers_errors
     async def Heartbeat(self, request: Message, context: Context) -> Message:
@@ -89,30 +89,30 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             yield reply
 
     async def _heartbeat(self, request: Message) -> Message:
-        reply = await self._coordinator.heartbeat(wire.worker_heartbeat_from_proto(request))
-        return wire.heartbeat_reply_to_proto(reply)
+        reply = await self._coordinator.heartbeat(wire_work.worker_heartbeat_from_proto(request))
+        return wire_work.heartbeat_reply_to_proto(reply)
 
     async def _lease(self, request: Message) -> Message:
-        reply = await self._coordinator.lease_group(wire.lease_request_from_proto(request))
+        reply = await self._coordinator.lease_group(wire_work.lease_request_from_proto(request))
         failpoints.reach("coordinator.reply.before")
-        return wire.lease_reply_to_proto(reply)
+        return wire_work.lease_reply_to_proto(reply)
 
     async def _submit(self, request: Message) -> Message:
-        submission = wire.group_submission_from_proto(request, keep_encoded=True)
+        submission = wire_work.group_submission_from_proto(request, keep_encoded=True)
         verdict = await self._coordinator.submit_group(submission)
         failpoints.reach("coordinator.reply.before")
-        return wire.submit_verdict_to_proto(verdict)
+        return wire_work.submit_verdict_to_proto(verdict)
 
     @answers_errors
     async def PullForReward(self, request: Message, context: Context) -> Message:
         """Answer."""
         groups = await self._coordinator.pull_for_reward(request.judge_id, request.limit, request.wait_s)
-        return reward_pb2.PullReply(groups=[wire.group_to_judge_to_proto(group) for group in groups])
+        return reward_pb2.PullReply(groups=[wire_judging.group_to_judge_to_proto(group) for group in groups])
 
     @answers_errors
     async def SubmitRewards(self, request: Message, context: Context) -> Message:
         """Answer."""
-        judgements = [wire.judgement_from_proto(judgement) for judgement in request.judgements]
+        judgements = [wire_judging.judgement_from_proto(judgement) for judgement in request.judgements]
         accepted = await self._coordinator.submit_rewards(request.group_id, judgements)
         return reward_pb2.RewardsReply(accepted=accepted)
 
@@ -131,19 +131,21 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @answers_errors
     async def PullBatch(self, request: Message, context: Context) -> Message:
         """Answer."""
-        return wire.batch_reply_to_proto(await self._coordinator.pull_batch(request.step, request.wait_s))
+        return wire_steps.batch_reply_to_proto(
+            await self._coordinator.pull_batch(request.step, request.wait_s)
+        )
 
     @answers_errors
     async def CommitStep(self, request: Message, context: Context) -> Message:
         """Answer."""
-        await self._coordinator.commit_step(wire.step_commit_from_proto(request))
+        await self._coordinator.commit_step(wire_steps.step_commit_from_proto(request))
         failpoints.reach("coordinator.reply.before")
         return records_pb2.Empty()
 
     @answers_errors
     async def AnnounceSnapshot(self, request: Message, context: Context) -> Message:
         """Answer."""
-        await self._coordinator.announce_snapshot(wire.snapshot_manifest_from_proto(request))
+        await self._coordinator.announce_snapshot(wire_steps.snapshot_manifest_from_proto(request))
         return records_pb2.Empty()
 
     @answers_errors
@@ -151,7 +153,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """Answer."""
         version = request.version if request.HasField("version") else None
         manifest = await self._coordinator.latest_manifest(version)
-        found = None if manifest is None else wire.snapshot_manifest_to_proto(manifest)
+        found = None if manifest is None else wire_steps.snapshot_manifest_to_proto(manifest)
         return coordinator_pb2.OptionalManifest(manifest=found)
 
     @answers_errors
@@ -188,12 +190,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def PullForAudit(self, request: Message, context: Context) -> Message:
         """Answer."""
         groups = await self._coordinator.pull_for_audit(request.judge_id, request.limit, request.wait_s)
-        return coordinator_pb2.AuditsReply(groups=[wire.group_to_audit_to_proto(group) for group in groups])
+        return coordinator_pb2.AuditsReply(
+            groups=[wire_judging.group_to_audit_to_proto(group) for group in groups]
+        )
 
     @answers_errors
     async def SubmitAudit(self, request: Message, context: Context) -> Message:
         """Answer."""
-        samples = [wire.sample_figures_from_proto(sample) for sample in request.samples]
+        samples = [wire_judging.sample_figures_from_proto(sample) for sample in request.samples]
         await self._coordinator.submit_audit(request.group_id, samples, request.worker_id)
         return records_pb2.Empty()
 
@@ -201,18 +205,18 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def Commits(self, request: Message, context: Context) -> Message:
         """Answer."""
         commits = await self._coordinator.commits(request.step)
-        return coordinator_pb2.CommitsReply(commits=[wire.step_commit_to_proto(c) for c in commits])
+        return coordinator_pb2.CommitsReply(commits=[wire_steps.step_commit_to_proto(c) for c in commits])
 
     @answers_errors
     async def Status(self, request: Message, context: Context) -> Message:
         """Answer."""
-        return wire.run_status_to_proto(await self._coordinator.status())
+        return wire_status.run_status_to_proto(await self._coordinator.status())
 
     @answers_errors
     async def WatchEvents(self, request: Message, context: Context) -> AsyncIterator[Message]:
         """Answer."""
         async for event in self._coordinator.watch_events(request.after_seq, request.follow):
-            yield wire.event_to_proto(event)
+            yield wire_status.event_to_proto(event)
 
 
 def _error_to_proto(error: AntiphonError) -> Message:

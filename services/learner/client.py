@@ -8,12 +8,9 @@ from antiphon.protos import coordinator_pb2, learner_pb2, learner_pb2_grpc, reco
 from antiphon.services.credentials import Credentials
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
 from antiphon.services.serving import call, open_channel
-from antiphon.services.wire import (
-    learner_status_from_proto,
-    snapshot_manifest_from_proto,
-    step_result_from_proto,
-)
 from antiphon.services.wire_arrays import logprobs_from_bytes
+from antiphon.services.wire_status import learner_status_from_proto
+from antiphon.services.wire_steps import snapshot_manifest_from_proto, step_result_from_proto
 
 
 class LearnerClient(Learner):

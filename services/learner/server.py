@@ -27,12 +27,9 @@ from antiphon.services.keys import SigningKey
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.serving import Security, answers_errors, start_server, stop_server
-from antiphon.services.wire import (
-    learner_status_to_proto,
-    snapshot_manifest_to_proto,
-    step_result_to_proto,
-)
 from antiphon.services.wire_arrays import logprobs_to_bytes
+from antiphon.services.wire_status import learner_status_to_proto
+from antiphon.services.wire_steps import snapshot_manifest_to_proto, step_result_to_proto
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
 """As `opening.open_learner`."""

@@ -6,7 +6,7 @@ from antiphon.protos import records_pb2, reward_pb2_grpc
 from antiphon.services.credentials import Credentials
 from antiphon.services.reward.api import Reward, RewardStatus
 from antiphon.services.serving import call, open_channel
-from antiphon.services.wire import reward_status_from_proto
+from antiphon.services.wire_status import reward_status_from_proto
 
 
 class RewardClient(Reward):

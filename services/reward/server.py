@@ -19,7 +19,7 @@ from antiphon.services.guard import Guard
 from antiphon.services.reward.api import Reward
 from antiphon.services.reward.service import Decoder, RewardService
 from antiphon.services.serving import Security, answers_errors, start_server, stop_server
-from antiphon.services.wire import reward_status_to_proto
+from antiphon.services.wire_status import reward_status_to_proto
 
 
 class RewardServicer(reward_pb2_grpc.RewardServicer):

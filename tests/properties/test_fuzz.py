@@ -11,7 +11,7 @@ from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import StepCommit
 from antiphon.core.run_state import RunState
 from antiphon.protos import coordinator_pb2
-from antiphon.services import wire
+from antiphon.services import wire_status
 
 EXAMPLES = 12
 
@@ -37,4 +37,4 @@ def test_a_commit_of_a_step_below_0_is_refused() -> None:
 def test_a_worker_state_of_another_version_is_refused_in_words() -> None:
     status = coordinator_pb2.RunStatus(workers=[coordinator_pb2.WorkerRecord(state="asleep")])
     with pytest.raises(ContractError, match="worker state 'asleep' is unknown here"):
-        wire.run_status_from_proto(status)
+        wire_status.run_status_from_proto(status)

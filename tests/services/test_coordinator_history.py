@@ -24,7 +24,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.run_state import GroupState
-from antiphon.services import wire
+from antiphon.services import wire_work
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.archive import REPLY_BYTES, Archive
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -271,11 +271,11 @@ def test_no_lease_and_no_reply_exceeds_its_limit() -> None:
         edit = archive.take(*long_group(number, 4, 250_000))
         assert edit is not None and len(edit.kept) == 1
     leases = asyncio.run(archive.attach([lease_of(f"train-0-{n}") for n in range(9)]))
-    sizes = [wire.lease_to_proto(lease).history.ByteSize() for lease in leases if lease.history]
+    sizes = [wire_work.lease_to_proto(lease).history.ByteSize() for lease in leases if lease.history]
     counts = [len(lease.history.completions) if lease.history else 0 for lease in leases]
     assert counts[:6] == [4] * 6 and sum(counts) < 9 * 4  # the last ones go without
     assert max(sizes) <= 4096 << 10 and sum(sizes) <= REPLY_BYTES
-    message = wire.lease_reply_to_proto(LeaseReply(tuple(leases), "", 0, None, False))
+    message = wire_work.lease_reply_to_proto(LeaseReply(tuple(leases), "", 0, None, False))
     assert message.ByteSize() < MAX_MESSAGE_BYTES
     small = Archive(DraftingSection(lease_kib=1))
     small.take(*long_group(0, 4, 100))

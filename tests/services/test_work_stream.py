@@ -12,7 +12,7 @@ import pytest
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SubmitVerdict
 from antiphon.protos import coordinator_pb2_grpc, records_pb2, rollout_pb2
-from antiphon.services import wire
+from antiphon.services import wire_work
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import WorkerClient
 from antiphon.services.coordinator.server import CoordinatorServicer
@@ -88,7 +88,7 @@ def test_what_arrived_is_kept_as_it_was_without_fields_that_nobody_knows(tmp_pat
             client = await stream_to(site)
             worker_id = (await client.register(hello())).worker_id
             (lease,) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 1.0))).leases
-            message = wire.group_submission_to_proto(sample_lease(lease, worker_id, 0))
+            message = wire_work.group_submission_to_proto(sample_lease(lease, worker_id, 0))
             known = message.SerializeToString()
             message.MergeFromString(b"\xfa\x7f\x05extra")  # field 2047, which no version has
             assert message.SerializeToString() != known

@@ -15,7 +15,7 @@ from antiphon.core.records import BatchRef, DraftingFigures, GroupSubmission
 from antiphon.core.run_state import GroupState
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.protos import records_pb2
-from antiphon.services import wire
+from antiphon.services import wire_steps, wire_work
 from antiphon.services.coordinator.api import LeaseRequest
 from antiphon.services.coordinator.run_keeper import pinned_values
 
@@ -28,24 +28,27 @@ REF = BatchRef(0, "d", "t", 2, 1, 0, 0, 9, 0.5, {0: 2}, 4.5)
 def test_figures_travel_with_submissions_and_batches(figures: DraftingFigures | None) -> None:
     submission = replace(SUBMISSION, drafting=figures)
     message = records_pb2.GroupSubmission.FromString(
-        wire.group_submission_to_proto(submission).SerializeToString()
+        wire_work.group_submission_to_proto(submission).SerializeToString()
     )
-    assert wire.group_submission_from_proto(message).drafting == figures
+    assert wire_work.group_submission_from_proto(message).drafting == figures
     assert submission_digest(submission) == submission_digest(SUBMISSION)
     ref = replace(REF, drafting=figures)
-    assert wire.batch_ref_from_proto(wire.batch_ref_to_proto(ref)) == ref
+    assert wire_steps.batch_ref_from_proto(wire_steps.batch_ref_to_proto(ref)) == ref
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": -1}, {"drafter_s": math.nan}, {"gain": math.inf}])
 def test_figures_that_cannot_be_meant_are_none(wrong: dict[str, float]) -> None:
     submission = replace(SUBMISSION, drafting=replace(FIGURES, **wrong))
-    assert wire.group_submission_from_proto(wire.group_submission_to_proto(submission)).drafting is None
+    assert (
+        wire_work.group_submission_from_proto(wire_work.group_submission_to_proto(submission)).drafting
+        is None
+    )
 
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_lease_request_says_whether_history_is_wanted(wanted: bool) -> None:
     request = LeaseRequest("w", None, 3, 1.5, wanted)
-    assert wire.lease_request_from_proto(wire.lease_request_to_proto(request)) == request
+    assert wire_work.lease_request_from_proto(wire_work.lease_request_to_proto(request)) == request
 
 
 def test_seeds_are_todays_without_sharing() -> None:

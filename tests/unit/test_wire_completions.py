@@ -11,7 +11,7 @@ from antiphon.core.errors import ContractError
 from antiphon.core.group_checks import submission_digest
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
 from antiphon.protos import records_pb2
-from antiphon.services import wire
+from antiphon.services import wire_work
 from antiphon.services.coordinator import payloads
 
 
@@ -97,7 +97,7 @@ def plain() -> Any:
         (VersionSpan(0, 0, 2),),
         FinishReason.STOP,
     )
-    return wire.group_submission_to_proto(submission(one, one))
+    return wire_work.group_submission_to_proto(submission(one, one))
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_columns_that_do_not_fit_are_refused(column: str, value: Any, sentence: 
         del getattr(message.completions, column)[:]
         getattr(message.completions, column).extend(value)
     with pytest.raises(ContractError, match=sentence):
-        wire.group_submission_from_proto(message)
+        wire_work.group_submission_from_proto(message)
 
 
 def test_a_group_is_handed_in_once() -> None:
     message = plain()
     message.trajectories.add()
     with pytest.raises(ContractError, match="twice"):
-        wire.group_submission_from_proto(message)
+        wire_work.group_submission_from_proto(message)
