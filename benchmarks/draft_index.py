@@ -15,7 +15,7 @@ from time import process_time
 
 import numpy as np
 
-from antiphon.core.config import DraftingSection
+from antiphon.core.config_sections import DraftingSection
 from antiphon.core.draft_tree import DraftForest
 
 RESPONSES, TOKENS = 64, 1_000

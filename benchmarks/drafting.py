@@ -32,7 +32,7 @@ from typing import Any
 
 from antiphon.benchmarks.chain_model import build_chain_model
 from antiphon.benchmarks.measure import PROJECT, print_result, run_job, scratch_home
-from antiphon.core.config import DraftingSection
+from antiphon.core.config_sections import DraftingSection
 from antiphon.services.rollout.engine_environment import child_environment
 
 CONCURRENCIES = (1, 4, 16, 64)

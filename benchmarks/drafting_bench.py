@@ -18,7 +18,7 @@ from antiphon.benchmarks.chain_model import ChainModel
 from antiphon.benchmarks.drafting_load import GroupWork, LoadRun, Side, run_load
 from antiphon.benchmarks.recorded_run import RecordedRun
 from antiphon.benchmarks.vllm_baseline import Method, PlainVllm
-from antiphon.core.config import DraftingSection
+from antiphon.core.config_sections import DraftingSection
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.services.rollout.engine import Engine

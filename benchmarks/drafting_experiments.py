@@ -110,7 +110,7 @@ def lockstep(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     from antiphon.benchmarks.drafting_load import compare, identical
     from antiphon.benchmarks.recorded_run import RecordedRun
-    from antiphon.core.config import DraftingSection
+    from antiphon.core.config_sections import DraftingSection
     from antiphon.core.drafting_figures import drafting_rates
 
     result: dict[str, Any] = {"pairs": arguments.pairs}

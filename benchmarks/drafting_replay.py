@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.core import draft_kernels as kernels
-from antiphon.core.config import DraftingSection
+from antiphon.core.config_sections import DraftingSection
 from antiphon.core.draft_tree import DraftForest
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.records import IntArray

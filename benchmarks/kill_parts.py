@@ -36,7 +36,8 @@ from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.engine import EngineOutput
 from antiphon.services.rollout.service import ChunkSource
 from antiphon.simulator import arithmetic
-from antiphon.simulator.engines import ArithmeticDesk, ArithmeticEngine
+from antiphon.simulator.engines import ArithmeticEngine
+from antiphon.simulator.training import ArithmeticDesk
 
 ENGINE_STEP_S = 0.002
 """What one token takes, so that groups are in flight when something dies."""

@@ -16,7 +16,7 @@ import time
 import weakref
 from pathlib import Path
 
-from antiphon.core.config import RecordSection
+from antiphon.core.config_sections import RecordSection
 from antiphon.core.digests import check_digest, digest_bytes, digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.outbox import Outbox

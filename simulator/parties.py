@@ -28,7 +28,7 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.patience import keep_trying
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.simulator import engines
+from antiphon.simulator import engines, training
 from antiphon.simulator.chunks import MemoryChunks
 from antiphon.simulator.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.loop import Process, VirtualLoop
@@ -51,7 +51,7 @@ class Site:
     config: RunConfig
     journal: JournalDisk
     store: MemoryStore
-    learner_disk: engines.LearnerDisk
+    learner_disk: training.LearnerDisk
     dullness: int
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
@@ -105,10 +105,10 @@ async def serve_coordinator(site: Site, process: Process, clock_offset_s: float)
 async def serve_learner(site: Site, process: Process, coordinator: Coordinator, origin: str) -> None:
     """Restore, then train and serve chunks for as long as the process lives."""
     config, loop = site.config, site.config.loop
-    trainer = engines.ArithmeticTrainer(
+    trainer = training.ArithmeticTrainer(
         site.learner_disk, site.loop, site.learner_step_s, config.learner.checkpoints_kept, site.trained
     )
-    desk = engines.ArithmeticDesk(
+    desk = training.ArithmeticDesk(
         RUN_ID,
         site.learner_disk.chunks,
         config.broadcast.snapshots_kept,

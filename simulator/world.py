@@ -7,25 +7,18 @@ network is well and everything is up, and from then on the run must move within 
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.records import GroupSubmission, Judgement, StepCommit, SubmitVerdict
 from antiphon.core.run_state import fold
-from antiphon.services.coordinator.api import (
-    HeartbeatReply,
-    LeaseReply,
-    LeaseRequest,
-    WorkerHeartbeat,
-)
-from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
+from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.run_keeper import RunKeeper, new_state
-from antiphon.services.rollout.worker import GRACE_S, RolloutWorker
-from antiphon.simulator import engines, parties
+from antiphon.services.rollout.worker import GRACE_S
+from antiphon.simulator import parties, training
 from antiphon.simulator.chance import Chance
 from antiphon.simulator.chunks import MemoryChunks
 from antiphon.simulator.disk import JournalDisk, MemoryStore
@@ -34,13 +27,11 @@ from antiphon.simulator.invariants import Witness
 from antiphon.simulator.loop import Process, VirtualLoop
 from antiphon.simulator.network import KEEPALIVE_S, Network, Weather
 from antiphon.simulator.scenario import Scenario
+from antiphon.simulator.slots import RESTART_S, Slot
+from antiphon.simulator.witnessed import WitnessedCalls, WitnessedStream
 
 LEAVE_S = 60.0
 """How long workers and judges have to leave a finished run."""
-CALL_S = 10.0
-"""Deadline of a call, as in production."""
-RESTART_S = 1.0
-"""Pause of the supervisor before it starts a process again that ended by itself."""
 STORM = Weather(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
 SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP)
 """Faults that may leave connections dead without a word; such a fault is over once that is noticed."""
@@ -70,21 +61,6 @@ class Outcome:
     restarts: int
     recovery_s: float | None
     """Seconds from the last fault to the next commit; None when nothing was left to commit."""
-
-
-@dataclass(slots=True)
-class _Slot:
-    """A process by name: the life it has now, and what its successor must know."""
-
-    name: str
-    process: Process | None = None
-    lives: int = 0
-    worker: RolloutWorker | None = None
-    chunks: MemoryChunks = field(default_factory=MemoryChunks)
-    alias: str = ""
-    held: int | None = None
-    away_s: float = RESTART_S
-    """Pause after a death of its own accord; longer once after a retirement."""
 
 
 class World:
@@ -121,7 +97,7 @@ class World:
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
         self._judges = [f"judge-{index}" for index in range(scenario.judges)]
         self._slots = {
-            name: _Slot(name) for name in ("coordinator", "learner", *self._workers, *self._judges, "flow")
+            name: Slot(name) for name in ("coordinator", "learner", *self._workers, *self._judges, "flow")
         }
         fate = Chance("simulate-faults", seed)
         self.faults = (
@@ -145,7 +121,7 @@ class World:
             config=self.config,
             journal=disk,
             store=MemoryStore(),
-            learner_disk=engines.LearnerDisk(),
+            learner_disk=training.LearnerDisk(),
             dullness=scenario.dullness,
             engine_step_s=lambda name: self._pace[name] * speed.between(*scenario.engine_step_s),
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
@@ -203,7 +179,7 @@ class World:
         task = process.spawn(self._routine(slot, process))
         task.add_done_callback(lambda done: self._ended(slot, process, done))
 
-    def _routine(self, slot: _Slot, process: Process) -> Coroutine[Any, Any, None]:
+    def _routine(self, slot: Slot, process: Process) -> Coroutine[Any, Any, None]:
         site, name = self.site, slot.name
         if name == "coordinator":
             return parties.serve_coordinator(site, process, self._speed.between(-1e5, 1e5))
@@ -214,16 +190,16 @@ class World:
         if name in self._judges:
             return parties.make_judge(site, self._told(slot), f"{name}-{slot.lives}").run(lambda: None)
         # Workers of either kind may meet one coordinator: a stream for all, or calls of their own.
-        client = _WitnessedStream if self._speed.happens(0.6) else _WitnessedCalls
+        client = WitnessedStream if self._speed.happens(0.6) else WitnessedCalls
         told = client(self.site, self.witness, slot)
         worker = parties.make_worker(site, told, slot.alias or name, name, slot.chunks)
         slot.worker = worker
         return worker.run(lambda: None)
 
-    def _told(self, slot: _Slot) -> CoordinatorClient:
-        return _WitnessedCalls(self.site, self.witness, slot)
+    def _told(self, slot: Slot) -> CoordinatorClient:
+        return WitnessedCalls(self.site, self.witness, slot)
 
-    def _ended(self, slot: _Slot, process: Process, task: asyncio.Task[None]) -> None:
+    def _ended(self, slot: Slot, process: Process, task: asyncio.Task[None]) -> None:
         if not process.alive:
             return
         error = None if task.cancelled() else task.exception()
@@ -295,12 +271,12 @@ class World:
             self.network.killed(process)
         self.loop.call_later(down_s, self._start, name)
 
-    def _renew(self, slot: _Slot) -> None:
+    def _renew(self, slot: Slot) -> None:
         """Have the next life of a worker be on a new machine: another name, an empty disk."""
         slot.alias = f"{slot.name}-new{slot.lives}"
         slot.chunks = MemoryChunks()
 
-    def _retire(self, slot: _Slot, away_s: float) -> None:
+    def _retire(self, slot: Slot, away_s: float) -> None:
         if slot.worker is not None and slot.process is not None and slot.process.alive:
             slot.away_s = away_s
             self._trouble(away_s + GRACE_S)
@@ -418,54 +394,6 @@ class World:
             restarts=self._restarts,
             recovery_s=self._recovery_s(),
         )
-
-
-class _Witnessed(CoordinatorClient):
-    """A client that tells the witness what its process was told."""
-
-    def __init__(self, site: parties.Site, witness: Witness, slot: _Slot) -> None:
-        super().__init__(parties.COORDINATOR, CALL_S, channel=site.channel(parties.COORDINATOR))
-        self._witness = witness
-        self._slot = slot
-
-    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
-        """Tell which version the worker says it holds."""
-        self._witness.held(self._slot.name, self._slot.held, beat.held_version)
-        self._slot.held = beat.held_version
-        return await super().heartbeat(beat)
-
-    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
-        """Tell which leases arrived."""
-        reply = await super().lease_group(request)
-        for lease in reply.leases:
-            self._witness.leased(lease)
-        return reply
-
-    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
-        """Tell which answer arrived."""
-        verdict = await super().submit_group(submission)
-        self._witness.answered(submission, verdict)
-        return verdict
-
-    async def submit_rewards(self, group_id: str, judgements: "list[Judgement]") -> bool:  # type: ignore[override]
-        """Tell whose rewards were taken."""
-        taken = await super().submit_rewards(group_id, judgements)
-        if taken:
-            self._witness.rewarded(group_id)
-        return taken
-
-    async def commit_step(self, commit: StepCommit) -> None:
-        """Tell which commit was acknowledged."""
-        await super().commit_step(commit)
-        self._witness.committed(commit)
-
-
-class _WitnessedCalls(_Witnessed):
-    """Each request is a call."""
-
-
-class _WitnessedStream(_Witnessed, WorkerClient):
-    """A worker's requests share a stream."""
 
 
 def simulate(

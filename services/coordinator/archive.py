@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from antiphon.core.config import DraftingSection
+from antiphon.core.config_sections import DraftingSection
 from antiphon.core.history import HistoryStore
 from antiphon.core.history_codec import fit_histories
 from antiphon.core.records import GroupSubmission, Lease, PastCompletion, PromptHistory

@@ -18,7 +18,7 @@ import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOLoss
 
-from antiphon.core.config import AlgorithmSection
+from antiphon.core.config_sections import AlgorithmSection
 from antiphon.services.learner.packing import MicroBatch
 
 _LOSS_TYPE = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grpo", "cispo": "cispo"}

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from antiphon.core.config import DraftingSection
+from antiphon.core.config_sections import DraftingSection
 from antiphon.core.draft_gate import DraftGate, StepPlan
 from antiphon.core.draft_tree import DraftForest
 from antiphon.core.history import weighted

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from antiphon.core.config import DraftingSection, RunConfig
+from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import DraftingSection
 from antiphon.core.errors import (
     ConfigError,
     ContractError,

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.core.config import DraftingSection, RunConfig
+from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import DraftingSection
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,

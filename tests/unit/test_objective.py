@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.core.config import AlgorithmSection
+from antiphon.core.config_sections import AlgorithmSection
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches

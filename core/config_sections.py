@@ -1,0 +1,355 @@
+"""Config sections: the parts of a run's configuration, each a frozen tree with a doc string per field."""
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from antiphon.core.records import SamplingParameters
+
+_STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?|/.*")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
+
+
+class Section(BaseModel):
+    """What all sections share: they cannot change, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RunSection(Section):
+    """Who the run is and how long it lasts."""
+
+    name: str = Field(default="demo", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    """Experiment name; also the MLflow experiment and the start of the run's id."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of every random stream of the run."""
+    steps: int = Field(default=60, ge=1)
+    """Learner steps to train."""
+
+
+class ModelSection(Section):
+    """The policy that is trained."""
+
+    path: str = "examples/models/chain-sum"
+    """Hugging Face model directory (with its tokenizer), or a model name where a hub is reachable."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the rollout engine's weights and of published snapshots."""
+
+
+class EnvironmentSection(Section):
+    """Where prompts come from and who judges the answers."""
+
+    name: str = "reasoning/chain_sum"
+    """Environment by name: `reasoning/<task>` takes any task of reasoning-gym."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the task, such as its difficulty."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the problems; splits never share one."""
+    train_size: int = Field(default=256, ge=1)
+    """Number of training prompts; once all were used, the next epoch begins."""
+    heldout_size: int = Field(default=192, ge=1)
+    """Number of held-out prompts."""
+
+
+class LoopSection(Section):
+    """How far the stages may run ahead of each other."""
+
+    mode: Literal["elastic", "fixed"] = "elastic"
+    """elastic: sample with the newest snapshot held; fixed: with the one the step number dictates,
+    which makes a run independent of timing."""
+    max_staleness: int = Field(default=2, ge=0, le=64)
+    """Staleness bound S, in policy versions: nothing older trains. 0 is the synchronous loop."""
+    publish_interval: int = Field(default=1, ge=1, le=64)
+    """Learner steps between snapshots."""
+    prompts_per_step: int = Field(default=32, ge=1)
+    """Groups one learner step consumes."""
+    group_size: int = Field(default=8, ge=2, le=1024)
+    """Trajectories sampled from each prompt."""
+    filter: Literal["none", "drop", "refill"] = "drop"
+    """Groups whose rewards are all equal: none keeps them, drop leaves them out of the batch,
+    refill replaces them with further prompts (DAPO's dynamic sampling)."""
+    refill_limit: float = Field(default=2.0, ge=1.0, le=16.0)
+    """Most groups a step may open when refilling, as a multiple of prompts_per_step."""
+
+
+class SamplingSection(Section):
+    """How workers draw tokens."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=10.0)
+    """Divides the logits; 0 means greedy."""
+    top_k: int = Field(default=0, ge=0)
+    """Keep only this many most probable tokens; 0 keeps all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Keep the smallest set of tokens with at least this probability mass."""
+    max_tokens: int = Field(default=192, ge=1)
+    """Longest completion, in tokens."""
+    sampler: Literal["keyed", "native"] = "keyed"
+    """keyed: tokens depend on weights, prompt and seed alone; native: the engine's own sampler."""
+
+    def parameters(self) -> SamplingParameters:
+        """Return the record that travels with a lease."""
+        return SamplingParameters(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, max_tokens=self.max_tokens
+        )
+
+
+class AlgorithmSection(Section):
+    """The objective of a learner step."""
+
+    objective: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
+    """Policy-gradient loss: how ratios are clipped and tokens are averaged."""
+    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
+    """Lower clip: ratios below 1 - clip_low get no gradient."""
+    clip_high: float = Field(default=0.28, ge=0.0)
+    """Upper clip: ratios above 1 + clip_high get no gradient (for cispo the cap is 1 + clip_high)."""
+    decoupled: bool = True
+    """Clip against the policy at the start of the step instead of the behaviour policy; the
+    difference between the two becomes an importance weight (decoupled objective)."""
+    correction: Literal["none", "truncate", "mask"] = "truncate"
+    """Importance weight of stale or mismatched tokens: ignored, truncated at correction_cap, or
+    masked outside [correction_floor, correction_cap]."""
+    correction_level: Literal["token", "sequence"] = "token"
+    """Whether the weight is taken per token or per trajectory."""
+    correction_cap: float = Field(default=2.0, gt=0.0)
+    """Largest importance weight."""
+    correction_floor: float = Field(default=0.5, ge=0.0)
+    """Smallest importance weight that correction=mask keeps."""
+    normalise_advantages: bool = True
+    """Divide advantages by the group's standard deviation (dr_grpo never does)."""
+    updates_per_step: int = Field(default=1, ge=1, le=16)
+    """Optimizer updates one batch is split into."""
+
+
+class LearnerSection(Section):
+    """The learner and its DeepSpeed engine."""
+
+    learning_rate: float = Field(default=2e-4, gt=0.0, allow_inf_nan=False)
+    """AdamW learning rate after warm-up."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """AdamW first-moment decay."""
+    beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
+    """AdamW second-moment decay."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """AdamW decoupled weight decay."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """Steps of linear learning-rate warm-up."""
+    gradient_clip: float = Field(default=1.0, gt=0.0)
+    """Largest norm of the gradient."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the learner's forward and backward; masters stay float32."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the learner; part of the numerics, so it is recorded."""
+    batching: Literal["bucket", "pack"] = "bucket"
+    """Micro-batches: length-sorted and padded (fast on CPU), or packed without padding."""
+    micro_batch_tokens: int = Field(default=2048, ge=64)
+    """Padded tokens of one micro-batch."""
+    checkpoint_interval: int = Field(default=5, ge=1)
+    """Steps between checkpoints; a restarted learner repeats the recorded steps after the last."""
+    checkpoints_kept: int = Field(default=2, ge=1)
+    """Newest checkpoints kept on disk."""
+    gradient_checkpointing: bool = False
+    """Trade compute for memory in the backward pass."""
+
+
+class RolloutSection(Section):
+    """Rollout workers started by the main job; others may join from anywhere."""
+
+    workers: int = Field(default=1, ge=0, le=64)
+    """Workers started on this machine."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of one engine; part of the numerics, so it is recorded."""
+    concurrent_groups: int = Field(default=12, ge=1)
+    """Groups one worker samples at the same time."""
+    kv_cache_mib: int = Field(default=512, ge=16)
+    """Memory of the engine's key-value cache, MiB."""
+    max_model_tokens: int = Field(default=512, ge=16)
+    """Longest prompt plus completion the engine accepts, tokens."""
+    grace_s: float = Field(default=20.0, ge=0.0)
+    """Seconds between SIGTERM and the worker's exit: groups that are surely finished in half of them
+    are finished, the others are handed over at once. Stay below the notice that your provider gives."""
+
+
+class DraftingSection(Section):
+    """HistoSpec: drafts from a prompt's earlier completions, verified in one pass. Never changes a token
+    of the keyed sampler; see docs/concepts/history-drafts.md."""
+
+    enabled: bool = True
+    """Draft where the engine's start-up self-test shows that drafts change nothing."""
+    window: Literal["gain", "doubling", "additive"] = "gain"
+    """Length of drafts: gain drafts what is expected to pay at the measured cost of a token;
+    doubling is x2 after full acceptance, else /2; additive is +2, else back to 2."""
+    max_window: int = Field(default=32, ge=1, le=64)
+    """Most tokens of one draft; the engine reserves room for as many."""
+    min_match: int = Field(default=2, ge=1, le=8)
+    """Shortest context, in tokens, that must recur before anything is drafted from it."""
+    siblings: Literal["finished", "lockstep", "none"] = "finished"
+    """Draft from completions of the same group: once they finished, already while they are being
+    sampled (an experiment), or never."""
+    epochs: int = Field(default=2, ge=0, le=16)
+    """Epochs whose completions are kept for each prompt; 0 keeps no history."""
+    responses: int = Field(default=16, ge=1, le=256)
+    """Most past completions sent along with a prompt, newest epoch first."""
+    recency: float = Field(default=0.7, gt=0.0, le=1.0)
+    """Weight of a completion one epoch older than another, relative to it."""
+    reward_weight: float = Field(default=0.3, ge=0.0, le=1.0)
+    """How far a completion's reward decides its weight; 0 ignores rewards."""
+    store_mib: int = Field(default=256, ge=1)
+    """Memory of the coordinator's history; beyond it the oldest epochs go first."""
+    lease_kib: int = Field(default=512, ge=1, le=4096)
+    """Most compressed history one lease carries; completions that do not fit stay behind."""
+    probe_steps: int = Field(default=256, ge=16)
+    """Engine steps between two comparisons with the undrafted engine."""
+    shared_seeds: float = Field(default=0.0, ge=0.0, le=1.0)
+    """An experiment (common random numbers): share of a group's samples whose seed stays the same
+    in every epoch. Drafts are accepted more often, but responses repeat and exploration narrows."""
+
+
+class CoordinatorSection(Section):
+    """Leases and liveness."""
+
+    lease_s: float = Field(default=30.0, gt=0.0)
+    """Seconds a lease lasts unless a heartbeat extends it."""
+    heartbeat_s: float = Field(default=2.0, gt=0.0)
+    """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
+    speculation: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Share of a batch whose last groups an idle worker may sample a second time, once their leases are
+    older than 95% of leases get; the first submission wins. 0 switches it off. Only with
+    sampling.sampler=keyed, where both holders sample the same tokens."""
+    partials_mib: int = Field(default=256, ge=0)
+    """Memory of unfinished groups, kept from heartbeats so that another worker can go on with them; 0
+    keeps none, and lost groups are begun anew."""
+    history_batches: int = Field(default=16, ge=1)
+    """Committed steps whose group payloads the journal keeps."""
+    store: str | None = None
+    """Where the journal lies: null keeps it in the run's folder (SQLite), `postgresql://HOST/DATABASE` in
+    a database. User and password come from PGUSER, PGPASSWORD, PGPASSFILE or PGSERVICE alone."""
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, value: str | None) -> str | None:
+        if value is None:
+            return value
+        scheme, separator, rest = value.partition("://")
+        if scheme not in ("postgresql", "postgres") or not separator:
+            raise ValueError(
+                f"coordinator.store={value!r} is no database Antiphon knows; write "
+                "postgresql://HOST/DATABASE, or null for a file in the run's folder"
+            )
+        if ":" in rest.partition("/")[0].rpartition("@")[0] or "password=" in rest:
+            raise ValueError(
+                "coordinator.store must not hold a password, since configurations are copied and logged; "
+                "put it into PGPASSWORD or the file that PGPASSFILE names"
+            )
+        return value
+
+
+class BroadcastSection(Section):
+    """Weights on their way to the workers."""
+
+    chunk_bytes: int = Field(default=1 << 20, ge=1024, le=16 << 20)
+    """Bytes of one chunk."""
+    uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
+    """Cap on what the origin sends, bytes per second; none by default."""
+    snapshots_kept: int = Field(default=8, ge=2)
+    """Newest snapshots a chunk store keeps."""
+    transfer_timeout_s: float = Field(default=600.0, gt=0.0)
+    """Seconds after which a transfer is given up and tried again."""
+
+
+class EvaluationSection(Section):
+    """Held-out evaluation during training, on the workers, without stopping it."""
+
+    interval: int = Field(default=10, ge=0)
+    """Versions between evaluations; 0 evaluates only the first and the last version."""
+    prompts: int = Field(default=192, ge=1)
+    """Held-out prompts per evaluation, one sample each at the sampling temperature."""
+
+
+class RecordSection(Section):
+    """What is kept of a run."""
+
+    mlflow: bool = True
+    """Log the run, its versions and batches to MLflow."""
+    dvc: bool = True
+    """Pin versions and batches in the DVC-tracked ledger."""
+    ledger: str = "ledger"
+    """Folder of the DVC-tracked ledger, relative to the project."""
+    checkpoint_stride: int = Field(default=4, ge=0)
+    """Every how many-th of the learner's checkpoints enters the ledger, so that a replay of late steps
+    can start there; 0 pins none, and replays start from the base model."""
+    store: str | None = None
+    """Where artifacts go besides the store in the home directory: `s3://bucket/prefix`, or the absolute
+    path of a shared folder; null keeps them on this machine. Keys come from the environment alone."""
+    store_endpoint: str | None = None
+    """Address of the S3 server, such as `http://127.0.0.1:8333`; null takes AWS_ENDPOINT_URL_S3, else
+    Amazon's."""
+    traces: int = Field(default=3, ge=0, le=32)
+    """Trajectories of each evaluated version that MLflow shows as traces; 0 shows none."""
+    system_metrics_s: float = Field(default=10.0, ge=0.0)
+    """Seconds between two samples of CPU and memory in MLflow; 0 takes none."""
+    worker_usd_per_hour: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Price of one rollout worker, US dollars per hour; runs are compared by what they cost."""
+    learner_usd_per_hour: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Price of the machine of the learner and the other services, US dollars per hour."""
+
+    @model_validator(mode="after")
+    def _check_store(self) -> Self:
+        # Values are not repeated: people who put keys into an address would find them in a log.
+        store, endpoint = self.store, self.store_endpoint
+        if store is not None and not _STORE.fullmatch(store):
+            raise ValueError(
+                "record.store is neither s3://bucket/prefix nor the absolute path of a folder; keys belong "
+                "in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            raise ValueError(
+                "record.store_endpoint is no address such as http://127.0.0.1:8333; keys belong in "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        if endpoint is not None and not (store or "").startswith("s3://"):
+            raise ValueError(
+                f"record.store_endpoint={endpoint} is for a record.store that begins with s3://, but that is "
+                f"{store}; correct either"
+            )
+        return self
+
+
+class TrustSection(Section):
+    """Workers that nobody vouches for: what of their work is looked at again."""
+
+    audits: Literal["off", "remote", "all"] = "remote"
+    """Which runs have groups scored again under the version that sampled them: none, those whose
+    services have credentials, or all. It costs the learner's machine a copy of the model."""
+    trusted: tuple[str, ...] = ()
+    """Names of workers you run yourself: what honest rounding looks like is measured on them."""
+
+
+class ServicesSection(Section):
+    """Where the services listen and how long anyone waits for them."""
+
+    host: str = "127.0.0.1"
+    """Address the services listen on; anything but loopback needs `services.credentials`."""
+    address: str | None = None
+    """Name or address by which other machines reach the services, where that is not the host; the
+    certificate must name it."""
+    credentials: str | None = None
+    """Folder with the services' certificate and token, made by `antiphon certs`; null serves without
+    encryption, on loopback alone."""
+    coordinator_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the coordinator; 0 picks a free one."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port on loopback for Prometheus, 0 for a free one, which the coordinator's log names; null for none."""
+    start_timeout_s: float = Field(default=180.0, gt=0.0)
+    """Seconds a service may take to start."""
+    stall_timeout_s: float = Field(default=300.0, gt=0.0)
+    """Seconds a stage may go without progress before the run stops and names it."""
+    restart_limit: int = Field(default=5, ge=0)
+    """Times a crashed service is started again within one run."""
+
+    @property
+    def reached_at(self) -> str:
+        """Return the name or address by which the services are dialled."""
+        return self.address or self.host
