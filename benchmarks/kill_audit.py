@@ -13,8 +13,9 @@ import numpy as np
 from antiphon.core import events as e
 from antiphon.core.admission import group_seeds
 from antiphon.core.config import RunConfig
+from antiphon.core.group_state import GroupState
 from antiphon.core.records import BatchRow
-from antiphon.core.run_state import GroupState, RunState, fold
+from antiphon.core.run_state import RunState, fold
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store import ArtifactStore
 from antiphon.services.coordinator.journal import Journal, journal_place

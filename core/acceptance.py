@@ -12,9 +12,10 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting_figures import believed_figures
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.group_checks import check_submission, submission_digest
+from antiphon.core.group_state import GroupPhase, GroupState
 from antiphon.core.partials import KeptGroup, authorship
 from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
-from antiphon.core.run_state import GroupPhase, GroupState, RunState
+from antiphon.core.run_state import RunState
 from antiphon.core.staleness import StalenessBound
 from antiphon.core.tokens import name_of_worker
 

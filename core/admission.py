@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from antiphon.core import events as e
 from antiphon.core.config import RunConfig
-from antiphon.core.run_state import GroupPhase, GroupState, RunState
+from antiphon.core.group_state import GroupPhase, GroupState
+from antiphon.core.run_state import RunState
 from antiphon.core.seeds import derive_id, derive_seed, prompt_order, refill_order, request_seeds
 from antiphon.core.staleness import StalenessBound, fixed_version
 

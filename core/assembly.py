@@ -12,7 +12,8 @@ from antiphon.core import events as e
 from antiphon.core.admission import fixed_limit
 from antiphon.core.config import RunConfig
 from antiphon.core.group_buffer import BufferedGroup, GroupBuffer, Selection, Verdict
-from antiphon.core.run_state import GroupPhase, GroupState, RunState
+from antiphon.core.group_state import GroupPhase, GroupState
+from antiphon.core.run_state import RunState
 from antiphon.core.staleness import StalenessBound
 
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from antiphon.core import draft_kernels as kernels
 from antiphon.core.draft_arena import DraftArena, grown
+from antiphon.core.draft_candidates import DraftTree
 from antiphon.core.draft_growth import Sprouts, grow
 from antiphon.core.draft_rows import draft_rows, settle_rows
 from antiphon.core.draft_sources import LONGEST_DOCUMENT, contiguous, known_tokens, prior, usable
@@ -46,47 +47,6 @@ HEADS_AHEAD = 1 << 16
 """Most head entries prepared for tokens that are still to be sampled."""
 TREE_NODES = 4_096
 """Most nodes considered while a tree is grown."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftTree:
-    """Candidates below the end of a request's text; parents come before their children."""
-
-    tokens: IntArray
-    """[N] int32."""
-    parents: IntArray
-    """[N] int32, index of the token before; -1 where that is the request's text."""
-    probabilities: FloatArray
-    """[N] float32, estimated chance that this token and all above it are accepted."""
-
-
-def best_chain(tree: DraftTree, limit: int, floor: float) -> tuple[IntArray, FloatArray]:
-    """Cut a tree to its most probable chain, for engines that verify chains only.
-
-    Args:
-        tree: what `DraftForest.grow_tree` returned.
-        limit: most tokens.
-        floor: the chain ends before the first token whose path probability is below this.
-
-    Returns:
-        (tokens [K] int32, path probabilities [K] float32), K <= limit.
-
-    >>> tree = DraftTree(np.array([5, 6, 7], np.int32), np.array([-1, -1, 0], np.int32),
-    ...                  np.array([0.5, 0.4, 0.3], np.float32))
-    >>> best_chain(tree, 8, 0.0)[0].tolist(), best_chain(tree, 8, 0.4)[0].tolist()
-    ([5, 7], [5])
-    """
-    best: dict[int, int] = {}
-    for node, parent in enumerate(tree.parents.tolist()):
-        known = best.get(parent)
-        if known is None or tree.probabilities[node] > tree.probabilities[known]:
-            best[parent] = node
-    chain: list[int] = []
-    node = best.get(-1, -1)
-    while node >= 0 and len(chain) < limit and tree.probabilities[node] >= floor:
-        chain.append(node)
-        node = best.get(node, -1)
-    return tree.tokens[chain], tree.probabilities[chain]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from antiphon.core.config import RunConfig
-from antiphon.core.run_state import GroupPhase, GroupState, RunState
+from antiphon.core.group_state import GroupPhase, GroupState
+from antiphon.core.run_state import RunState
 
 LEASES_REMEMBERED = 256
 """Leases whose durations say what is usual."""

@@ -8,13 +8,12 @@ sides show certificates, and a guard lets each call in or refuses it in a senten
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
@@ -26,9 +25,9 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
-from antiphon.core.tokens import Denial
 from antiphon.lineage.ports import is_free
 from antiphon.services.credentials import Credentials, read_token
+from antiphon.services.door import Door
 from antiphon.services.guard import Guard
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -73,11 +72,6 @@ _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     grpc.StatusCode.UNIMPLEMENTED: ContractError,
     grpc.StatusCode.UNAUTHENTICATED: ContractError,
     grpc.StatusCode.PERMISSION_DENIED: ContractError,
-}
-_STATUS_OF_DENIAL = {
-    Denial.UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
-    Denial.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    Denial.BUSY: grpc.StatusCode.UNAVAILABLE,  # what a caller tries again by itself
 }
 _NOT_BELIEVED = ("certificate", "handshake", "ssl_error", "tls")
 """Words in a failed connection's details that no patience mends."""
@@ -142,7 +136,7 @@ async def start_server(
         raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
     options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MAX_MESSAGE_BYTES))]
     server = grpc.aio.server(options=options)
-    door = _Door(server, None if security is None else security.guard)
+    door = Door(server, None if security is None else security.guard)
     register(door)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, door)
@@ -212,95 +206,6 @@ async def healthy(address: str, timeout_s: float, credentials: Credentials | Non
         except grpc.aio.AioRpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-class _Door:
-    """Stands before a server while services are added: every call is read, then judged, then answered.
-
-    Handlers are wrapped once, so that nothing is looked up for a call.
-    """
-
-    def __init__(self, server: grpc.aio.Server, guard: Guard | None) -> None:
-        self._server = server
-        self._guard = guard
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Generated code calls this with the bare handlers; the wrapped ones take their place."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Add a service, by the names of its methods."""
-        wrapped = {name: self._wrap(f"/{service}/{name}", handler) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
-
-    def _wrap(self, method: str, handler: Any) -> Any:
-        async def admit(request: Any, context: Any) -> None:
-            if isinstance(request, _Unreadable):
-                await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"{method} got {request.size} bytes that are not its message; use the same version of "
-                    "Antiphon on both sides",
-                )
-            if self._guard is None:
-                return
-            metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
-            authorization = str(metadata.get("authorization", ""))
-            names = _names_of(context.auth_context())
-            refusal = self._guard.admit(method, authorization, names, request)
-            if refusal is not None:
-                await context.abort(_STATUS_OF_DENIAL[refusal.denial], refusal.sentence)
-
-        return _wrapped(handler, admit)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unreadable:
-    """Bytes that are no message."""
-
-    size: int
-
-
-def _names_of(auth_context: Any) -> frozenset[str]:
-    found = auth_context.get("x509_subject_alternative_name", ())
-    return frozenset(name.decode(errors="replace") for name in found)
-
-
-def _wrapped(handler: Any, admit: Callable[[Any, Any], Awaitable[None]]) -> Any:
-    """Return a handler that admits every message before its service sees it."""
-    inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-
-    def read(payload: bytes) -> Any:
-        try:
-            return handler.request_deserializer(payload)
-        except DecodeError:
-            return _Unreadable(len(payload))
-
-    async def admitted(requests: Any, context: Any) -> AsyncIterator[Any]:
-        async for request in requests:
-            await admit(request, context)
-            yield request
-
-    async def enter(request: Any, context: Any) -> Any:
-        if handler.request_streaming:
-            await admit(None, context)
-            return admitted(request, context)
-        await admit(request, context)
-        return request
-
-    async def answer(request: Any, context: Any) -> Any:
-        return await inner(await enter(request, context), context)
-
-    async def answer_stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        async for reply in inner(await enter(request, context), context):
-            yield reply
-
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    chosen = answer_stream if handler.response_streaming else answer
-    return make(chosen, request_deserializer=read, response_serializer=handler.response_serializer)
 
 
 def answers_errors(handler: _Handler) -> _Handler:

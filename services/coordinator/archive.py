@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from antiphon.core.config_sections import DraftingSection
+from antiphon.core.group_state import GroupState
 from antiphon.core.history import HistoryStore
 from antiphon.core.history_codec import fit_histories
 from antiphon.core.records import GroupSubmission, Lease, PastCompletion, PromptHistory
-from antiphon.core.run_state import GroupState
 from antiphon.services.coordinator import payloads
 from antiphon.services.coordinator.journal import HistoryEdit, HistoryRow
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from antiphon.core import acceptance
 from antiphon.core.group_checks import check_judgements
+from antiphon.core.group_state import GroupPhase
 from antiphon.core.records import GroupToJudge, Judgement
-from antiphon.core.run_state import GroupPhase
 from antiphon.services.coordinator.run_keeper import RunKeeper
 
 JUDGE_S = 15.0

@@ -20,10 +20,11 @@ from antiphon.core import events as e
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.group_checks import submission_digest
+from antiphon.core.group_state import GroupPhase, GroupState
 from antiphon.core.leases import HeldLease, LeaseTable
 from antiphon.core.partials import KeptGroup, PartialShelf
 from antiphon.core.records import GroupSubmission, WorkerState
-from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
+from antiphon.core.run_state import RunState, fold
 from antiphon.core.speculation import LeaseTimes
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store import ArtifactStore

@@ -15,8 +15,8 @@ from antiphon.core.advantages import group_advantages
 from antiphon.core.assembly import SealPlan
 from antiphon.core.drafting_figures import add_figures
 from antiphon.core.events import BatchSealed
+from antiphon.core.group_state import GroupState, Tally
 from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming
-from antiphon.core.run_state import GroupState, Tally
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, encode_batch, encode_timings
 from antiphon.lineage.store import ArtifactStore
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.errors import ContractError
+from antiphon.core.group_state import GroupPhase
 from antiphon.core.records import (
     GroupSubmission,
     KeptProgress,
@@ -18,7 +19,6 @@ from antiphon.core.records import (
     SubmitVerdict,
     VersionSpan,
 )
-from antiphon.core.run_state import GroupPhase
 from antiphon.services.coordinator.api import HeartbeatReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.service import CoordinatorService

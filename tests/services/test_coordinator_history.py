@@ -12,6 +12,7 @@ import pytest
 
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import DraftingSection
+from antiphon.core.group_state import GroupState
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
@@ -24,7 +25,6 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.core.run_state import GroupState
 from antiphon.services import wire_work
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.archive import REPLY_BYTES, Archive

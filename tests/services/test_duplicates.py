@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.core.group_state import GroupPhase
 from antiphon.core.records import LeaseProgress, SubmitVerdict
-from antiphon.core.run_state import GroupPhase
 from antiphon.core.speculation import LEASES_NEEDED
 from antiphon.services.coordinator.api import LeaseRequest
 from tests.services.test_answers import Story, piece

@@ -11,8 +11,8 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.events import GroupSubmitted, LeaseExpired, load_event
+from antiphon.core.group_state import GroupPhase
 from antiphon.core.records import GroupSubmission, Judgement, StepCommit, VersionSpan, WorkerState
-from antiphon.core.run_state import GroupPhase
 from antiphon.services.coordinator.payloads import prefix_name
 from antiphon.services.rollout.engine import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker

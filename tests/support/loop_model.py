@@ -13,6 +13,7 @@ from antiphon.core import acceptance, admission, assembly
 from antiphon.core import events as e
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
+from antiphon.core.group_state import GroupPhase, GroupState
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
@@ -22,7 +23,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.core.run_state import GroupPhase, GroupState, RunState, fold
+from antiphon.core.run_state import RunState, fold
 from antiphon.core.seeds import derive_seed
 
 RUN_ID = "run-1"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from antiphon.core.draft_arena import BlockMap
-from antiphon.core.draft_tree import DraftForest, DraftTree, best_chain
+from antiphon.core.draft_candidates import DraftTree, best_chain
+from antiphon.core.draft_tree import DraftForest
 from antiphon.core.errors import ContractError
 
 VOCABULARY = 1_000

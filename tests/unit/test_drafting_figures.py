@@ -21,9 +21,10 @@ from antiphon.core.drafting_figures import (
     drafting_summary,
 )
 from antiphon.core.errors import IntegrityError
+from antiphon.core.group_state import Tally
 from antiphon.core.metrics import BATCH_METRICS, DRAFTING_METRICS, batch_figures, find_metric
 from antiphon.core.records import BatchRef, DraftingFigures, FinishReason, GroupSubmission, SubmitVerdict
-from antiphon.core.run_state import RunState, Tally
+from antiphon.core.run_state import RunState
 from antiphon.flows.outcome import drafting_line
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.run_log import is_timing, step_line

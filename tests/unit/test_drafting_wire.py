@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from antiphon.core.admission import group_seeds
 from antiphon.core.config import build_config
 from antiphon.core.group_checks import submission_digest
+from antiphon.core.group_state import GroupState
 from antiphon.core.records import BatchRef, DraftingFigures, GroupSubmission
-from antiphon.core.run_state import GroupState
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.protos import records_pb2
 from antiphon.services import wire_steps, wire_work

@@ -9,8 +9,9 @@ from antiphon.core import events as e
 from antiphon.core.admission import fixed_openings, group_seeds, prompt_place
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.group_checks import check_judgements, check_submission, submission_digest
+from antiphon.core.group_state import GroupState
 from antiphon.core.records import FinishReason, GroupSubmission, Judgement, Trajectory, VersionSpan
-from antiphon.core.run_state import GroupState, RunState
+from antiphon.core.run_state import RunState
 from tests.support.loop_model import MAX_TOKENS, light_trajectory, make_config
 
 SEEDS = (11, 2**64 - 1)

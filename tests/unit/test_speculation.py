@@ -5,7 +5,8 @@ import pytest
 from antiphon.core import admission
 from antiphon.core import events as e
 from antiphon.core.config import RunConfig
-from antiphon.core.run_state import GroupPhase, RunState, fold
+from antiphon.core.group_state import GroupPhase
+from antiphon.core.run_state import RunState, fold
 from antiphon.core.speculation import LEASES_NEEDED, LeaseTimes, group_to_duplicate
 from tests.support.loop_model import make_config
 
