@@ -7,7 +7,7 @@ equal data gives equal SVG.
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from antiphon.core.drafting_figures import drafting_rates
+from antiphon.core.ledger import Use
 from antiphon.lineage.run_picture import Bar, RunPicture, merge
 
 INK, MUTED, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
@@ -58,6 +59,16 @@ SMOOTHING_STEPS = 5
 ZOOM_STEPS = 6
 """Steps that the close view of the timeline shows."""
 THROUGHPUT_BINS = 48
+USE_COLOURS = {
+    Use.USEFUL: GREEN,
+    Use.OPEN: BLUE,
+    Use.FILTERED: VIOLET,
+    Use.STALE: ORANGE,
+    Use.DUPLICATE: MUTED,
+    Use.PREEMPTED: RED,
+    Use.IDLE: GRID,
+}
+"""What became of work, in the order in which it is drawn."""
 MOST_EPOCHS_MARKED = 8
 """Epoch boundaries that one panel shows."""
 
@@ -201,6 +212,41 @@ def busy(picture: RunPicture) -> str:
         axes.tick_params(axis="y", length=0)
 
     return _svg("busy", (4.7, 2.8), draw, "Share of time in which each plane was busy")
+
+
+def work(seconds: Mapping[str, float], tokens: Mapping[str, int]) -> str:
+    """Draw what became of worker seconds and of completion tokens; empty where nothing was booked."""
+    rows = [("tokens", tokens), ("worker seconds", seconds)]
+    rows = [(name, booked) for name, booked in rows if sum(booked.values()) > 0]
+    if not rows:
+        return ""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        names = [name for name, _ in rows]
+        left = [0.0] * len(rows)
+        for use, colour in USE_COLOURS.items():
+            shares = [100 * max(0.0, booked.get(use, 0)) / sum(booked.values()) for _, booked in rows]
+            if not any(shares):
+                continue
+            axes.barh(names, shares, left=left, color=colour, height=0.6, label=_use_words(use, rows))
+            left = [a + b for a, b in zip(left, shares, strict=True)]
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("% of all")
+        axes.tick_params(axis="y", length=0)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=4, fontsize=8)
+
+    return _svg("work", (9.6, 2.4), draw, "What became of worker seconds and tokens")
+
+
+def _use_words(use: Use, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    booked = dict(rows)
+    parts = []
+    if seconds := booked.get("worker seconds", {}).get(use, 0):
+        parts.append(f"{seconds:,.0f} s")
+    if tokens := booked.get("tokens", {}).get(use, 0):
+        parts.append(f"{tokens:,} tokens")
+    return f"{use}: {', '.join(parts)}"
 
 
 def drafting(picture: RunPicture) -> str:

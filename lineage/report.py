@@ -1,7 +1,7 @@
 """Report: a run on one page that needs nothing else, no network and no server.
 
 It tells what was learned, how far the planes overlapped, how stale the data was, where the
-seconds went, and which artifacts, by digest, every version came from.
+seconds went, what became of the work, and which artifacts, by digest, every version came from.
 """
 
 import html
@@ -40,6 +40,14 @@ class Status(Protocol):
     @property
     def groups_requeued(self) -> int:
         """Groups offered again after a lost lease."""
+
+    @property
+    def worker_seconds(self) -> Mapping[str, float]:
+        """What became of the workers' seconds, by use."""
+
+    @property
+    def tokens_by_use(self) -> Mapping[str, int]:
+        """What became of the completion tokens."""
 
     @property
     def paused_reason(self) -> str:
@@ -95,6 +103,12 @@ def build_report(
         _pair(
             ("Throughput", figures.throughput(picture)),
             ("Completion length", figures.completion_length(picture)),
+        ),
+        _section(
+            "What became of the work",
+            figures.work(status.worker_seconds, status.tokens_by_use),
+            "Useful is what the learner trained on or an evaluation needed; open is not decided yet; idle "
+            "workers held no lease. Everything else was in vain, and for this reason.",
         ),
         drafting_section(picture),
         _versions(picture),

@@ -119,6 +119,12 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
             "ready": status.groups_ready,
         },
     )
+    yield _labelled(
+        "work_seconds", "Worker seconds by what became of them.", "use", run, status.worker_seconds
+    )
+    yield _labelled(
+        "work_tokens", "Completion tokens by what became of them.", "use", run, status.tokens_by_use
+    )
     trained = {str(staleness): found for staleness, found in status.staleness_histogram.items()}
     yield _labelled(
         "trajectories_trained", "Trajectories trained on, by staleness.", "staleness", run, trained

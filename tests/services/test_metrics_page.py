@@ -15,6 +15,9 @@ from tests.support.loop_model import make_config
 
 CONFIG = make_config(steps=4, max_staleness=1, filter_="none")
 
+GROWING = {"antiphon_worker_seconds_since_heartbeat", "antiphon_work_seconds"}
+"""What passes between two looks."""
+
 
 def listening(port):
     services = CONFIG.services.model_copy(update={"metrics_port": port})
@@ -41,15 +44,17 @@ def test_the_page_says_what_the_coordinator_says(tmp_path):
                 found = await asyncio.to_thread(read, port)
                 # A scrape is a look: a second one says the same.
                 again = await asyncio.to_thread(read, port)
-        changing = "antiphon_worker_seconds_since_heartbeat"
-        assert {k: v for k, v in found.items() if k[0] != changing} == {
-            k: v for k, v in again.items() if k[0] != changing
+        assert {k: v for k, v in found.items() if k[0] not in GROWING} == {
+            k: v for k, v in again.items() if k[0] not in GROWING
         }
         assert found["antiphon_up",] == 1.0
         assert found["antiphon_steps_total",] == status.committed_steps == 4
         assert found["antiphon_groups_filtered_total",] == status.groups_filtered
         trained = {k[1]: v for k, v in found.items() if k[0] == "antiphon_trajectories_trained"}
         assert trained == {str(k): v for k, v in status.staleness_histogram.items()}
+        work = {k[1]: v for k, v in found.items() if k[0] == "antiphon_work_tokens"}
+        assert work == {use: float(tokens) for use, tokens in status.tokens_by_use.items()}
+        assert work["useful"] > 0 and found["antiphon_work_seconds", "useful"] > 0
         workers = {k[1] for k in found if k[0] == "antiphon_worker_tokens_generated"}
         assert workers == {worker.worker_id for worker in status.workers}
         alarms = {k[1]: v for k, v in found.items() if k[0] == "antiphon_alarm"}

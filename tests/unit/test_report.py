@@ -126,6 +126,16 @@ def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -
     assert page.count("<tr>") == 21 and f"{19:064x}" in page
 
 
+def test_the_page_shows_what_became_of_the_work(make: Callable[..., str]) -> None:
+    seconds = {"useful": 300.0, "preempted": 60.0, "idle": 40.0, "stale": 0.0}
+    page = make(3, worker_seconds=seconds, tokens_by_use={"useful": 12345, "preempted": 600})
+    section = page[page.index("What became of the work") : page.index("Versions and what they came from")]
+    for words in ("useful: 300 s, 12,345 tokens", "preempted: 60 s, 600 tokens", "idle: 40 s"):
+        assert words in section, words
+    assert "stale:" not in section
+    assert "What became of the work" not in make(3)
+
+
 def test_equal_journals_give_equal_pages(make: Callable[..., str]) -> None:
     assert make(6) == make(6)
 
