@@ -30,8 +30,8 @@ from antiphon.services.coordinator.journal_store import (
     WriteBatch,
     Written,
 )
-from antiphon.services.coordinator.signals import Signal
 from antiphon.services.coordinator.sql_places import open_sql_store
+from antiphon.services.signals import Signal
 
 JOURNAL_NAME = "journal.db"
 """The journal's file in the folder of the run, unless `coordinator.store` names a database."""

@@ -35,7 +35,7 @@ from antiphon.services.coordinator.fleet import Fleet, Member
 from antiphon.services.coordinator.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
 from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
-from antiphon.services.coordinator.signals import Signal
+from antiphon.services.signals import Signal
 
 STORE_PATIENCE_S = 600.0
 """How long a sealed batch waits for its store to take it; then the coordinator ends."""

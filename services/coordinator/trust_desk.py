@@ -20,7 +20,7 @@ from antiphon.core.records import GroupSubmission, GroupToAudit
 from antiphon.core.reputation import Standing, quarantine_reason
 from antiphon.core.tokens import name_of_worker
 from antiphon.services.coordinator.run_keeper import RunKeeper
-from antiphon.services.coordinator.signals import Signal
+from antiphon.services.signals import Signal
 
 QUEUE_LIMIT = 256
 """Groups that wait for the auditor; beyond it the oldest are let go."""

@@ -14,10 +14,10 @@ import structlog
 
 from antiphon.core.leases import finishes_in_time
 from antiphon.core.records import GroupSubmission, LeaseProgress
-from antiphon.services.rollout.change import Change
 from antiphon.services.rollout.engine_driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight
 from antiphon.services.rollout.progress import Pace, gather, tokens_left
+from antiphon.services.signals import Signal
 
 FINISHING_SHARE = 0.5
 """Part of the grace time in which a group must surely be finished, or it is handed over at once."""
@@ -48,7 +48,7 @@ class Leaving:
         unsubmitted: Mapping[str, GroupSubmission],
         pace: Pace,
         tell: Tell,
-        change: Change,
+        change: Signal,
     ) -> None:
         """Prepare it.
 

@@ -20,9 +20,9 @@ from antiphon.services import failpoints
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.patience import MOST_PAUSE_S, keep_trying
-from antiphon.services.rollout.change import Change
 from antiphon.services.rollout.engine_driver import EngineDriver
 from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
+from antiphon.services.signals import Signal
 
 Pace = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""
@@ -62,8 +62,8 @@ class WeightKeeper:
         config: RunConfig,
         run_id: str,
         groups_in_flight: Callable[[], tuple[int, int]],
-        change: Change,
-        swapped: Change,
+        change: Signal,
+        swapped: Signal,
         pace: Pace,
         learner_key: bytes = b"",
     ) -> None:
@@ -118,13 +118,13 @@ class WeightKeeper:
         """Note the newest announced version."""
         if newest is not None and (self._newest is None or newest > self._newest):
             self._newest = newest
-            self._change.ring()
+            self._change.notify()
 
     def want(self, version: int | None) -> None:
         """Note the version that the coordinator wants for the next group."""
         if version != self._wanted:
             self._wanted = version
-            self._change.ring()
+            self._change.notify()
 
     def pauses_leases(self) -> bool:
         """Tell whether a swap is coming that another lease would put off."""
@@ -186,7 +186,7 @@ class WeightKeeper:
                 self._arriving = None
                 _log.info("snapshot.fetched", version=version, bytes=manifest.payload_bytes)
                 self._prune()
-                self._change.ring()
+                self._change.notify()
 
     async def _manifest(self, version: int) -> SnapshotManifest:
         manifest = await keep_trying(
@@ -222,8 +222,8 @@ class WeightKeeper:
         self._damaged_since = None
         _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
         self._prune()
-        self._swapped.ring()
-        self._change.ring()
+        self._swapped.notify()
+        self._change.notify()
 
     async def _fetch_again(self, version: int, error: AntiphonError) -> None:
         """Forget a snapshot whose chunks were damaged here, for as long as patience lasts."""
@@ -234,7 +234,7 @@ class WeightKeeper:
         if now - self._damaged_since > self._patience_s:
             raise error
         del self._complete[version]
-        self._change.ring()
+        self._change.notify()
         await asyncio.sleep(MOST_PAUSE_S)
 
     def _prune(self) -> None:

@@ -35,7 +35,6 @@ from antiphon.services.coordinator.api import (
     WorkerWelcome,
 )
 from antiphon.services.patience import keep_trying
-from antiphon.services.rollout.change import Change
 from antiphon.services.rollout.engine import Engine, EngineOutput
 from antiphon.services.rollout.engine_driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine_thread import EngineThread
@@ -44,6 +43,7 @@ from antiphon.services.rollout.leaving import LAST_WORD_S, Leaving
 from antiphon.services.rollout.progress import Pace as TokenPace
 from antiphon.services.rollout.progress import gather, usable_prefix
 from antiphon.services.rollout.weights import Pace, WeightKeeper, WeightSource
+from antiphon.services.signals import Signal
 
 REGISTER_PATIENCE_S = 300.0
 """How long a worker knocks before it knows the run's own services.stall_timeout_s."""
@@ -105,8 +105,8 @@ class RolloutWorker:
         self._drive = drive
         self._learner_key = learner_key
         self._patience_s = REGISTER_PATIENCE_S
-        self._change = Change()
-        self._swapped = Change()
+        self._change = Signal()
+        self._swapped = Signal()
         self._welcome: WorkerWelcome | None = None
         self._engine: EngineDriver | None = None
         self._weights: WeightKeeper | None = None
@@ -169,7 +169,7 @@ class RolloutWorker:
         self._stop_by = loop.time() + grace_s
         loop.call_later(grace_s, self._done.set)
         self._stop_asked.set()
-        self._change.ring()
+        self._change.notify()
 
     async def _cancel_when_done(self, work: asyncio.Task[None]) -> None:
         await self._done.wait()
@@ -265,7 +265,7 @@ class RolloutWorker:
                 await self._register()
                 for group in self._groups.values():
                     group.heard(())  # a coordinator that forgot the worker forgot its progress too
-                self._change.ring()
+                self._change.notify()
 
     async def _rest(self, pause_s: float, idle_pause_s: float) -> None:
         """Wait for the next heartbeat: the longer pause holds while there is nothing to tell of."""
@@ -314,7 +314,7 @@ class RolloutWorker:
             self._finish_run()
         self._leave_when_idle()
         if reply.cancelled_leases:
-            self._change.ring()
+            self._change.notify()
 
     async def _leases(
         self, engine: EngineDriver, weights: WeightKeeper, samples: int, group_size: int
@@ -380,7 +380,7 @@ class RolloutWorker:
     def _hand_in(self, group: GroupInFlight) -> None:
         now = asyncio.get_running_loop().time()
         self._unsubmitted[group.lease.lease_id] = group.submission(self._worker_id(), now)
-        self._change.ring()
+        self._change.notify()
 
     def _collect(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
@@ -410,7 +410,7 @@ class RolloutWorker:
             del self._unsubmitted[lease_id]
             _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
             self._leave_when_idle()
-            self._change.ring()
+            self._change.notify()
 
     def _groups_by_pin(self) -> tuple[int, int]:
         pinned = sum(group.lease.version is not None for group in self._groups.values())
