@@ -28,6 +28,7 @@ import psutil
 from antiphon.benchmarks.measure import end_on_sigterm, print_result, tail
 from antiphon.benchmarks.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
+from antiphon.core.leases import beat_pause_s
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     FinishReason,
@@ -50,6 +51,8 @@ TOKENS = 90
 START_S = 120.0
 WARM_UP_S = 5.0
 """A coordinator that has just started still loads its table library, beside the first requests."""
+CALM_SHARE = 0.02
+"""Of a core: a coordinator that takes more without being called is still starting."""
 _T = TypeVar("_T")
 
 
@@ -240,14 +243,15 @@ async def idle_fleet(
             await asyncio.sleep(max(welcome.heartbeat_s, reply.next_s))
 
     beats = [0]
-    before = _cpu(process)
-    await asyncio.sleep(2.0)
-    calm = (_cpu(process) - before) / 2.0
+    calm = await _calm_share(process)
     tasks = [asyncio.ensure_future(live(client, number)) for number, client in enumerate(crew)]
     try:
-        await asyncio.sleep(2 * period_s + workers / 200)
+        deadline = time.monotonic() + START_S
+        while beats[0] < 2 * workers and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)  # until everybody goes at the pace of the whole fleet
         before, begun, beats[0] = _cpu(process), time.perf_counter(), 0
-        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        whole_s = max(seconds, beat_pause_s(period_s, workers, busy=False))  # each of them beats in it
+        done, _ = await asyncio.wait(tasks, timeout=whole_s, return_when=asyncio.FIRST_EXCEPTION)
         passed_s = time.perf_counter() - begun
         share, rate = (_cpu(process) - before) / passed_s, beats[0] / passed_s
         for task in done:
@@ -258,6 +262,16 @@ async def idle_fleet(
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(client.close() for client in crew))
     return share - calm, rate
+
+
+async def _calm_share(process: psutil.Process) -> float:
+    """Return what a coordinator that nobody calls takes of a core, once it has done with starting."""
+    share, deadline = 1.0, time.monotonic() + START_S
+    while share > CALM_SHARE and time.monotonic() < deadline:
+        before = _cpu(process)
+        await asyncio.sleep(2.0)
+        share = (_cpu(process) - before) / 2.0
+    return share
 
 
 def _cpu(process: psutil.Process) -> float:

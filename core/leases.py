@@ -85,7 +85,7 @@ class LeaseTable:
         return min((held.deadline_s for held in self._held.values()), default=None)
 
 
-IDLE_BEATS_PER_S = 100.0
+IDLE_BEATS_PER_S = 50.0
 """Heartbeats that all workers without a lease send together, at most; each costs the coordinator time."""
 
 
@@ -101,7 +101,7 @@ def beat_pause_s(heartbeat_s: float, workers: int, busy: bool) -> float:
         busy: whether it holds a lease.
 
     >>> beat_pause_s(2.0, 1000, busy=False), beat_pause_s(2.0, 8, busy=False)
-    (10.0, 2.0)
+    (20.0, 2.0)
     """
     return heartbeat_s if busy else max(heartbeat_s, workers / IDLE_BEATS_PER_S)
 

@@ -43,9 +43,9 @@ def test_a_large_fleet_beats_less_often_and_its_silence_is_noticed_later() -> No
     for member in crew:
         fleet.beat(member, idle_beat(member.worker_id), now=0.0)
     fleet.beat(crew[1], idle_beat("w1-1", ("lease",)), now=0.0)
-    assert [member.pause_s for member in crew[:3]] == [10.0, 2.0, 10.0]
+    assert [member.pause_s for member in crew[:3]] == [20.0, 2.0, 20.0]
     assert fleet.silent(now=10.0) == [] and fleet.silent(now=10.1) == [crew[1]]
-    assert len(fleet.silent(now=50.1)) == 1000
+    assert len(fleet.silent(now=100.1)) == 1000
     for member in crew[100:]:
         fleet.lose(member)
         fleet.lose(member)
