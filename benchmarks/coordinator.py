@@ -51,8 +51,9 @@ TOKENS = 90
 START_S = 120.0
 WARM_UP_S = 5.0
 """A coordinator that has just started still loads its table library, beside the first requests."""
-CALM_SHARE = 0.02
-"""Of a core: a coordinator that takes more without being called is still starting."""
+CALM_S = 2.0
+CALM_SHARE = 0.01
+"""Of a core: a coordinator that takes more for `CALM_S` without being called is still starting."""
 _T = TypeVar("_T")
 
 
@@ -247,8 +248,12 @@ async def idle_fleet(
     tasks = [asyncio.ensure_future(live(client, number)) for number, client in enumerate(crew)]
     try:
         deadline = time.monotonic() + START_S
-        while beats[0] < 2 * workers and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)  # until everybody goes at the pace of the whole fleet
+        while beats[0] < 2 * workers:  # until everybody goes at the pace of the whole fleet
+            ended, _ = await asyncio.wait(tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION)
+            for task in ended:
+                task.result()
+            if time.monotonic() > deadline:
+                raise SystemExit(f"after {START_S:g} s {workers} idle workers had sent {beats[0]} heartbeats")
         before, begun, beats[0] = _cpu(process), time.perf_counter(), 0
         whole_s = max(seconds, beat_pause_s(period_s, workers, busy=False))  # each of them beats in it
         done, _ = await asyncio.wait(tasks, timeout=whole_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -266,12 +271,13 @@ async def idle_fleet(
 
 async def _calm_share(process: psutil.Process) -> float:
     """Return what a coordinator that nobody calls takes of a core, once it has done with starting."""
-    share, deadline = 1.0, time.monotonic() + START_S
-    while share > CALM_SHARE and time.monotonic() < deadline:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
         before = _cpu(process)
-        await asyncio.sleep(2.0)
-        share = (_cpu(process) - before) / 2.0
-    return share
+        await asyncio.sleep(CALM_S)
+        if (share := (_cpu(process) - before) / CALM_S) <= CALM_SHARE:
+            return share
+    raise SystemExit(f"the coordinator was not calm within {START_S:g} s")
 
 
 def _cpu(process: psutil.Process) -> float:

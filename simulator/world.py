@@ -140,7 +140,7 @@ class World:
     def run(self) -> Outcome:
         """Simulate the run and return what it came to."""
         thresholds = gc.get_threshold()
-        # Tasks and messages die by themselves; looking for circles in between takes a tenth of the time.
+        # Tasks and messages die by themselves; looking for circles in between only takes time.
         gc.set_threshold(COLLECT_AFTER, *thresholds[1:])
         try:
             self.loop.run(self._main())
