@@ -25,10 +25,10 @@ from typing import TypeVar
 import numpy as np
 import psutil
 
-from antiphon.benchmarks.measure import end_on_sigterm, print_result, tail
-from antiphon.benchmarks.postgres import find_initdb, postgres_server
+from antiphon.benchmarks.parts.measure import end_on_sigterm, print_result, tail
+from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
-from antiphon.core.leases import beat_pause_s
+from antiphon.core.loop.leases import beat_pause_s
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     FinishReason,
@@ -42,7 +42,7 @@ from antiphon.core.records import (
 )
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
-from antiphon.services.process import PARENT_VARIABLE, run_service, write_ready_file
+from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
 
 RUN_ID = "load-1"
 GROUP_SIZE = 8

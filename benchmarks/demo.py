@@ -5,7 +5,7 @@
 
 import argparse
 
-from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, print_result, run_job, scratch_home
 
 
 def main() -> None:

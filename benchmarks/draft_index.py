@@ -16,7 +16,7 @@ from time import process_time
 import numpy as np
 
 from antiphon.core.config_sections import DraftingSection
-from antiphon.core.draft_tree import DraftForest
+from antiphon.core.drafting.forest import DraftForest
 
 RESPONSES, TOKENS = 64, 1_000
 GROUPS, GROUP_SIZE, HISTORY = 8, 8, 8

@@ -30,10 +30,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.chain_model import build_chain_model
-from antiphon.benchmarks.measure import PROJECT, print_result, run_job, scratch_home
+from antiphon.benchmarks.parts.drafting.chain_model import build_chain_model
+from antiphon.benchmarks.parts.measure import PROJECT, print_result, run_job, scratch_home
 from antiphon.core.config_sections import DraftingSection
-from antiphon.services.rollout.engine_environment import child_environment
+from antiphon.services.rollout.engine.environment import child_environment
 
 CONCURRENCIES = (1, 4, 16, 64)
 SAMPLED_PROMPTS = {4: 6, 16: 16, 64: 32}
@@ -109,7 +109,7 @@ class Report:
         return self.result
 
     def _greedy(self, folder: Path) -> None:
-        from antiphon.benchmarks.drafting_bench import greedy_work
+        from antiphon.benchmarks.parts.drafting.bench import greedy_work
 
         model = build_chain_model(prompts=GREEDY_PROMPTS, median_length=GREEDY_MEDIAN)
         bench = self._chain_bench(model.save(folder))
@@ -120,7 +120,7 @@ class Report:
         bench.close()
 
     def _wandering(self, folder: Path) -> None:
-        from antiphon.benchmarks.drafting_bench import wandering_work
+        from antiphon.benchmarks.parts.drafting.bench import wandering_work
 
         model = build_chain_model(scale=WANDERING_SCALE)
         bench = self._chain_bench(model.save(folder))
@@ -130,7 +130,7 @@ class Report:
         bench.close()
 
     def _policy(self, folder: Path) -> None:
-        from antiphon.benchmarks.drafting_bench import (
+        from antiphon.benchmarks.parts.drafting.bench import (
             open_bench,
             policy_directory,
             restore_history,
@@ -138,7 +138,7 @@ class Report:
             serve,
             unseen_work,
         )
-        from antiphon.benchmarks.recorded_run import RecordedRun
+        from antiphon.benchmarks.parts.recorded_run import RecordedRun
 
         run = RecordedRun(self._home, self._run)
         epoch = run.epochs - 1
@@ -169,14 +169,14 @@ class Report:
     def _chain_bench(self, folder: Path) -> Any:
         from safetensors.torch import load_file
 
-        from antiphon.benchmarks.drafting_bench import open_bench
+        from antiphon.benchmarks.parts.drafting.bench import open_bench
 
         return open_bench(folder, load_file(folder / "model.safetensors"), 640, self._drafting)
 
     def _add_vllm(self, bench: Any) -> None:
         if not self._methods:
             return
-        from antiphon.benchmarks.vllm_baseline import suffix_installed
+        from antiphon.benchmarks.parts.drafting.vllm_baseline import suffix_installed
 
         bench.add("plain", "none")
         bench.add("ngram", "ngram")
@@ -189,7 +189,7 @@ class Report:
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, native_alike: bool = False
     ) -> None:
         """Measure a load where drafts should help."""
-        from antiphon.benchmarks.drafting_load import compare, run_load
+        from antiphon.benchmarks.parts.drafting.load import compare, run_load
 
         found = compare(bench.sides(("native", "drafted"), work, concurrency), self._pairs)
         # Greedy tokens need no seeds, so vLLM's own sampler must agree as well.
@@ -210,7 +210,7 @@ class Report:
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, keyed: bool = False
     ) -> None:
         """Measure a load where drafts cannot help."""
-        from antiphon.benchmarks.drafting_load import compare
+        from antiphon.benchmarks.parts.drafting.load import compare
 
         found = compare(bench.sides(("native", "keyed", "drafted"), work, concurrency), self._pairs)
         self._identity(found.warm_up["drafted"], found.warm_up["keyed"])
@@ -227,14 +227,14 @@ class Report:
         self._detail(f"{name}.{key}", found, bench)
 
     def _identity(self, drafted: Any, reference: Any) -> None:
-        from antiphon.benchmarks.drafting_load import identical
+        from antiphon.benchmarks.parts.drafting.load import identical
 
         self._same += identical(drafted.outputs, reference.outputs)
         self._asked += len(drafted.outputs)
 
     def _detail(self, name: str, found: Any, bench: Any) -> None:
         """Print a line on one load and keep its figures."""
-        from antiphon.core.drafting_figures import drafting_rates
+        from antiphon.core.drafting.statistics import drafting_rates
 
         figures = found.figures("drafted")
         rates: Mapping[str, float] = drafting_rates(figures)

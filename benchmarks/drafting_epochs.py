@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.drafting_runs import by_epoch, figures_of, interval, spell
-from antiphon.benchmarks.measure import print_result
+from antiphon.benchmarks.parts.drafting.runs import by_epoch, figures_of, interval, spell
+from antiphon.benchmarks.parts.measure import print_result
 
 RATES = ("acceptance", "coverage", "tokens_per_pass")
 PROMPTS_PER_STEP = 32

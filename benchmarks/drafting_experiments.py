@@ -22,9 +22,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.drafting_runs import by_epoch, figures_of, interval, spell
-from antiphon.benchmarks.measure import print_result, scratch_home
-from antiphon.services.rollout.engine_environment import child_environment
+from antiphon.benchmarks.parts.drafting.runs import by_epoch, figures_of, interval, spell
+from antiphon.benchmarks.parts.measure import print_result, scratch_home
+from antiphon.services.rollout.engine.environment import child_environment
 
 PROMPTS_PER_STEP = 32
 FRACTIONS = (0.0, 0.5, 1.0)
@@ -102,16 +102,16 @@ def shared_seeds(arguments: argparse.Namespace) -> dict[str, Any]:
 def lockstep(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return ratios to vLLM's own undrafted sampler by source of drafts and concurrency."""
     from antiphon.benchmarks.drafting import train
-    from antiphon.benchmarks.drafting_bench import (
+    from antiphon.benchmarks.parts.drafting.bench import (
         drafting_engine,
         open_bench,
         policy_directory,
         sampled_work,
     )
-    from antiphon.benchmarks.drafting_load import compare, identical
-    from antiphon.benchmarks.recorded_run import RecordedRun
+    from antiphon.benchmarks.parts.drafting.load import compare, identical
+    from antiphon.benchmarks.parts.recorded_run import RecordedRun
     from antiphon.core.config_sections import DraftingSection
-    from antiphon.core.drafting_figures import drafting_rates
+    from antiphon.core.drafting.statistics import drafting_rates
 
     result: dict[str, Any] = {"pairs": arguments.pairs}
     with scratch_home() as scratch, tempfile.TemporaryDirectory() as folder:

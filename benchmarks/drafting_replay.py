@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.core import draft_kernels as kernels
 from antiphon.core.config_sections import DraftingSection
-from antiphon.core.draft_tree import DraftForest
+from antiphon.core.drafting import kernels
+from antiphon.core.drafting.forest import DraftForest
+from antiphon.core.drafting.windows import WindowController, WindowKind, make_window
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.records import IntArray
-from antiphon.core.windows import WindowController, WindowKind, make_window
 
 WINDOW = 8
 """Tokens of a draft under the fixed window."""

@@ -23,13 +23,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from antiphon.benchmarks.fuzz_house import House, known_values, open_house
-from antiphon.benchmarks.fuzz_messages import damaged, messages
-from antiphon.benchmarks.fuzz_readers import readers
+from antiphon.benchmarks.parts.fuzz.messages import damaged, messages
+from antiphon.benchmarks.parts.fuzz.readers import readers
+from antiphon.benchmarks.parts.fuzz.targets import House, known_values, open_house
 from antiphon.core.errors import AntiphonError
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
-from antiphon.services import wire_drafting, wire_judging, wire_status, wire_steps, wire_work
-from antiphon.services.process import configure_logs
+from antiphon.services.wire import drafting as wire_drafting
+from antiphon.services.wire import rewards as wire_judging
+from antiphon.services.wire import status as wire_status
+from antiphon.services.wire import steps as wire_steps
+from antiphon.services.wire import work as wire_work
+from antiphon.system.processes import configure_logs
 
 EXAMPLES = 60
 """Inputs of one target before the next one has its turn."""

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.core.records import SamplingParameters
-from antiphon.services.rollout.engine import Engine, EngineRequest
-from antiphon.services.rollout.engine_environment import EngineSettings, child_environment
+from antiphon.services.rollout.engine.api import Engine, EngineRequest
+from antiphon.services.rollout.engine.environment import EngineSettings, child_environment
 
 CONCURRENCIES = (4, 16, 64)
 THROUGHPUT = (64, 128, 256)
@@ -52,7 +52,7 @@ def measure(model_dir: Path, pairs: int) -> dict[str, object]:
 
     started = time.perf_counter()
     from antiphon.services.broadcast.snapshot import weights_digest
-    from antiphon.services.rollout.vllm_engine import VllmEngine
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     engine = VllmEngine(
         EngineSettings(

@@ -26,13 +26,13 @@ from statistics import median
 
 import numpy as np
 
-from antiphon.benchmarks.kill_audit import Audit, audit
-from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, tail
-from antiphon.benchmarks.postgres import find_initdb, postgres_server
+from antiphon.benchmarks.parts.kills.audit import Audit, audit
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, print_result, tail
+from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.core.config import RunConfig, build_config, dump_config
-from antiphon.lineage.ports import free_ports
-from antiphon.services import failpoints
-from antiphon.services.process import PARENT_VARIABLE
+from antiphon.system import failpoints
+from antiphon.system.ports import free_ports
+from antiphon.system.processes import PARENT_VARIABLE
 
 WORKERS = 3
 POLL_S = 0.01
@@ -184,7 +184,14 @@ class KilledRun:
         (self._folder / f"{role}.ready").unlink(missing_ok=True)
         with (self._folder / f"{role}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "antiphon.benchmarks.kill_roles", role, str(self._folder)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "antiphon.benchmarks.parts.kills.roles",
+                    role,
+                    str(self._folder),
+                ],
                 stdout=log,
                 stderr=log,
                 env=environment,

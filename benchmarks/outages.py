@@ -26,10 +26,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.measure import PROJECT, print_result, scratch_home, step_ends, tail
+from antiphon.benchmarks.parts.measure import PROJECT, print_result, scratch_home, step_ends, tail
 from antiphon.cli.up import read_pages
 from antiphon.core.digests import digest_bytes
-from antiphon.lineage.s3_remote import RemoteStore
+from antiphon.lineage.store.remote import RemoteStore
 
 SERVERS = ("prefect", "mlflow", "s3")
 BUCKET = "s3://antiphon/outages"

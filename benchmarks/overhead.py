@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, scratch_home
 from antiphon.benchmarks.overlap import SAME_WORK
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, print_result, scratch_home
 
 WARM_UP_PAIRS = 3
 
@@ -38,7 +38,7 @@ def main() -> None:
 def measure(home: Path, steps: int) -> dict[str, Any]:
     """Run `steps` alternating steps and compare."""
     from antiphon.core.config import load_config
-    from antiphon.tasks.prefect_server import client_environment, start_prefect_server
+    from antiphon.runs.prefect_server import client_environment, start_prefect_server
 
     config = load_config(
         PROJECT / "benchmarks" / "overlap.yaml",
@@ -57,9 +57,9 @@ def alternate(config: Any, home: Path, server_pid: int, steps: int) -> dict[str,
     from prefect import flow
     from prefect.task_runners import ThreadPoolTaskRunner
 
-    from antiphon.flows.launch import open_run
     from antiphon.flows.post_train import PrefectStages
     from antiphon.flows.schedule import PlainStages, drive
+    from antiphon.runs.launch import open_run
     from antiphon.tasks import broadcast, learner, record, rollout
 
     family = psutil.Process(server_pid)

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from antiphon.benchmarks.measure import (
+from antiphon.benchmarks.parts.measure import (
     PROJECT,
     JobRun,
     end_on_sigterm,
@@ -31,7 +31,7 @@ from antiphon.benchmarks.measure import (
 )
 
 POLICY = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 64, "mlp_size": 768}
-"""Shape of the random policy (see `services.learner.tiny_model`)."""
+"""Shape of the random policy (see `services.learner.warmstart.tiny_model`)."""
 
 SIZES = ("loop.prompts_per_step=16", "rollout.concurrent_groups=16", "sampling.max_tokens=48")
 """A step small enough that 24 of them take minutes."""
@@ -110,7 +110,7 @@ def make_policy(config: Path, out: Path) -> Path:
     """Write a random policy with a tokenizer that fits the task, and return its directory."""
     from antiphon.core.config import load_config
     from antiphon.environments.registry import make_environment
-    from antiphon.services.learner.tiny_model import (
+    from antiphon.services.learner.warmstart.tiny_model import (
         ModelShape,
         build_model,
         build_tokenizer,

@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.measure import end_on_sigterm, print_result
-from antiphon.benchmarks.preemption_fleet import (
+from antiphon.benchmarks.parts.measure import end_on_sigterm, print_result
+from antiphon.benchmarks.parts.preemption.fleet import (
     MODEL,
     TOKEN_S,
     LengthJudge,
@@ -44,7 +44,7 @@ from antiphon.benchmarks.preemption_fleet import (
     spawn,
     tokens_of,
 )
-from antiphon.benchmarks.preemption_schedule import (
+from antiphon.benchmarks.parts.preemption.schedule import (
     Stay,
     at_one_moment,
     by_chance,
@@ -53,16 +53,16 @@ from antiphon.benchmarks.preemption_schedule import (
     undisturbed,
 )
 from antiphon.core.records import StepCommit
-from antiphon.environments.codec import TextCodec
-from antiphon.lineage.store import open_store
+from antiphon.lineage.store.artifact_store import open_store
+from antiphon.models.codec import TextCodec
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal import Journal
-from antiphon.services.coordinator.run_keeper import RunKeeper
+from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.run_state_machine import RunKeeper
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.process import configure_logs
 from antiphon.services.reward.service import RewardService
-from antiphon.services.serving import stop_server
+from antiphon.services.rpc.serving import stop_server
+from antiphon.system.processes import configure_logs
 
 RUN_ID = "preemption"
 JOIN_S = 60.0
@@ -346,7 +346,7 @@ def main() -> None:
         return
     configure_logs("error")
     if arguments.real:
-        from antiphon.benchmarks.preemption_curves import compare_curves
+        from antiphon.benchmarks.parts.preemption.curves import compare_curves
 
         seeds = range(arguments.seed, arguments.seed + arguments.pairs)
         print_result(compare_curves(seeds, arguments.steps, arguments.every))

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.measure import print_result, scratch_home
+from antiphon.benchmarks.parts.measure import print_result, scratch_home
 from antiphon.core.config import build_config
 from antiphon.core.records import (
     BatchRef,
@@ -32,12 +32,12 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
-from antiphon.lineage.ledger_layout import SHARD_ENTRIES
-from antiphon.lineage.pins import Ledger
+from antiphon.lineage.ledger.layout import SHARD_ENTRIES
+from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
-from antiphon.lineage.s3_server import serve_s3
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.runs.s3_server import serve_s3
 
 GROUPS, GROUP_SIZE = 8, 8
 """Prompts of a batch and completions of each: 64 trajectories."""

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.measure import PROJECT, end_on_sigterm, print_result, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, print_result, run_job, scratch_home
 
 STALENESS = 2
 TRAIN_S = 1800.0

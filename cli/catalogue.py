@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphon.cli.app import app
 from antiphon.core import errors
-from antiphon.core.alarms import ALARMS
-from antiphon.core.events import JournalEvent
+from antiphon.core.loop.events import JournalEvent
 from antiphon.core.metrics import (
     BATCH_METRICS,
     DRAFTING_METRICS,
@@ -23,6 +22,7 @@ from antiphon.core.metrics import (
     Metric,
     staleness_metric,
 )
+from antiphon.core.reporting.alarms import ALARMS
 
 INTRODUCTION = """\
 # Catalogue
@@ -75,12 +75,14 @@ def catalogue_page() -> str:
         named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
         parts.append(f"{title}:\n\n{_metric_table(named)}")
     parts.append(
-        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold (`core/events.py`).\n"
+        "## Journal events\n\nWhat happened to a run, by kind; its state is their fold\n"
+        "(`core/loop/events.py`).\n"
     )
     events = [(f"`{cls.kind}`", _first(cls), _fields(cls)) for cls in event_classes()]
     parts.append(_table(("kind", "meaning", "fields"), events))
     parts.append(
-        "## Alarms\n\nWhat a run says of itself when its figures need a person (`core/alarms.py`).\n"
+        "## Alarms\n\nWhat a run says of itself when its figures need a person\n"
+        "(`core/reporting/alarms.py`).\n"
     )
     parts.append(_table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.mend) for a in ALARMS]))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")

@@ -31,10 +31,16 @@ def certs(
         days: how long certificates last.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.core.tokens import ANY_RUN, WORKER_NAME, Scope, TokenClaims
-    from antiphon.services.certificates import ensure_authority, issue
-    from antiphon.services.credentials import KEYS, SERVICES_NAME, make_token, new_token_id
-    from antiphon.services.keys import LEARNER_KEY, TOKEN_KEY, ensure_key, make_private_folder, write_private
+    from antiphon.core.trust.access_tokens import ANY_RUN, WORKER_NAME, Scope, TokenClaims
+    from antiphon.services.security.certificates import ensure_authority, issue
+    from antiphon.services.security.credentials import KEYS, SERVICES_NAME, make_token, new_token_id
+    from antiphon.services.security.keys import (
+        LEARNER_KEY,
+        TOKEN_KEY,
+        ensure_key,
+        make_private_folder,
+        write_private,
+    )
 
     if days < 1:
         raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")

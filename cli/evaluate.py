@@ -23,7 +23,7 @@ def evaluate(
         timeout_s: longest wait for an evaluation, seconds.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.flows.scores import held_out_scores, write_scores
+    from antiphon.runs.scores import held_out_scores, write_scores
 
     run_id, scores = held_out_scores(home_directory(), run, version, timeout_s)
     if results is not None:

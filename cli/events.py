@@ -38,7 +38,7 @@ def events(
     from antiphon.cli.arguments import home_directory
     from antiphon.cli.catalogue import event_classes
     from antiphon.core.errors import ConfigError
-    from antiphon.flows.run_directory import find_run
+    from antiphon.runs.directory import find_run
 
     kinds = [cls.kind for cls in event_classes()]
     for wanted in kind:
@@ -53,8 +53,8 @@ def events(
 async def _print(
     directory: "Path", home: "Path", kinds: tuple[str, ...], last: int | None, follow: bool, as_json: bool
 ) -> int:
-    from antiphon.flows.attach import all_events, attached
-    from antiphon.flows.run_directory import store_directory
+    from antiphon.runs.attach import all_events, attached
+    from antiphon.runs.directory import store_directory
 
     async with attached(directory, store_directory(home)) as (client, living):
         found = [event for event in await all_events(client) if _wanted(event, kinds)]

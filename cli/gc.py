@@ -35,8 +35,8 @@ def gc(
         run: a finished run to give up, with its folder; may be repeated. Its ledger stays.
         dry_run: only say what would be freed.
     """
-    from antiphon.flows.run_directory import find_run, is_finished, list_runs, lock, store_directory
-    from antiphon.lineage.gc import alone, digests_of_run, survey, sweep
+    from antiphon.lineage.store.gc import alone, digests_of_run, survey, sweep
+    from antiphon.runs.directory import find_run, is_finished, list_runs, lock, store_directory
 
     home = (home or home_directory()).absolute()
     root = store_directory(home)
@@ -83,8 +83,8 @@ def _digests_of_journal(directory: Path) -> set[str]:
         IntegrityError: when it is damaged.
         UnavailableError: when its database cannot be reached.
     """
-    from antiphon.lineage.gc import digests_in
-    from antiphon.services.coordinator.journal import Journal, journal_place
+    from antiphon.lineage.store.gc import digests_in
+    from antiphon.services.coordinator.journal.journal import Journal, journal_place
 
     place = journal_place(load_config(directory / "config.yaml"), directory)
     if isinstance(place, Path) and not place.is_file():
@@ -112,8 +112,8 @@ def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]
     Raises:
         ConfigError: when runs have a ledger and its project is not found.
     """
-    from antiphon.lineage.gc import pinned
     from antiphon.lineage.recorder import find_project
+    from antiphon.lineage.store.gc import pinned
 
     folders = {
         record.ledger for directory in kept if (record := load_config(directory / "config.yaml").record).dvc

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
-    from antiphon.lineage.graph import LineageGraph, Node
+    from antiphon.lineage.documents.graph import LineageGraph, Node
 
 SHOWN_DIGITS = 16
 """Digits of a digest that are printed; any few of them find the artifact again."""
@@ -38,8 +38,8 @@ def lineage(
     named, rest = _split(home, words)
     if verify:
         return _verify(home, named, rest, as_json)
-    from antiphon.lineage.graph import build_graph
-    from antiphon.lineage.graph_reader import all_documents
+    from antiphon.lineage.documents.graph import build_graph
+    from antiphon.lineage.documents.graph_reader import all_documents
 
     run_dir = _run_directory(home, named)
     project, folder = _ledger_of(run_dir, home)
@@ -65,7 +65,7 @@ def _is_run(home: Path, word: str) -> bool:
 
 def _run_directory(home: Path, named: str | None) -> Path:
     """Return the run's directory; one that is only in a ledger has none, but the place is its own."""
-    from antiphon.flows.run_directory import find_run
+    from antiphon.runs.directory import find_run
 
     if named is not None and not _is_run(home, named) and _ledgers_with(home, named):
         return home / "runs" / named
@@ -75,7 +75,7 @@ def _run_directory(home: Path, named: str | None) -> Path:
 def _ledgers_with(home: Path, run_id: str) -> list[tuple[Path, str]]:
     from antiphon.core.config import RunConfig
     from antiphon.core.errors import ConfigError
-    from antiphon.lineage.ledger_layout import shard_directories
+    from antiphon.lineage.ledger.layout import shard_directories
     from antiphon.lineage.recorder import find_project
 
     folder = RunConfig().record.ledger
@@ -101,8 +101,8 @@ def _ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
 
 def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
     from antiphon.core.errors import ConfigError
-    from antiphon.flows.run_directory import list_runs, store_directory
-    from antiphon.lineage.verify import Verification, verify_run, verify_store
+    from antiphon.lineage.ledger.verify import Verification, verify_run, verify_store
+    from antiphon.runs.directory import list_runs, store_directory
 
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
@@ -203,7 +203,7 @@ def _listed(rows: list[tuple[str, str, str]]) -> Iterable[str]:
 
 
 def _summed(nodes: list["Node"]) -> str:
-    from antiphon.lineage.graph import ranges
+    from antiphon.lineage.documents.graph import ranges
 
     parts = []
     for kind, name, letter in (

@@ -20,11 +20,11 @@ def push(
         home: the home directory; by default ANTIPHON_HOME or ./.antiphon.
         timeout_s: longest wait for each remote store, in seconds.
     """
-    from antiphon.flows.run_directory import store_directory
-    from antiphon.lineage.outbox import outboxes
-    from antiphon.lineage.outbox_uploader import Uploader
-    from antiphon.lineage.s3_remote import RemoteStore
-    from antiphon.lineage.store import ArtifactStore
+    from antiphon.lineage.store.artifact_store import ArtifactStore
+    from antiphon.lineage.store.outbox import outboxes
+    from antiphon.lineage.store.remote import RemoteStore
+    from antiphon.lineage.store.uploader import Uploader
+    from antiphon.runs.directory import store_directory
 
     root = store_directory((home or home_directory()).absolute())
     waiting = [outbox for outbox in outboxes(root) if outbox.pending(1)]

@@ -18,9 +18,9 @@ def record(
     """
     from antiphon.cli.arguments import home_directory
     from antiphon.core.config import load_config
-    from antiphon.flows.launch import decoder
-    from antiphon.flows.run_directory import find_run, lock, store_directory
     from antiphon.lineage.recorder import Recorder
+    from antiphon.runs.directory import find_run, lock, store_directory
+    from antiphon.runs.launch import decoder
 
     home = home_directory()
     directory = find_run(home, run)

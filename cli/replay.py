@@ -37,9 +37,9 @@ def replay(
         results: JSON file to write the outcome to.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.core.replay import choose_steps
-    from antiphon.flows.replay_source import find_artifacts
-    from antiphon.services.process import configure_logs
+    from antiphon.core.reporting.replay_checks import choose_steps
+    from antiphon.runs.replay_source import find_artifacts
+    from antiphon.system.processes import configure_logs
 
     configure_logs("warning")
     if step is not None and (first is not None or last is not None):
@@ -50,7 +50,7 @@ def replay(
     artifacts.require(steps)
     print(f"{artifacts.run_id}: steps {steps[0]} to {steps[-1]} from {artifacts.root}; loading", flush=True)
 
-    from antiphon.services.learner.replay import Replayer, replay_run
+    from antiphon.services.learner.replay.steps import Replayer, replay_run
 
     replayer = Replayer(artifacts, model=model, threads=threads, own_checkpoints=own)
     try:

@@ -15,10 +15,10 @@ def report(run: str | None = None, /, *, out: Annotated[Path | None, Parameter(n
         out: file to write; by default report.html in the run's folder.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.flows.attach import all_events, attached
-    from antiphon.flows.run_directory import find_run, store_directory
-    from antiphon.lineage.report import build_report
-    from antiphon.lineage.store import ArtifactStore
+    from antiphon.lineage.report.page import build_report
+    from antiphon.lineage.store.artifact_store import ArtifactStore
+    from antiphon.runs.attach import all_events, attached
+    from antiphon.runs.directory import find_run, store_directory
 
     home = home_directory()
     directory = find_run(home, run)

@@ -34,13 +34,13 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     """Run one configuration with a view for people; return the exit code."""
     from antiphon.cli.up import running_prefect
     from antiphon.cli.view import make_view
-    from antiphon.services.process import configure_logs
+    from antiphon.system.processes import configure_logs
 
     configure_logs("warning")
     home = home_directory()
     view = make_view()
     view.message(f"{config.run.name}: {config.run.steps} steps, seed {config.run.seed}; loading")
-    from antiphon.flows.launch import RunOptions, run_post_train
+    from antiphon.runs.launch import RunOptions, run_post_train
 
     served = running_prefect(home)
     if served is not None:  # one server on the database is better than two

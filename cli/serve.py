@@ -47,8 +47,8 @@ def coordinator(*, flags: ServiceFlags) -> int:
     from antiphon.cli.arguments import credentials_folder, home_directory
     from antiphon.core.config import load_config
     from antiphon.services.coordinator.server import serve_coordinator
-    from antiphon.services.credentials import find_credentials
-    from antiphon.services.process import run_service, write_ready_file
+    from antiphon.services.security.credentials import find_credentials
+    from antiphon.system.processes import run_service, write_ready_file
 
     config = load_config(flags.config)
     run_id = flags.run_id or config.run.name
@@ -84,9 +84,9 @@ def learner(*, flags: ServiceFlags) -> int:
     store = flags.store or home_directory() / "store"
     run_dir.mkdir(parents=True, exist_ok=True)
 
-    from antiphon.services.credentials import find_credentials, learner_signer
     from antiphon.services.learner.server import serve_learner
-    from antiphon.services.process import run_service, write_ready_file
+    from antiphon.services.security.credentials import find_credentials, learner_signer
+    from antiphon.system.processes import run_service, write_ready_file
 
     folder = credentials_folder(flags.credentials, config)
     return run_service(
@@ -114,9 +114,9 @@ def reward(*, flags: ServiceFlags) -> int:
     address = _coordinator(flags, "reward")
 
     from antiphon.cli.arguments import credentials_folder
-    from antiphon.services.credentials import find_credentials
-    from antiphon.services.process import run_service, write_ready_file
     from antiphon.services.reward.server import serve_reward
+    from antiphon.services.security.credentials import find_credentials
+    from antiphon.system.processes import run_service, write_ready_file
 
     return run_service(
         lambda: serve_reward(

@@ -37,9 +37,9 @@ def simulate(
         journal: a folder; each journal then lies there as a real SQLite file, which is slower.
     """
     from antiphon.simulator.campaign import Campaign, mute_logs
+    from antiphon.simulator.checks.trace import Tracer
     from antiphon.simulator.report import Summary, failure_lines, outcome_lines
     from antiphon.simulator.scenario import load_scenario
-    from antiphon.simulator.trace import Tracer
 
     chosen = _range(seed, seeds)
     mute_logs()

@@ -13,9 +13,9 @@ from cyclopts import Parameter
 from antiphon.core.errors import AntiphonError
 
 if TYPE_CHECKING:
-    from antiphon.core.view import PlaneView
+    from antiphon.core.reporting.run_view import PlaneView
     from antiphon.services.coordinator.api import RunStatus
-    from antiphon.services.credentials import Credentials
+    from antiphon.services.security.credentials import Credentials
 
 WATCH_S = 1.0
 """Seconds between two looks with --watch."""
@@ -37,10 +37,10 @@ def status(
     """
     from antiphon.cli.arguments import credentials_folder, home_directory
     from antiphon.core.config import load_config
-    from antiphon.flows.alarm_watch import alarm_line, current_alarms
-    from antiphon.flows.attach import commits_of, coordinator_address, look
-    from antiphon.flows.run_directory import find_run, list_runs
-    from antiphon.services.credentials import find_credentials
+    from antiphon.runs.alarm_watch import alarm_line, current_alarms
+    from antiphon.runs.attach import commits_of, coordinator_address, look
+    from antiphon.runs.directory import find_run, list_runs
+    from antiphon.services.security.credentials import find_credentials
 
     home = home_directory()
     directory = find_run(home, run)
@@ -81,7 +81,7 @@ def planes_of(status: "RunStatus", rates: Mapping[str, float]) -> dict[str, "Pla
         status: one look at the run.
         rates: plane -> tokens per second, where known.
     """
-    from antiphon.core.view import PlaneView
+    from antiphon.core.reporting.run_view import PlaneView
 
     active = [w for w in status.workers if w.state == "active"]
     open_groups = f"{status.groups_leased} groups at {len(active)} workers"
@@ -106,7 +106,7 @@ def planes_of(status: "RunStatus", rates: Mapping[str, float]) -> dict[str, "Pla
 
 def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
     from antiphon.cli.view import make_view
-    from antiphon.flows.attach import look
+    from antiphon.runs.attach import look
 
     view = make_view()
     tokens, at = 0, time.perf_counter()
@@ -142,7 +142,7 @@ def _show_resting(directory: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps(outcome, indent=2))
         return 0
-    from antiphon.flows.outcome import RunOutcome
+    from antiphon.runs.outcome import RunOutcome
 
     for line in RunOutcome.from_summary(outcome).lines(directory / "report.html"):
         print(line)

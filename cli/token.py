@@ -10,7 +10,7 @@ from cyclopts import App
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from antiphon.core.tokens import Scope
+    from antiphon.core.trust.access_tokens import Scope
 
 app = App(name="token", help="Create, show or revoke the tokens that let workers into a run.")
 
@@ -36,9 +36,9 @@ def create(
         keys: folder that `antiphon certs` made; by default keys in the home directory.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.core.tokens import TokenClaims
-    from antiphon.services.credentials import KEYS, make_token, new_token_id
-    from antiphon.services.keys import TOKEN_KEY, load_key, write_private
+    from antiphon.core.trust.access_tokens import TokenClaims
+    from antiphon.services.security.credentials import KEYS, make_token, new_token_id
+    from antiphon.services.security.keys import TOKEN_KEY, load_key, write_private
 
     if not 0.0 < hours <= 24.0 * 366:
         raise ConfigError(f"--hours {hours:g} is not within a year; tokens are meant to be short-lived")
@@ -63,9 +63,9 @@ def show(token: Path) -> int:
         token: the file, or a bundle that holds one.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.core.tokens import load_claims, signed_bytes, split_token
-    from antiphon.services.credentials import KEYS
-    from antiphon.services.keys import TOKEN_KEY, load_public, verifies
+    from antiphon.core.trust.access_tokens import load_claims, signed_bytes, split_token
+    from antiphon.services.security.credentials import KEYS
+    from antiphon.services.security.keys import TOKEN_KEY, load_public, verifies
 
     path = token / "token" if token.is_dir() else token
     try:
@@ -114,8 +114,8 @@ def pardon(worker: str, *, run: str | None = None, reason: str = "") -> int:
 
 async def _tell(run: str | None, name: str, reason: str, pardoned: bool = False) -> int:
     from antiphon.cli.arguments import home_directory
-    from antiphon.flows.attach import attached
-    from antiphon.flows.run_directory import find_run, store_directory
+    from antiphon.runs.attach import attached
+    from antiphon.runs.directory import find_run, store_directory
 
     home = home_directory()
     directory = find_run(home, run)
@@ -127,7 +127,7 @@ async def _tell(run: str | None, name: str, reason: str, pardoned: bool = False)
 
 
 def _scopes(text: str) -> "tuple[Scope, ...]":
-    from antiphon.core.tokens import Scope
+    from antiphon.core.trust.access_tokens import Scope
 
     try:
         return tuple(Scope(part.strip()) for part in text.split(",") if part.strip())

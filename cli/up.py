@@ -15,9 +15,9 @@ import psutil
 
 from antiphon.cli.arguments import home_directory
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage import s3_server
-from antiphon.lineage.ports import free_port
-from antiphon.tasks.prefect_server import HOST, answers, begin_prefect_server, check_port
+from antiphon.runs import s3_server
+from antiphon.runs.prefect_server import HOST, answers, begin_prefect_server, check_port
+from antiphon.system.ports import free_port
 
 START_TIMEOUT_S = 180.0
 """Longest wait for a page; the first start of each makes its database."""

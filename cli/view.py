@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.core.view import PlaneView, RunGlance, drafting_words, reward_of
+from antiphon.core.reporting.run_view import PlaneView, RunGlance, drafting_words, reward_of
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 48

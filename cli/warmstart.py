@@ -27,8 +27,8 @@ def warmstart(
     from rich.console import Console
     from rich.progress import Progress
 
-    from antiphon.services.learner.warmstart import check_warmstart, warmstart
-    from antiphon.services.learner.warmstart_recipe import RECIPES
+    from antiphon.services.learner.warmstart.build import check_warmstart, warmstart
+    from antiphon.services.learner.warmstart.recipe import RECIPES
 
     if recipe not in RECIPES:
         raise ConfigError(f"there is no recipe {recipe}; choose of {', '.join(sorted(RECIPES))}")

@@ -45,9 +45,9 @@ def worker(
         + (["--ready-file", str(ready_file)] if ready_file else [])
         + (["--credentials", str(credentials)] if credentials else []),
     )
-    from antiphon.services.credentials import find_credentials
-    from antiphon.services.process import run_service, write_ready_file
-    from antiphon.services.rollout.service import serve_worker
+    from antiphon.services.rollout.process import serve_worker
+    from antiphon.services.security.credentials import find_credentials
+    from antiphon.system.processes import run_service, write_ready_file
 
     bundle = find_credentials(credentials_folder(credentials))
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def worker(
 
 def _start_with_engine_environment(threads: int | None, arguments: list[str]) -> None:
     """Replace this process by one that was started as the engine needs it, unless it was."""
-    from antiphon.services.rollout.engine_environment import child_environment
+    from antiphon.services.rollout.engine.environment import child_environment
 
     inherited = os.environ.get("OMP_NUM_THREADS", "")
     wanted = threads if threads is not None else int(inherited) if inherited.isdigit() else 1

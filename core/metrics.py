@@ -6,7 +6,7 @@ by `staleness_metric`, so that a reader can split any of them by how old the dat
 
 from dataclasses import dataclass
 
-from antiphon.core.drafting_figures import drafting_rates
+from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.core.records import BatchRef
 
 

@@ -273,7 +273,7 @@ class BatchRow:
     finish_reason: FinishReason
     reward: float
     advantage: float
-    """Reward relative to the group, from `core.advantages`."""
+    """Reward relative to the group, from `core.loop.advantages`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.flows.launch import RunOptions, Surroundings, surrounded
 from antiphon.flows.post_train import post_train
-from antiphon.flows.run_directory import home_directory
-from antiphon.lineage.benchmark_page import WORDS, build_benchmark_page
-from antiphon.lineage.benchmark_table import (
+from antiphon.flows.run_page import artifact_key
+from antiphon.lineage.recorder import find_project
+from antiphon.lineage.report.benchmark_page import WORDS, build_benchmark_page
+from antiphon.lineage.report.benchmark_table import (
     BenchmarkTable,
     ComparedTable,
     compare_tables,
@@ -35,11 +35,11 @@ from antiphon.lineage.benchmark_table import (
     read_tables,
     write_table,
 )
-from antiphon.lineage.recorder import find_project
-from antiphon.lineage.tracking import Tracker
-from antiphon.tasks.run_context import RunStopped
-from antiphon.tasks.run_page import artifact_key
-from antiphon.tasks.script import run_script
+from antiphon.lineage.tracking.tracker import Tracker
+from antiphon.runs.context import RunStopped
+from antiphon.runs.directory import home_directory
+from antiphon.runs.launch import RunOptions, Surroundings, surrounded
+from antiphon.runs.script import run_script
 
 _log = structlog.get_logger(__name__)
 

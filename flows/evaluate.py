@@ -7,9 +7,9 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from antiphon.flows.run_directory import home_directory
-from antiphon.flows.scores import held_out_scores, plain_scores, write_scores
-from antiphon.tasks.run_page import artifact_key
+from antiphon.flows.run_page import artifact_key
+from antiphon.runs.directory import home_directory
+from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
 
 @flow(name="evaluate", flow_run_name="evaluate {run}", persist_result=False, validate_parameters=True)

@@ -17,8 +17,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.exceptions import PrefectException
 
-from antiphon.flows.run_directory import home_directory, is_finished, list_runs
-from antiphon.tasks.run_page import artifact_key
+from antiphon.flows.run_page import artifact_key
+from antiphon.runs.directory import home_directory, is_finished, list_runs
 
 _log = structlog.get_logger(__name__)
 

@@ -26,17 +26,17 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.flows.hooks import clear_up, remember_flow_run
-from antiphon.flows.launch import RunOutcome, open_run
-from antiphon.flows.outages import await_server, hold_events
-from antiphon.flows.run_directory import home_directory
+from antiphon.flows.prefect_resilience import await_server, hold_events
+from antiphon.flows.run_page import RunPage
 from antiphon.flows.schedule import Handle, StageSkipped, drive
+from antiphon.runs.context import RunContext
+from antiphon.runs.directory import home_directory
+from antiphon.runs.launch import RunOutcome, open_run
 from antiphon.tasks.broadcast import broadcast
 from antiphon.tasks.learner import step
 from antiphon.tasks.record import record
 from antiphon.tasks.reward import reward
 from antiphon.tasks.rollout import collect, evaluate
-from antiphon.tasks.run_context import RunContext
-from antiphon.tasks.run_page import RunPage
 
 _log = structlog.get_logger(__name__)
 

@@ -16,13 +16,13 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.replay import ReplaySummary, choose_steps
-from antiphon.flows.replay_source import find_artifacts
-from antiphon.flows.run_directory import home_directory
-from antiphon.tasks.run_page import artifact_key
+from antiphon.core.reporting.replay_checks import ReplaySummary, choose_steps
+from antiphon.flows.run_page import artifact_key
+from antiphon.runs.directory import home_directory
+from antiphon.runs.replay_source import find_artifacts
 
 if TYPE_CHECKING:
-    from antiphon.services.learner.replay import Replayer
+    from antiphon.services.learner.replay.steps import Replayer
 
 _REPLAYERS: "dict[str, Replayer]" = {}
 """Replays of this process by flow run: tasks are given numbers, never engines."""
@@ -81,7 +81,9 @@ def replay(
         copy_folder: folder with a copy of the run's ledger; empty takes the project's own.
         span: steps of one task run.
     """
-    from antiphon.services.learner.replay import Replayer  # brings torch, which forms need not wait for
+    from antiphon.services.learner.replay.steps import (
+        Replayer,  # brings torch, which forms need not wait for
+    )
 
     copy = Path(copy_folder) if copy_folder else None
     artifacts, own = find_artifacts(home_directory(), run or None, copy)

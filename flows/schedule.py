@@ -11,8 +11,8 @@ from typing import Protocol
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
-from antiphon.core.staleness import fixed_version, is_published
-from antiphon.tasks.run_context import RunContext, RunStopped
+from antiphon.core.loop.staleness import fixed_version, is_published
+from antiphon.runs.context import RunContext, RunStopped
 
 
 class StageSkipped(AntiphonError):

@@ -8,10 +8,10 @@ from prefect.artifacts import create_markdown_artifact, create_progress_artifact
 from pydantic import Field
 
 from antiphon.core.errors import AntiphonError
+from antiphon.flows.run_page import artifact_key
 from antiphon.simulator.campaign import Campaign, mute_logs
 from antiphon.simulator.report import Summary, failure_lines
 from antiphon.simulator.scenario import load_scenario
-from antiphon.tasks.run_page import artifact_key
 
 TOLD_EVERY = 10
 """Seeds between two looks at the progress on the page."""

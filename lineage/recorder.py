@@ -18,19 +18,19 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
-from antiphon.lineage.documents import run_document
-from antiphon.lineage.in_order import InOrder
-from antiphon.lineage.manifest import source_tree
-from antiphon.lineage.policy_file import encode_policy
-from antiphon.lineage.replay_pins import due, pin_checkpoint, pin_model
+from antiphon.lineage.documents.artifacts import run_document
+from antiphon.lineage.documents.manifest import source_tree
+from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.run_log import Evaluation, RunLog, now
-from antiphon.lineage.store import open_store, write_atomically
-from antiphon.lineage.tracking import Tracker
-from antiphon.lineage.tracking_feed import TrackingFeed, worker_mix
+from antiphon.lineage.sequencer import InOrder
+from antiphon.lineage.store.artifact_store import open_store, write_atomically
+from antiphon.lineage.store.policy_file import encode_policy
+from antiphon.lineage.tracking.feed import TrackingFeed, worker_mix
+from antiphon.lineage.tracking.tracker import Tracker
 from antiphon.lineage.writer import Writer, WriterReport
 
 if TYPE_CHECKING:
-    from antiphon.lineage.document_pins import DocumentPins
+    from antiphon.lineage.ledger.document_pins import DocumentPins
 
 PUBLISH_ENTRIES = 16
 """New ledger entries after which the tree is published; a run's tail comes with `close`."""
@@ -215,8 +215,8 @@ class Recorder:
 
     def _open_ledger(self) -> None:
         # DVC's import belongs on the writer's thread too.
-        from antiphon.lineage.document_pins import DocumentPins
-        from antiphon.lineage.pins import Ledger
+        from antiphon.lineage.ledger.document_pins import DocumentPins
+        from antiphon.lineage.ledger.pins import Ledger
 
         if self._project is None:
             return

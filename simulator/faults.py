@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from antiphon.simulator.chance import Chance
+from antiphon.simulator.virtual.random_streams import Chance
 
 
 class FaultKind(StrEnum):

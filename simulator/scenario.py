@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
-from antiphon.simulator.chance import Chance
 from antiphon.simulator.faults import FaultMix, draw_mix
+from antiphon.simulator.virtual.random_streams import Chance
 
 
 class Scenario(BaseModel):

@@ -15,21 +15,22 @@ from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.run_state import fold
+from antiphon.core.loop.run_state import fold
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.run_keeper import RunKeeper, new_state
+from antiphon.services.coordinator.run_state_machine import RunKeeper, new_state
 from antiphon.services.rollout.worker import GRACE_S
-from antiphon.simulator import parties, training
-from antiphon.simulator.chance import Chance
-from antiphon.simulator.chunks import MemoryChunks
-from antiphon.simulator.disk import JournalDisk, MemoryStore
+from antiphon.simulator import processes as parties
+from antiphon.simulator.checks.invariants import Witness
+from antiphon.simulator.checks.witnessed import WitnessedCalls, WitnessedStream
 from antiphon.simulator.faults import Fault, FaultKind, draw_faults
-from antiphon.simulator.invariants import Witness
-from antiphon.simulator.loop import Process, VirtualLoop
-from antiphon.simulator.network import KEEPALIVE_S, Network, Weather
+from antiphon.simulator.process_table import RESTART_S, Slot
 from antiphon.simulator.scenario import Scenario
-from antiphon.simulator.slots import RESTART_S, Slot
-from antiphon.simulator.witnessed import WitnessedCalls, WitnessedStream
+from antiphon.simulator.standins import training
+from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.disk import JournalDisk, MemoryStore
+from antiphon.simulator.virtual.loop import Process, VirtualLoop
+from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, Weather
+from antiphon.simulator.virtual.random_streams import Chance
 
 LEAVE_S = 60.0
 """How long workers and judges have to leave a finished run."""
@@ -379,7 +380,7 @@ class World:
         return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])
 
     def _events(self) -> Any:
-        from antiphon.core.events import load_event
+        from antiphon.core.loop.events import load_event
 
         return (load_event(row.kind, row.body) for row in self.site.journal.written())
 

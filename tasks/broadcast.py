@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import SnapshotManifest, WorkerState
-from antiphon.tasks.run_context import RunContext, find
+from antiphon.runs.context import RunContext, find
 
 HOLD_POLL_S = 0.1
 """Pause between two looks at who holds a version; far below a learner step."""

@@ -5,8 +5,8 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from antiphon.runs.context import RunContext, find
 from antiphon.services.learner.api import StepResult
-from antiphon.tasks.run_context import RunContext, find
 
 
 def train_step(run: RunContext, step: int) -> StepResult:

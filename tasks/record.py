@@ -6,7 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from antiphon.core.records import BatchRef, SnapshotManifest
-from antiphon.tasks.run_context import RunContext, find
+from antiphon.runs.context import RunContext, find
 
 
 def record_step(run: RunContext, step: int) -> None:

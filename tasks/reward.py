@@ -7,8 +7,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from antiphon.core.records import BatchRef
+from antiphon.runs.context import RunContext, find
 from antiphon.tasks.rollout import await_batch
-from antiphon.tasks.run_context import RunContext, find
 
 
 def follow_judging(run: RunContext, step: int) -> tuple[BatchRef, float]:

@@ -10,12 +10,15 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from antiphon.benchmarks.postgres import find_initdb
+from antiphon.benchmarks.parts.postgres import find_initdb
 
 IN_CI = os.environ.get("ANTIPHON_CI") == "1"
 SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.randbelow(2**31))))
 os.environ["ANTIPHON_TEST_SEED"] = str(SEED)  # processes that share the tests share the seed
-ORDER = ("unit", "properties", "simulation", "docs", "services", "e2e")
+ORDER = (
+    *("project", "core", "system", "models", "environments", "lineage", "properties", "simulation", "docs"),
+    *("cli", "runs", "flows", "benchmarks", "services", "e2e"),
+)
 """Quick folders first: a mistake shows before minutes were spent on engines."""
 LONGEST = ("test_faults.py", "test_repro.py", "test_fixed_mode.py")
 """First among those of the whole loop, so that two processes that share the tests end together."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
-from antiphon.lineage.store import write_atomically
+from antiphon.lineage.store.artifact_store import write_atomically
 from antiphon.services.broadcast.manifest import manifest_from_json, manifest_to_json
 
 

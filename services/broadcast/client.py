@@ -6,9 +6,9 @@ from typing import Any
 from antiphon.core.records import SnapshotManifest
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc, coordinator_pb2
 from antiphon.services.broadcast.api import Broadcast
-from antiphon.services.credentials import Credentials
-from antiphon.services.serving import call, open_channel, stream
-from antiphon.services.wire_steps import snapshot_manifest_from_proto
+from antiphon.services.rpc.serving import call, open_channel, stream
+from antiphon.services.security.credentials import Credentials
+from antiphon.services.wire.steps import snapshot_manifest_from_proto
 
 
 class BroadcastClient(Broadcast):
@@ -29,7 +29,7 @@ class BroadcastClient(Broadcast):
             address: host:port, such as a manifest's origin.
             timeout_s: deadline of a manifest, seconds.
             transfer_timeout_s: deadline of one stream of chunks, seconds.
-            channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
+            channel: used instead of a new one to `address`; a `services.rpc.in_process.DirectChannel`, say.
             credentials: shown to the holder; None speaks without encryption, on loopback alone.
         """
         self._channel = open_channel(address, credentials) if channel is None else channel

@@ -7,8 +7,8 @@ import grpc
 
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 from antiphon.services.broadcast.api import Broadcast
-from antiphon.services.serving import answers_errors
-from antiphon.services.wire_steps import snapshot_manifest_to_proto
+from antiphon.services.rpc.serving import answers_errors
+from antiphon.services.wire.steps import snapshot_manifest_to_proto
 
 SERVICE_NAME = "antiphon.Broadcast"
 """Full name of the service, for the health check."""

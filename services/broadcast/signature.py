@@ -10,7 +10,7 @@ import dataclasses
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.manifest import manifest_to_json
-from antiphon.services.keys import SigningKey, verifies
+from antiphon.services.security.keys import SigningKey, verifies
 
 _PURPOSE = b"antiphon snapshot manifest\n"
 """Keeps a signature made for one thing from being shown for another."""

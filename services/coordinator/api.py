@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from antiphon.core.audit import SampleFigures
 from antiphon.core.records import (
     BatchRef,
     GroupSubmission,
@@ -23,6 +22,7 @@ from antiphon.core.records import (
     SubmitVerdict,
     WorkerState,
 )
+from antiphon.core.trust.audit import SampleFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class RunStatus:
     barred: dict[str, str] = field(default_factory=dict)
     """Workers and tokens that are shut out -> why."""
     worker_seconds: dict[str, float] = field(default_factory=dict)
-    """Use -> seconds of workers, each booked once: see `core.ledger`."""
+    """Use -> seconds of workers, each booked once: see `core.loop.work_account`."""
     tokens_by_use: dict[str, int] = field(default_factory=dict)
     """Use -> completion tokens."""
 

@@ -1,6 +1,6 @@
 """Archive: what was judged is kept for later drafts and sent along with the leases of its prompt.
 
-It follows `core.history` in memory and tells the journal what to keep and what to delete, in
+It follows `core.drafting.history` in memory and tells the journal what to keep and what to delete, in
 the transaction of the judgement; so after a restart it holds what it held. The run's state and
 its digests know nothing of it: without an archive a run is the same, only slower.
 """
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from antiphon.core.config_sections import DraftingSection
-from antiphon.core.group_state import GroupState
-from antiphon.core.history import HistoryStore
-from antiphon.core.history_codec import fit_histories
+from antiphon.core.drafting.history import HistoryStore
+from antiphon.core.drafting.history_codec import fit_histories
+from antiphon.core.loop.group_state import GroupState
 from antiphon.core.records import GroupSubmission, Lease, PastCompletion, PromptHistory
-from antiphon.services.coordinator import payloads
-from antiphon.services.coordinator.journal import HistoryEdit, HistoryRow
+from antiphon.services.coordinator.journal import payloads
+from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow
 
 REPLY_BYTES = 32 << 20
 """Most history in one reply, half of the largest message; leases beyond it go without."""

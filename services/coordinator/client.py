@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from antiphon.core.audit import SampleFigures
 from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.core.records import (
     GroupSubmission,
@@ -19,8 +18,8 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
+from antiphon.core.trust.audit import SampleFigures
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
-from antiphon.services import wire_judging, wire_status, wire_steps, wire_work
 from antiphon.services.coordinator.api import (
     BatchReply,
     Coordinator,
@@ -34,8 +33,12 @@ from antiphon.services.coordinator.api import (
     WorkerWelcome,
 )
 from antiphon.services.coordinator.work_stream import StreamClient
-from antiphon.services.credentials import Credentials
-from antiphon.services.serving import Duplex, call, error_from_code, open_channel, stream
+from antiphon.services.rpc.serving import Duplex, call, error_from_code, open_channel, stream
+from antiphon.services.security.credentials import Credentials
+from antiphon.services.wire import rewards as wire_judging
+from antiphon.services.wire import status as wire_status
+from antiphon.services.wire import steps as wire_steps
+from antiphon.services.wire import work as wire_work
 
 FOLLOW_S = 60.0
 """A followed stream of events is opened anew after this time."""

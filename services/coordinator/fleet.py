@@ -6,7 +6,7 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 
 from dataclasses import dataclass
 
-from antiphon.core.leases import LeaseTable, beat_pause_s
+from antiphon.core.loop.leases import LeaseTable, beat_pause_s
 from antiphon.core.records import WorkerState
 from antiphon.services.coordinator.api import WorkerHeartbeat, WorkerRecord
 

@@ -15,10 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from antiphon.core.alarms import ALARMS, find_alarms
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.records import StepCommit, WorkerState
+from antiphon.core.reporting.alarms import ALARMS, find_alarms
 from antiphon.services.coordinator.api import Coordinator, RunStatus
 
 HOST = "127.0.0.1"

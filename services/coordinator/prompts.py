@@ -5,11 +5,11 @@ from typing import Protocol
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.core.loop.token_rules import TokenRules
 from antiphon.core.records import Prompt
-from antiphon.core.token_rules import TokenRules
-from antiphon.environments.codec import TextCodec, resolve_model_path
 from antiphon.environments.environment import Environment
-from antiphon.services.rollout.checkpoint_shape import end_tokens
+from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.directory import end_tokens
 
 
 class PromptSource(Protocol):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphon.core.advantages import group_advantages
-from antiphon.core.assembly import SealPlan
-from antiphon.core.drafting_figures import add_figures
-from antiphon.core.events import BatchSealed
-from antiphon.core.group_state import GroupState, Tally
+from antiphon.core.drafting.statistics import add_figures
+from antiphon.core.loop.advantages import group_advantages
+from antiphon.core.loop.assembly import SealPlan
+from antiphon.core.loop.events import BatchSealed
+from antiphon.core.loop.group_state import GroupState, Tally
 from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, encode_batch, encode_timings
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore
 
 
 @dataclass(frozen=True, slots=True)

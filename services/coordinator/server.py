@@ -12,21 +12,23 @@ import grpc
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
-from antiphon.core.staleness import check_publish_interval
-from antiphon.lineage.store import open_store
+from antiphon.core.loop.staleness import check_publish_interval
+from antiphon.lineage.store.artifact_store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2, rollout_pb2
-from antiphon.services import failpoints, wire_judging, wire_status, wire_steps, wire_work
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.coordinator.journal import JOURNAL_NAME, Journal, journal_place, wall_clock
+from antiphon.services.coordinator.audit_queue import TrustDesk
+from antiphon.services.coordinator.journal.journal import (
+    JOURNAL_NAME,
+    Journal,
+    journal_place,
+    wall_clock,
+)
 from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
-from antiphon.services.coordinator.run_keeper import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunKeeper
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.coordinator.trust_desk import TrustDesk
 from antiphon.services.coordinator.work_stream import Handler, StreamServer
-from antiphon.services.credentials import Credentials, learner_public, needed_token_key
-from antiphon.services.guard import Guard
-from antiphon.services.serving import (
+from antiphon.services.rpc.serving import (
     MAX_MESSAGE_BYTES,
     Security,
     answers_errors,
@@ -34,6 +36,13 @@ from antiphon.services.serving import (
     start_server,
     stop_server,
 )
+from antiphon.services.security.credentials import Credentials, learner_public, needed_token_key
+from antiphon.services.security.guard import Guard
+from antiphon.services.wire import rewards as wire_judging
+from antiphon.services.wire import status as wire_status
+from antiphon.services.wire import steps as wire_steps
+from antiphon.services.wire import work as wire_work
+from antiphon.system import failpoints
 
 __all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
 

@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from antiphon.core import acceptance, admission
-from antiphon.core import events as e
-from antiphon.core.assembly import step_progress
-from antiphon.core.audit import SampleFigures
 from antiphon.core.config import dump_config
 from antiphon.core.errors import ContractError
-from antiphon.core.partials import check_piece
+from antiphon.core.loop import acceptance, admission
+from antiphon.core.loop import events as e
+from antiphon.core.loop.assembly import step_progress
+from antiphon.core.loop.partials import check_piece
+from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.token_rules import check_token_rules
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupSubmission,
@@ -27,11 +28,9 @@ from antiphon.core.records import (
     SubmitVerdict,
     WorkerState,
 )
-from antiphon.core.run_state import RunState
-from antiphon.core.token_rules import check_token_rules
-from antiphon.core.tokens import WORKER_NAME, name_of_worker
+from antiphon.core.trust.access_tokens import WORKER_NAME, name_of_worker
+from antiphon.core.trust.audit import SampleFigures
 from antiphon.services.broadcast.signature import check_signature
-from antiphon.services.coordinator import payloads
 from antiphon.services.coordinator.api import (
     BatchReply,
     Coordinator,
@@ -44,13 +43,14 @@ from antiphon.services.coordinator.api import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.services.coordinator.journal import TrainedRow
-from antiphon.services.coordinator.judging import JudgeDesk
-from antiphon.services.coordinator.leasing import LeaseCounter
+from antiphon.services.coordinator.audit_queue import TrustDesk
+from antiphon.services.coordinator.journal import payloads
+from antiphon.services.coordinator.journal.journal import TrainedRow
+from antiphon.services.coordinator.lease_granter import LeaseCounter
 from antiphon.services.coordinator.overview import batch_words, run_status
 from antiphon.services.coordinator.prompts import token_rules_of
-from antiphon.services.coordinator.run_keeper import RunKeeper
-from antiphon.services.coordinator.trust_desk import TrustDesk
+from antiphon.services.coordinator.reward_queue import JudgeDesk
+from antiphon.services.coordinator.run_state_machine import RunKeeper
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""

@@ -17,16 +17,22 @@ import numpy as np
 import structlog
 import torch
 
-from antiphon.core.audit import SampleFigures
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
+from antiphon.core.trust.audit import SampleFigures
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.snapshot import rebuild
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.policy import load_causal_model
-from antiphon.services.patience import MOST_PAUSE_S
-from antiphon.services.rollout.keyed_sampler import RowSampling, intervals, request_key, score, uniforms
+from antiphon.services.rollout.engine.keyed_sampler import (
+    RowSampling,
+    intervals,
+    request_key,
+    score,
+    uniforms,
+)
+from antiphon.services.rpc.retry import MOST_PAUSE_S
 
 ROUNDING = {"float32": 1e-4, "bfloat16": 1e-2}
 """How far outside its interval a uniform may lie and still be rounding, by the weights' precision.

@@ -5,12 +5,12 @@ from typing import Any
 
 from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
 from antiphon.protos import coordinator_pb2, learner_pb2, learner_pb2_grpc, records_pb2
-from antiphon.services.credentials import Credentials
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
-from antiphon.services.serving import call, open_channel
-from antiphon.services.wire_arrays import logprobs_from_bytes
-from antiphon.services.wire_status import learner_status_from_proto
-from antiphon.services.wire_steps import snapshot_manifest_from_proto, step_result_from_proto
+from antiphon.services.rpc.serving import call, open_channel
+from antiphon.services.security.credentials import Credentials
+from antiphon.services.wire.arrays import logprobs_from_bytes
+from antiphon.services.wire.status import learner_status_from_proto
+from antiphon.services.wire.steps import snapshot_manifest_from_proto, step_result_from_proto
 
 
 class LearnerClient(Learner):
@@ -34,7 +34,7 @@ class LearnerClient(Learner):
             address: host:port.
             timeout_s: deadline of quick questions, seconds.
             work_timeout_s: deadline of steps, publications, checkpoints and restores, seconds.
-            channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
+            channel: used instead of a new one to `address`; a `services.rpc.in_process.DirectChannel`, say.
             credentials: shown to the learner; None speaks without encryption, on loopback alone.
         """
         self._channel = open_channel(address, credentials) if channel is None else channel

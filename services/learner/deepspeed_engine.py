@@ -22,10 +22,10 @@ import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
-from antiphon.services import failpoints
 from antiphon.services.learner.objective import Objective, TokenFigures, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
+from antiphon.system import failpoints
 
 _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"

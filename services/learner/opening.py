@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from antiphon.core.config import RunConfig
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.keys import SigningKey
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.deepspeed_engine import pin_numerics
 from antiphon.services.learner.publish import PublishingDesk
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.step import Trainer
+from antiphon.services.security.keys import SigningKey
 
 
 def open_learner(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
-from antiphon.environments.codec import resolve_model_path
+from antiphon.models.codec import resolve_model_path
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 

@@ -14,7 +14,7 @@ from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.broadcast.snapshot import build_snapshot
-from antiphon.services.keys import SigningKey
+from antiphon.services.security.keys import SigningKey
 
 
 class PublishingDesk:

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 
 from antiphon.core.config import RunConfig
-from antiphon.lineage.store import ArtifactStore, open_store
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.protos import learner_pb2, learner_pb2_grpc
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.server import SERVICE_NAME as BROADCAST_NAME
@@ -20,16 +20,16 @@ from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal import wall_clock
-from antiphon.services.credentials import Credentials, learner_signer, needed_token_key
-from antiphon.services.guard import Guard
-from antiphon.services.keys import SigningKey
+from antiphon.services.coordinator.journal.journal import wall_clock
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.serving import Security, answers_errors, start_server, stop_server
-from antiphon.services.wire_arrays import logprobs_to_bytes
-from antiphon.services.wire_status import learner_status_to_proto
-from antiphon.services.wire_steps import snapshot_manifest_to_proto, step_result_to_proto
+from antiphon.services.rpc.serving import Security, answers_errors, start_server, stop_server
+from antiphon.services.security.credentials import Credentials, learner_signer, needed_token_key
+from antiphon.services.security.guard import Guard
+from antiphon.services.security.keys import SigningKey
+from antiphon.services.wire.arrays import logprobs_to_bytes
+from antiphon.services.wire.status import learner_status_to_proto
+from antiphon.services.wire.steps import snapshot_manifest_to_proto, step_result_to_proto
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
 """As `opening.open_learner`."""

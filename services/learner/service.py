@@ -13,19 +13,19 @@ from typing import Any, NoReturn, TypeVar
 
 import structlog
 
-from antiphon.core.audit import NARROWEST_DRIFT, SampleFigures
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_figures
 from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
-from antiphon.core.staleness import is_published
+from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleFigures
 from antiphon.lineage.rollout_table import decode_timings
-from antiphon.lineage.store import ArtifactStore
-from antiphon.services import failpoints
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
 from antiphon.services.learner.training import Publishing, TrainedStep, Training
-from antiphon.services.patience import keep_trying
+from antiphon.services.rpc.retry import keep_trying
+from antiphon.system import failpoints
 
 POLL_S = 10.0
 """How long one question for a batch stays open at the coordinator."""

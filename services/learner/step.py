@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from antiphon.core.audit import SampleFigures
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, VersionSpan
 from antiphon.core.seeds import derive_seed
+from antiphon.core.trust.audit import SampleFigures
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateFigures
-from antiphon.services.learner.figures import describe_tokens, drifts, empty_figures, gather
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
+from antiphon.services.learner.step_metrics import describe_tokens, drifts, empty_figures, gather
 from antiphon.services.learner.training import TrainedStep, Training
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.core.audit import SampleFigures
 from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
+from antiphon.core.trust.audit import SampleFigures
 
 
 @dataclass(frozen=True, slots=True, eq=False)

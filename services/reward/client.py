@@ -3,10 +3,10 @@
 from typing import Any
 
 from antiphon.protos import records_pb2, reward_pb2_grpc
-from antiphon.services.credentials import Credentials
 from antiphon.services.reward.api import Reward, RewardStatus
-from antiphon.services.serving import call, open_channel
-from antiphon.services.wire_status import reward_status_from_proto
+from antiphon.services.rpc.serving import call, open_channel
+from antiphon.services.security.credentials import Credentials
+from antiphon.services.wire.status import reward_status_from_proto
 
 
 class RewardClient(Reward):
@@ -25,7 +25,7 @@ class RewardClient(Reward):
         Args:
             address: host:port.
             timeout_s: deadline of each call, seconds.
-            channel: used instead of a new one to `address`; a `services.direct.DirectChannel`, say.
+            channel: used instead of a new one to `address`; a `services.rpc.in_process.DirectChannel`, say.
             credentials: shown to the service; None speaks without encryption, on loopback alone.
         """
         self._channel = open_channel(address, credentials) if channel is None else channel

@@ -15,10 +15,10 @@ import structlog
 from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupToJudge, Judgement
 from antiphon.environments.environment import Environment
-from antiphon.services import failpoints
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.patience import keep_trying
 from antiphon.services.reward.api import Reward, RewardStatus
+from antiphon.services.rpc.retry import keep_trying
+from antiphon.system import failpoints
 
 PULL_GROUPS = 16
 """Most groups taken at once; few, so that several judges share the work."""
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class Decoder(Protocol):
-    """What a judge needs of a tokenizer; `environments.codec.TextCodec` is one."""
+    """What a judge needs of a tokenizer; `models.codec.TextCodec` is one."""
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of token ids."""

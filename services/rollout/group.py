@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.core.drafting_figures import add_figures
+from antiphon.core.drafting.statistics import add_figures
 from antiphon.core.records import (
     DraftingFigures,
     GroupSubmission,
@@ -19,7 +19,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.services.rollout.engine import EngineOutput, EngineProgress, EngineRequest
+from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import structlog
 
 from antiphon.core.records import Lease, LeaseProgress, PartialTrajectory
-from antiphon.services.rollout.engine_driver import EngineDriver
+from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight
 
 MOST_BEAT_TOKENS = 1 << 18

@@ -16,13 +16,13 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
-from antiphon.services import failpoints
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.patience import MOST_PAUSE_S, keep_trying
-from antiphon.services.rollout.engine_driver import EngineDriver
+from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
-from antiphon.services.signals import Signal
+from antiphon.services.rpc.retry import MOST_PAUSE_S, keep_trying
+from antiphon.system import failpoints
+from antiphon.system.wakeup import Signal
 
 Pace = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""

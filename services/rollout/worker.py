@@ -24,7 +24,6 @@ from antiphon.core.records import (
     Lease,
     LeaseProgress,
 )
-from antiphon.services import failpoints
 from antiphon.services.coordinator.api import (
     Coordinator,
     HeartbeatReply,
@@ -34,16 +33,17 @@ from antiphon.services.coordinator.api import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.services.patience import keep_trying
-from antiphon.services.rollout.engine import Engine, EngineOutput
-from antiphon.services.rollout.engine_driver import DriveEngine, EngineDriver
-from antiphon.services.rollout.engine_thread import EngineThread
+from antiphon.services.rollout.engine.api import Engine, EngineOutput
+from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
+from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.group import GroupInFlight, split_request_id
-from antiphon.services.rollout.leaving import LAST_WORD_S, Leaving
 from antiphon.services.rollout.progress import Pace as TokenPace
 from antiphon.services.rollout.progress import gather, usable_prefix
+from antiphon.services.rollout.shutdown import LAST_WORD_S, Leaving
 from antiphon.services.rollout.weights import Pace, WeightKeeper, WeightSource
-from antiphon.services.signals import Signal
+from antiphon.services.rpc.retry import keep_trying
+from antiphon.system import failpoints
+from antiphon.system.wakeup import Signal
 
 REGISTER_PATIENCE_S = 300.0
 """How long a worker knocks before it knows the run's own services.stall_timeout_s."""

@@ -1,10 +1,10 @@
 """The guides hold what was run, as it was run.
 
 Their commands are executed elsewhere: those of deployments.md and scheduled-benchmarks.md by
-tests/services/test_deployments.py, those of reproduce.md by tests/e2e/test_repro.py, the script of
+tests/flows/test_deployments.py, those of reproduce.md by tests/e2e/test_repro.py, the script of
 compare-experiments.md by tests/e2e/test_browser.py; each compares with its page. Here the two runs
 of compare-experiments.md are resolved down to the last field but not trained, and the options of
-its server are looked up, because tests/unit/test_tracking_server.py starts one.
+its server are looked up, because tests/lineage/tracking/test_tracking_server.py starts one.
 """
 
 import re

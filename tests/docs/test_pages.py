@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.catalogue import catalogue_page, event_classes, verbs
-from antiphon.core.events import event_kinds
-from antiphon.core.metrics import BATCH_METRICS, DRAFTING_METRICS, LEARNER_METRICS, STALENESS_METRICS
+from antiphon.core.loop.events import event_kinds
+from antiphon.core.metrics import (
+    BATCH_METRICS,
+    DRAFTING_METRICS,
+    LEARNER_METRICS,
+    STALENESS_METRICS,
+    SYSTEM_METRICS,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -69,6 +75,8 @@ def test_paths_exist(name: str) -> None:
             continue
         if re.search(r"\b[A-Z]{2,}\b", code.removesuffix("README.md")):
             continue  # a placeholder such as NAME
+        if code.removeprefix("system/") in {metric.name for metric in SYSTEM_METRICS}:
+            continue
         assert list(ROOT.glob(code.rstrip("/"))), f"{name} names {code}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.services.rollout.engine_environment import child_environment
+from antiphon.services.rollout.engine.environment import child_environment
 from tests.support.main_job import PROJECT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from antiphon.core.digests import digest_bytes
-from antiphon.lineage.findings import identity
-from antiphon.lineage.pins import Ledger, dvc_cache
-from antiphon.lineage.store import ArtifactStore
-from antiphon.lineage.verify import check_run
+from antiphon.lineage.ledger.findings import identity
+from antiphon.lineage.ledger.pins import Ledger, dvc_cache
+from antiphon.lineage.ledger.verify import check_run
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.support.damage import files_of_run, flipped
 from tests.support.main_job import MAIN_STALENESS as STALENESS
 from tests.support.main_job import MAIN_STEPS as STEPS

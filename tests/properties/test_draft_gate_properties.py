@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.draft_gate import BASELINE, LEAST_FLOOR, MOST_FLOOR, DraftGate, StepPlan
+from antiphon.core.drafting.gate import BASELINE, LEAST_FLOOR, MOST_FLOOR, DraftGate, StepPlan
 from antiphon.core.errors import ContractError
 
 PROBE_STEPS = 256

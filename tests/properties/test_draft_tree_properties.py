@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.draft_candidates import best_chain
-from antiphon.core.draft_tree import DraftForest
+from antiphon.core.drafting.candidates import best_chain
+from antiphon.core.drafting.forest import DraftForest
 
 WINDOW = 6
 SLOTS = 4

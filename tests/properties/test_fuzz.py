@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from antiphon.benchmarks.fuzz import Tally, Target, all_targets, feed
-from antiphon.benchmarks.fuzz_house import open_house
-from antiphon.core.acceptance import accept_commit
+from antiphon.benchmarks.parts.fuzz.targets import open_house
 from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.loop.acceptance import accept_commit
+from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import StepCommit
-from antiphon.core.run_state import RunState
 from antiphon.protos import coordinator_pb2
-from antiphon.services import wire_status
+from antiphon.services.wire import status as wire_status
 
 EXAMPLES = 12
 

@@ -11,11 +11,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.history import HistoryChange, HistoryStore, completion_weight, weighted
-from antiphon.core.history_codec import EncodedHistory, decode_history, encode_history, fit_histories
+from antiphon.core.drafting.history import HistoryChange, HistoryStore, completion_weight, weighted
+from antiphon.core.drafting.history_codec import EncodedHistory, decode_history, encode_history, fit_histories
 from antiphon.core.records import PastCompletion, PromptHistory
 from antiphon.protos import records_pb2
-from antiphon.services.wire_drafting import prompt_history_from_proto, prompt_history_to_proto
+from antiphon.services.wire.drafting import prompt_history_from_proto, prompt_history_to_proto
 
 INT32 = 2**31 - 1
 UNBOUNDED = 1 << 40

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core import events as e
-from antiphon.core.ledger import Ledger, Use
+from antiphon.core.loop import events as e
+from antiphon.core.loop.work_account import Ledger, Use
 
 
 @dataclass

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.lineage.findings import FileReader, Findings, identity
-from antiphon.lineage.verify import Verification, check_run, verify_run, verify_store
-from antiphon.lineage.verify_ledger import ShardCheck
+from antiphon.lineage.ledger.findings import FileReader, Findings, identity
+from antiphon.lineage.ledger.verify import Verification, check_run, verify_run, verify_store
+from antiphon.lineage.ledger.verify_ledger import ShardCheck
 from tests.support.artifacts import RecordedRun
 from tests.support.damage import files_of_run, flipped
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
-from antiphon.core.partials import BYTES_PER_TOKEN, KeptGroup, PartialShelf, authorship, check_piece
+from antiphon.core.loop.partials import BYTES_PER_TOKEN, KeptGroup, PartialShelf, authorship, check_piece
 from antiphon.core.records import FinishReason, PartialTrajectory, Trajectory, VersionSpan
 
 LENGTH, SAMPLES = 12, 2

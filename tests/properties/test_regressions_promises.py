@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.regressions import (
+from antiphon.core.reporting.regressions import (
     KNOWN,
     Direction,
     Figure,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.group_state import GroupPhase
+from antiphon.core.loop.group_state import GroupPhase
+from antiphon.core.loop.staleness import fixed_version
 from antiphon.core.records import SubmitVerdict
-from antiphon.core.staleness import fixed_version
 from tests.support.loop_model import LoopModel, act, make_config, run_to_end
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from antiphon.core import acceptance, admission, assembly
-from antiphon.core.leases import LeaseTable
+from antiphon.core.loop import acceptance, admission, assembly
+from antiphon.core.loop.leases import LeaseTable
+from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import SubmitVerdict
-from antiphon.core.staleness import StalenessBound
-from antiphon.services.coordinator.journal import Journal
+from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.learner.service import LearnerService
 from antiphon.simulator.campaign import Campaign, mute_logs
 

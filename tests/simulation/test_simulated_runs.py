@@ -14,14 +14,14 @@ import pytest
 
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.simulator.campaign import Campaign, mute_logs
-from antiphon.simulator.chance import Chance
-from antiphon.simulator.disk import JournalDisk
+from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
-from antiphon.simulator.file_disk import FileDisk
-from antiphon.simulator.invariants import Witness
-from antiphon.simulator.loop import Process, VirtualLoop
 from antiphon.simulator.report import command_for, failure_lines
 from antiphon.simulator.scenario import Scenario, drawn_scenario, load_scenario
+from antiphon.simulator.virtual.disk import JournalDisk
+from antiphon.simulator.virtual.file_disk import FileDisk
+from antiphon.simulator.virtual.loop import Process, VirtualLoop
+from antiphon.simulator.virtual.random_streams import Chance
 from antiphon.simulator.world import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +185,7 @@ def test_a_clock_that_runs_away_or_stands_still_is_noticed(monkeypatch: pytest.M
 
     with pytest.raises(UnavailableError, match=r"not over after 50 virtual seconds.*for_ever"):
         VirtualLoop(_still, 50.0).run(for_ever())
-    monkeypatch.setattr("antiphon.simulator.loop.STILL_LIMIT", 1000)
+    monkeypatch.setattr("antiphon.simulator.virtual.loop.STILL_LIMIT", 1000)
     with pytest.raises(UnavailableError, match=r"stands still.*at_once"):
         VirtualLoop(_still, 50.0).run(at_once())
 

@@ -22,7 +22,7 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.api import EvaluationRecord
 
 TOKENS = 6

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from antiphon.lineage.findings import identity
+from antiphon.lineage.ledger.findings import identity
 
 
 def files_of_run(home: Path, run_id: str) -> list[Path]:

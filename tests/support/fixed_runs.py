@@ -16,27 +16,27 @@ import grpc
 import numpy as np
 
 from antiphon.core.config import RunConfig, build_config, dump_config
-from antiphon.core.staleness import is_published
-from antiphon.environments.codec import TextCodec
+from antiphon.core.loop.staleness import is_published
 from antiphon.environments.registry import make_environment
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.models.codec import TextCodec
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal import Journal
+from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import load_prompts
-from antiphon.services.coordinator.run_keeper import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunKeeper
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.opening import open_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
-from antiphon.services.rollout.engine import EngineOutput
-from antiphon.services.rollout.service import ChunkSource, engine_settings
-from antiphon.services.rollout.vllm_engine import VllmEngine
+from antiphon.services.rollout.engine.api import EngineOutput
+from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+from antiphon.services.rollout.process import ChunkSource, engine_settings
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.serving import start_server, stop_server
+from antiphon.services.rpc.serving import start_server, stop_server
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 RUN_ID = "run-1"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, VersionSpan
 from antiphon.core.seeds import derive_seed
-from antiphon.services.rollout.engine import EngineOutput, EngineProgress, EngineRequest
+from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 
 VOCABULARY = 16
 END_TOKEN = 0

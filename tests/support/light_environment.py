@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import Prompt
-from antiphon.environments.codec import TextCodec
 from antiphon.environments.environment import Problem
+from antiphon.models.codec import TextCodec
 from tests.support.light_engine import END_TOKEN, VOCABULARY
 
 LETTERS = "abcdefghijklmno"

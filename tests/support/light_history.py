@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from antiphon.core import events as e
-from antiphon.services.coordinator.journal import HistoryRow, Journal
+from antiphon.core.loop import events as e
+from antiphon.services.coordinator.journal.journal import HistoryRow, Journal
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from tests.support.loop_model import RUN_ID
 

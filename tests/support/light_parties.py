@@ -23,14 +23,14 @@ from antiphon.core.records import (
     SubmitVerdict,
 )
 from antiphon.lineage.rollout_table import decode_batch
-from antiphon.lineage.store import ArtifactStore, open_store
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.services.coordinator.api import Coordinator, LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal import Journal
-from antiphon.services.coordinator.run_keeper import RunKeeper
+from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.run_state_machine import RunKeeper
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.serving import stop_server
+from antiphon.services.rpc.serving import stop_server
 from tests.support.loop_model import RUN_ID, light_manifest, light_reward, light_trajectory
 
 

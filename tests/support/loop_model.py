@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.core import acceptance, admission, assembly
-from antiphon.core import events as e
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
-from antiphon.core.group_state import GroupPhase, GroupState
+from antiphon.core.loop import acceptance, admission, assembly
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.run_state import RunState, fold
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
@@ -23,7 +24,6 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.core.run_state import RunState, fold
 from antiphon.core.seeds import derive_seed
 
 RUN_ID = "run-1"

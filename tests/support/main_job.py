@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from antiphon.lineage.rollout_table import decode_batch
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore
 
 PROJECT = Path(__file__).resolve().parents[2]
 QUICKSTART = PROJECT / "examples" / "quickstart.yaml"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import stamina
 
-from antiphon.lineage.ports import free_port
-from antiphon.tasks.prefect_server import HOST, answers
+from antiphon.runs.prefect_server import HOST, answers
+from antiphon.system.ports import free_port
 
 START_S = 180.0
 STOP_S = 30.0

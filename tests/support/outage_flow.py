@@ -13,9 +13,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from antiphon.flows.outages import await_server, hold_events
 from antiphon.flows.post_train import flush_events
-from antiphon.services.process import configure_logs
+from antiphon.flows.prefect_resilience import await_server, hold_events
+from antiphon.system.processes import configure_logs
 
 
 @task(task_run_name="stage {number}", cache_policy=NO_CACHE, persist_result=False)

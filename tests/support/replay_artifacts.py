@@ -17,11 +17,11 @@ from antiphon.core.metrics import batch_figures
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotManifest, StepCommit, VersionSpan
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
-from antiphon.lineage.store import ArtifactStore
+from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.snapshot import build_snapshot
 from antiphon.services.learner.checkpoints import CheckpointShelf
 from antiphon.services.learner.step import Trainer
-from antiphon.services.rollout.law_test import processed
+from antiphon.services.rollout.selfcheck.distribution_check import processed
 
 VOCABULARY = 32
 RUN_ID = "tiny-s0-1"

@@ -1,0 +1,1 @@
+"""What benchmark scripts share: runs that are measured, a PostgreSQL server, recorded runs."""

@@ -1,0 +1,1 @@
+"""Parts of the drafting benchmarks: models, loads and engines to compare."""

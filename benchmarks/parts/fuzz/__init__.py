@@ -1,0 +1,1 @@
+"""Parts of the fuzz benchmark: what is fed with damaged input, and how it is damaged."""

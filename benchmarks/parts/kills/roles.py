@@ -1,0 +1,122 @@
+"""Kill roles: one process of a run with light engines.
+
+    python -m antiphon.benchmarks.parts.kills.roles ROLE FOLDER
+
+Roles are coordinator, learner, reward, flow and worker-N. Each runs what production serves, over
+real gRPC on the ports that the folder's `ports.json` names (with `deepspeed` there, the real
+learner), and writes `ROLE.ready` when it can work. Started again with the same words it goes on.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.config import load_config
+from antiphon.system.processes import run_service, write_ready_file
+
+HOST = "127.0.0.1"
+
+
+def coordinator(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+    """Serve the coordinator."""
+    from antiphon.services.coordinator.server import serve_coordinator
+    from antiphon.simulator.standins.engines import ArithmeticPrompts
+
+    config, ready = load_config(folder / "config.yaml"), _ready(folder, "coordinator")
+    store = folder / "store"
+    return serve_coordinator(
+        config, config.run.name, folder, store, HOST, ports["coordinator"], ready, ArithmeticPrompts()
+    )
+
+
+def learner(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+    """Serve the learner."""
+    from antiphon.services.learner.server import OpenLearner, serve_learner
+
+    open_service: OpenLearner | None = None
+    if not ports.get("deepspeed"):
+        from antiphon.benchmarks.parts.kills.standins import open_light_learner
+
+        open_service = open_light_learner
+    config, ready = load_config(folder / "config.yaml"), _ready(folder, "learner")
+    address, store = f"{HOST}:{ports['coordinator']}", folder / "store"
+    return serve_learner(
+        config, config.run.name, folder, store, address, HOST, ports["learner"], ready, open_service
+    )
+
+
+def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+    """Serve a judge."""
+    from antiphon.services.reward.server import serve_reward
+    from antiphon.simulator.standins.engines import ArithmeticEnvironment, JsonDecoder
+
+    config = load_config(folder / "config.yaml")
+    judge_with = (ArithmeticEnvironment(config, dullness=1), JsonDecoder())
+    address = f"{HOST}:{ports['coordinator']}"
+    return serve_reward(config, config.run.name, address, HOST, 0, _ready(folder, "reward"), judge_with)
+
+
+def worker(folder: Path, ports: dict[str, int], name: str) -> Coroutine[Any, Any, None]:
+    """Run a worker."""
+    from antiphon.benchmarks.parts.kills.standins import LightSource, PacedEngine, WitnessClient
+    from antiphon.services.rollout.process import serve_worker
+
+    config = load_config(folder / "config.yaml")
+    address = f"{HOST}:{ports['coordinator']}"
+    chunks, ready = folder / name, _ready(folder, name)
+
+    async def serve() -> None:
+        await serve_worker(
+            address,
+            name,
+            config.run.name,
+            chunks,
+            lambda: ready(0),
+            lambda config: PacedEngine(),
+            lambda config: LightSource(chunks, config),
+            WitnessClient(address, folder / f"{name}.acknowledged"),
+        )
+
+    return serve()
+
+
+def flow(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+    """Drive the run: publish, open steps, train, finish; begun anew, it goes on where the run is."""
+    from antiphon.services.coordinator.client import CoordinatorClient
+    from antiphon.services.learner.client import LearnerClient
+    from antiphon.simulator.processes import Flow
+
+    async def drive() -> None:
+        config = load_config(folder / "config.yaml")
+        clients = (
+            CoordinatorClient(f"{HOST}:{ports['coordinator']}"),
+            LearnerClient(f"{HOST}:{ports['learner']}", work_timeout_s=60.0),
+        )
+        _ready(folder, "flow")(0)
+        try:
+            await Flow(config, *clients).run()
+        finally:
+            for client in clients:
+                await client.close()
+
+    return drive()
+
+
+def _ready(folder: Path, role: str) -> Callable[[int], None]:
+    return lambda port: write_ready_file(folder / f"{role}.ready", port)
+
+
+def main() -> int:
+    """Live the role that the command line names."""
+    role, folder = sys.argv[1], Path(sys.argv[2])
+    ports: dict[str, int] = json.loads((folder / "ports.json").read_text())
+    roles = {"coordinator": coordinator, "learner": learner, "reward": reward, "flow": flow}
+    if role in roles:
+        return run_service(lambda: roles[role](folder, ports))
+    return run_service(lambda: worker(folder, ports, role))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Kill parts: seeded stand-ins for the engines, on real disks, behind the interfaces of production.
+
+The policy is a number: a batch file makes the next one from it, and tokens are drawn from it by
+seed and position. So whoever knows the journal and the batch files can recompute every weight
+and every token, whatever was killed in between.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import IntegrityError
+from antiphon.core.loop.checks import submission_digest
+from antiphon.core.records import (
+    FloatArray,
+    GroupSubmission,
+    IntArray,
+    SnapshotManifest,
+    SubmitVerdict,
+)
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.coordinator.client import WorkerClient
+from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.learner.training import TrainedStep, Training
+from antiphon.services.rollout.engine.api import EngineOutput
+from antiphon.services.rollout.process import ChunkSource
+from antiphon.simulator.standins import arithmetic
+from antiphon.simulator.standins.engines import ArithmeticEngine
+from antiphon.simulator.standins.training import ArithmeticDesk
+from antiphon.system import failpoints
+
+ENGINE_STEP_S = 0.002
+"""What one token takes, so that groups are in flight when something dies."""
+WEIGHTS_FILE = "weights"
+
+
+class PacedEngine(ArithmeticEngine):
+    """The arithmetic engine in real time; the digest of whatever weights it is given is its policy."""
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Serve these weights from the next `step` on."""
+        super().load_weights(version, {"weights": weights_digest}, weights_digest)
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every request by one token."""
+        time.sleep(ENGINE_STEP_S)
+        return super().step()
+
+
+class LightSource(ChunkSource):
+    """Production's transfer and chunk store, without torch: tensors stay bytes."""
+
+    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the payload of a fetched snapshot, its length and each chunk checked.
+
+        Raises:
+            IntegrityError: when chunks are missing in the manifest.
+        """
+        payload = b"".join(self._store.get(chunk.digest) for chunk in manifest.chunks)
+        if len(payload) != manifest.payload_bytes:
+            raise IntegrityError(f"the chunks of version {manifest.version} are not all of it")
+        return {"payload": payload}
+
+
+class LightTrainer(Training):
+    """Goes from version to version by the digest of the batch file; keeps checkpoints on the shelf."""
+
+    def __init__(self, shelf: CheckpointShelf) -> None:
+        self._shelf = shelf
+        self._weights = arithmetic.BASE_WEIGHTS
+        self._version = -1
+
+    @property
+    def version(self) -> int:
+        """The version whose weights are held."""
+        return self._version
+
+    def newest_checkpoint(self, at_most: int) -> int | None:
+        """Return the newest version up to `at_most` with a sound checkpoint, or None."""
+        return self._shelf.newest_sound(at_most)
+
+    def start(self, at_most: int) -> TrainedStep:
+        """Begin from the newest checkpoint up to a version, or from the base weights."""
+        found = self.newest_checkpoint(at_most)
+        self._version = found or 0
+        self._weights = arithmetic.BASE_WEIGHTS
+        if found is not None:
+            self._weights = (self._shelf.check(found) / WEIGHTS_FILE).read_text()
+        return self._trained({})
+
+    def train(self, step: int, payload: bytes) -> TrainedStep:
+        """Train on the batch file of `step`.
+
+        Raises:
+            IntegrityError: when it is not the next step.
+        """
+        if step != self._version:
+            raise IntegrityError(f"step {step} cannot train on version {self._version}; restore first")
+        self._version = -1
+        failpoints.reach("learner.forward")
+        rows = decode_batch(payload)
+        failpoints.reach("learner.optimizer")
+        if rows:
+            self._weights = arithmetic.next_weights(self._weights, digest_bytes(payload))
+        self._version = step + 1
+        return self._trained({"loss": 0.0, "trajectories": float(len(rows))})
+
+    def save(self) -> int:
+        """Write a checkpoint and return its version."""
+        weights = self._weights
+        self._shelf.write(self._version, lambda folder: _write(folder / WEIGHTS_FILE, weights))
+        return self._version
+
+    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return one logprob per token."""
+        return np.zeros(len(completion), dtype=np.float32)
+
+    def stop(self) -> None:
+        """There is nothing to drop."""
+
+    def _trained(self, metrics: dict[str, float]) -> TrainedStep:
+        return TrainedStep(self._version, self._weights, {"weights": self._weights}, metrics)
+
+
+def open_light_learner(
+    config: RunConfig,
+    run_id: str,
+    run_dir: Path,
+    store: ArtifactStore,
+    chunks: ChunkStore,
+    coordinator: Coordinator,
+) -> LearnerService:
+    """Return production's learner service with the light trainer and desk."""
+    shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept)
+    desk = ArithmeticDesk(run_id, chunks, config.broadcast.snapshots_kept, config.run.steps + 1)
+    return LearnerService(config, LightTrainer(shelf), desk, store, coordinator)
+
+
+class WitnessClient(WorkerClient):
+    """Writes down what the coordinator acknowledged, where a kill of this process cannot take it away."""
+
+    def __init__(self, address: str, path: Path) -> None:
+        """Append lines `group digest verdict` to the file at `path`."""
+        super().__init__(address)
+        self._notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Hand in a group and note the answer."""
+        verdict = await super().submit_group(submission)
+        line = f"{submission.group_id} {submission_digest(submission)} {verdict.value}\n"
+        os.write(self._notes, line.encode())
+        return verdict
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

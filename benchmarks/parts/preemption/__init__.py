@@ -1,0 +1,1 @@
+"""Parts of the preemption benchmark: fleets, schedules of reclaims, reward curves."""

@@ -1,0 +1,134 @@
+"""Preemption schedules: which worker is there from when to when, in scaled seconds, by seed or by trace."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from antiphon.benchmarks.parts.measure import PROJECT
+from antiphon.core.errors import ConfigError
+from antiphon.core.seeds import generator
+
+TRACES = PROJECT.parent / "shared" / "data" / "traces"
+"""Where recorded traces lie beside the project; without them traces are skipped."""
+FULL_QUANTILE = 0.9
+"""A trace's fleet counts as complete at this quantile of its sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """One worker from its start to its reclaim."""
+
+    slot: int
+    start_s: float
+    stop_s: float
+    """Infinite for one that is never reclaimed."""
+
+
+def undisturbed(workers: int) -> list[Stay]:
+    """Nobody is reclaimed."""
+    return [Stay(slot, 0.0, np.inf) for slot in range(workers)]
+
+
+def by_chance(
+    workers: int, span_s: float, share_per_hour: float, replacement_s: float, seed: int
+) -> list[Stay]:
+    """Each is reclaimed with probability `share_per_hour` in an hour; a replacement comes later.
+
+    Args:
+        workers: slots of the fleet.
+        span_s: scaled seconds to plan for.
+        share_per_hour: in [0, 1).
+        replacement_s: scaled seconds until the slot is filled again; infinite for never.
+        seed: of the chance.
+    """
+    hazard = -np.log1p(-share_per_hour) / 3600.0
+    chance = generator("preemption", seed)
+    stays = []
+    for slot in range(workers):
+        at = 0.0
+        while at < span_s:
+            stop = at + float(chance.exponential(1.0 / hazard))
+            stays.append(Stay(slot, at, stop))
+            at = stop + replacement_s
+    return stays
+
+
+def at_one_moment(workers: int, span_s: float, share: float, replacement_s: float) -> list[Stay]:
+    """A share of the fleet, rounded, is reclaimed in the middle of the span."""
+    middle, hit = span_s / 2, round(share * workers)
+    stays = [Stay(slot, 0.0, middle if slot < hit else np.inf) for slot in range(workers)]
+    return stays + [Stay(slot, middle + replacement_s, np.inf) for slot in range(hit)]
+
+
+def traces() -> dict[str, list[tuple[float, int]]]:
+    """Return every recorded trace by id as (seconds, instances); empty where there are none."""
+    found = {}
+    for path in sorted(TRACES.glob("spot_*.jsonl.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                record = json.loads(line)
+                found[str(record["id"])] = _sizes(record)
+    return found
+
+
+def by_trace(sizes: Sequence[tuple[float, int]], workers: int, span_s: float) -> list[Stay]:
+    """Follow the most eventful stretch of a trace, its fleet scaled to `workers`.
+
+    Among the stretches in which at least half of the fleet is there on average, the one that loses
+    most instances is taken. The highest slots are lost first and filled last.
+
+    Raises:
+        ConfigError: when the trace has no such stretch.
+    """
+    times = np.array([at for at, _ in sizes])
+    counts = np.array([count for _, count in sizes], dtype=np.float64)
+    share = np.minimum(1.0, counts / max(1.0, float(np.quantile(counts, FULL_QUANTILE))))
+    targets = np.rint(share * workers).astype(int)
+    best: tuple[int, float] | None = None
+    for begin in times[times <= times[-1] - span_s]:
+        first, last = np.searchsorted(times, begin, "right") - 1, np.searchsorted(times, begin + span_s)
+        inside = targets[first:last]
+        edges = np.clip(np.append(times[first:last], begin + span_s), begin, begin + span_s)
+        losses = int(-np.minimum(0, np.diff(inside)).sum())
+        if float(inside @ np.diff(edges)) >= workers * span_s / 2 and (best is None or losses > best[0]):
+            best = (losses, float(begin))
+    if best is None:
+        raise ConfigError(f"the trace has no stretch of {span_s:g} s with half of its fleet; take another")
+    return _stays(times - best[1], targets, span_s)
+
+
+def _stays(times: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], span_s: float) -> list[Stay]:
+    stays: list[Stay] = []
+    since: list[float] = []
+    first = max(0, int(np.searchsorted(times, 0.0, "right")) - 1)
+    for at, target in zip(times[first:], targets[first:], strict=True):
+        at = max(0.0, float(at))
+        if at > span_s:
+            break
+        while len(since) > target:
+            stays.append(Stay(len(since) - 1, since.pop(), at))
+        since.extend([at] * (int(target) - len(since)))
+    return stays + [Stay(slot, start, np.inf) for slot, start in enumerate(since)]
+
+
+def _sizes(record: dict[str, Any]) -> list[tuple[float, int]]:
+    if "rle" in record:
+        found, at = [], 0.0
+        for count, ticks in record["rle"]:
+            found.append((at, int(count)))
+            at += ticks * float(record["gap_seconds"])
+        return [*found, (at, int(record["rle"][-1][0]))]
+    events = record["events"]
+    if record["unit"] == "ms":
+        count, sizes = 0, []
+        for at_ms, what, _ in events:
+            count += 1 if what == "add" else -1
+            sizes.append((at_ms / 1000.0, count))
+        return sizes
+    times = [datetime.fromisoformat(at).timestamp() for at, _ in events]
+    return [(at - times[0], int(count)) for at, (_, count) in zip(times, events, strict=True)]

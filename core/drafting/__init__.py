@@ -1,0 +1,1 @@
+"""Drafting from history (HistoSpec): what may come next, and whether guessing pays."""

@@ -1,0 +1,393 @@
+"""Draft tree: what may come next, from past completions, siblings and the request's own text.
+
+A group is a prompt with its documents: past completions, texts of its finished requests and the
+prompt itself. A drafted token is the branch with the most votes in the suffix tree of these
+documents and of the request's own text, at the longest context that recurs; a vote is the
+document's weight (recency and reward, set by the caller) times a factor for the length of the match.
+The tree is kept as chains of equal contexts (see `core.drafting.kernels`), from which any of its nodes is
+gathered in bounded time; drafts are read along one path of it, or as a tree of candidates. After a
+token that no document foresaw, a request goes on beside the text it had followed (an anchor): there
+a shorter match than `min_match`, or none, will do.
+
+Costs: a sampled token is taken in with one hash (constant); a draft of W tokens looks at a bounded number
+of occurrences per token; a document of T tokens is indexed in O(T). A stored token takes 16 bytes (token,
+two chain links, weight) and 8 to 16 of head tables, and arrays grow by half. Drafts depend on the
+calls alone, never on time or chance. Nothing that a document holds can raise an error, and none
+of it can change what an engine samples: drafts are only proposals.
+
+Legend: B rows of one call, L width of the engine's rows, W the largest window, N nodes of a tree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.core.drafting import kernels
+from antiphon.core.drafting.arena import DraftArena, grown
+from antiphon.core.drafting.candidates import DraftTree
+from antiphon.core.drafting.chains import draft_rows, settle_rows
+from antiphon.core.drafting.growth import Sprouts, grow
+from antiphon.core.drafting.sources import LONGEST_DOCUMENT, contiguous, known_tokens, prior, usable
+from antiphon.core.errors import ContractError
+from antiphon.core.records import FloatArray, IntArray
+
+Int64Array = npt.NDArray[np.int64]
+Share = Literal["finished", "lockstep", "none"]
+
+PREFIX_TOKENS = 8
+"""Tokens of the prompt's end that stand before each text, so that its very beginning has a context."""
+PROMPT_WEIGHT = 0.5
+"""Vote of the prompt's own text; a completion quotes it less often than it repeats its siblings."""
+LIVE_WEIGHT = 1.0
+"""Vote of a text sampled now, by the request itself or by a sibling."""
+HEADS_AHEAD = 1 << 16
+"""Most head entries prepared for tokens that are still to be sampled."""
+TREE_NODES = 4_096
+"""Most nodes considered while a tree is grown."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """What the tables do not hold of a group."""
+
+    share: Share
+    prefix: IntArray
+    blocks: list[tuple[int, int]]
+    """(first position, positions) lent to it."""
+    documents: list[tuple[int, int]]
+    """(start, length) of its indexed texts."""
+    positions: int
+    """Positions in its chains, live texts in lock-step not counted."""
+    requests: set[int]
+
+
+class DraftForest:
+    """Draft sources of all groups and requests of one engine; pure apart from its own arrays.
+
+    One thread at a time. The first forest of a process waits for the compiled kernels, from the cache
+    on disk where there is one.
+    """
+
+    def __init__(self, slots: int, max_window: int, min_match: int) -> None:
+        """Make an empty forest.
+
+        Args:
+            slots: rows the engine has; tables grow when a larger slot is opened.
+            max_window: most tokens of a draft, W >= 1.
+            min_match: shortest context, in tokens, that must recur, 1 to 8.
+
+        Raises:
+            ContractError: a size outside its range.
+        """
+        if slots < 1 or max_window < 1 or not 1 <= min_match <= 8:
+            raise ContractError(
+                f"a draft forest got slots={slots}, max_window={max_window}, min_match={min_match}, but "
+                "needs slots >= 1, max_window >= 1 and min_match from 1 to 8"
+            )
+        self._window = max_window
+        self._gram = min_match
+        self._arena = DraftArena(min_match)
+        self._groups: dict[int, _Group] = {}
+        self._free_groups: list[int] = []
+        self._blocks: dict[int, tuple[int, int]] = {}
+        """Slot of each live request -> (first position, positions) lent to it."""
+        self._group_table = np.zeros((8, 4), dtype=np.int64)
+        self._requests = np.zeros((slots, 8), dtype=np.int64)
+        self._node = kernels.Node(
+            *(np.zeros(kernels.CANDIDATES, dtype=kind) for kind in ("i8", "f8", "i8", "i8", "f8", "i8"))
+        )
+        hits, misses = prior()
+        self._memory = kernels.Memory(
+            hits=hits,
+            misses=misses,
+            kinds=np.zeros((slots, max_window), dtype=np.int16),
+            pending=np.zeros(slots, dtype=np.int64),
+            anchors=np.full((slots, kernels.ANCHORS), -1, dtype=np.int64),
+            trails=np.zeros((slots, 2 + kernels.CANDIDATES), dtype=np.int64),
+            factors=kernels.vote_factors(),
+        )
+        self._reserve_rows(slots)
+        self._rehearse()
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of all arrays, room for growth included."""
+        arrays = (self._group_table, self._requests, self._drafts, self._counts, self._chances)
+        return self._arena.bytes_used + sum(array.nbytes for array in (*arrays, *self._node, *self._memory))
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens of all documents and live texts, with the prompts and the prefixes of texts."""
+        documents = sum(length for group in self._groups.values() for _, length in group.documents)
+        return documents + sum(int(self._requests[slot, kernels.LENGTH]) for slot in self._blocks)
+
+    def open_group(
+        self,
+        prompt: Sequence[int],
+        completions: Sequence[tuple[IntArray, float]],
+        capacity: int,
+        share: Share,
+        vocabulary: int,
+    ) -> int:
+        """Index a prompt and its past completions; return the group's handle.
+
+        Completions that cannot be used are left out: empty ones, ids outside [0, vocabulary), ones of
+        more than `LONGEST_DOCUMENT` tokens, weights that are not positive and finite.
+
+        Args:
+            prompt: the token ids that all requests of the group begin with.
+            completions: (token_ids [T] int32, weight > 0), oldest first: among equal contexts later ones
+                are asked first.
+            capacity: tokens the group's requests may sample in all; a hint.
+            share: what requests see of their siblings: "finished" texts, all text already ("lockstep"),
+                or "none".
+            vocabulary: token ids at or above this are never drafted.
+        """
+        asked = known_tokens(prompt, vocabulary)
+        prefix = asked[max(0, len(asked) - PREFIX_TOKENS) :]
+        texts = [(asked, PROMPT_WEIGHT)] if len(asked) else []
+        for token_ids, weight in completions:
+            tokens = usable(token_ids, weight, vocabulary)
+            if tokens is not None:
+                texts.append((np.concatenate([prefix, tokens]), float(weight)))
+        cells = 1 + sum(len(text) + 1 for text, _ in texts)
+        block = self._arena.lend_text(cells, 0.0)
+        head, mask = self._arena.lend_table(cells + min(max(capacity, 0), HEADS_AHEAD))
+        handle = self._free_groups.pop() if self._free_groups else len(self._groups)
+        if handle >= len(self._group_table):
+            self._group_table = grown(self._group_table, handle + 1, 0)
+        self._group_table[handle] = (head, mask, max(0, min(vocabulary, 2**31 - 1)), share == "lockstep")
+        self._groups[handle] = _Group(share, prefix, [(block, cells)], [], 0, set())
+        place = block + 1
+        for text, vote in texts:
+            self._arena.write(place, text, vote)
+            self._add_document(handle, place, len(text))
+            place += len(text) + 1
+        return handle
+
+    def close_group(self, group: int) -> None:
+        """Forget a group and free its memory; requests still open in it are closed first."""
+        held = self._groups.get(group)
+        if held is None:
+            return
+        for slot in list(held.requests):
+            self._forget(slot)
+        for block, cells in held.blocks:
+            self._arena.free_text(block, cells)
+        self._arena.free_table(*self._table(group))
+        del self._groups[group]
+        self._free_groups.append(group)
+
+    def open_request(
+        self, slot: int, group: int, prompt_length: int, max_tokens: int, own_text: bool = True
+    ) -> None:
+        """Follow a request from the end of its group's prompt on.
+
+        Args:
+            slot: the row's number, from 0 to a million; a request that still holds it is closed, unfinished.
+            group: handle of its group.
+            prompt_length: tokens of the prompt in the engine's row.
+            max_tokens: most tokens it may sample.
+            own_text: draft from the request's own text, too.
+
+        Raises:
+            ContractError: the group is not open or the slot is out of range.
+        """
+        held = self._groups.get(group)
+        if held is None or not 0 <= slot <= 1_000_000:
+            raise ContractError(
+                f"slot={slot} cannot follow group={group}; open the group first and use slots from 0 "
+                "to 1,000,000"
+            )
+        self.close_request(slot, finished=False)
+        self._reserve_slots(slot + 1)
+        prefix = len(held.prefix)
+        capacity = prefix + max(0, min(max_tokens, LONGEST_DOCUMENT))
+        cells = 1 + capacity + self._window + 1  # separators, and room for the draft behind the text
+        block = self._arena.lend_text(cells, LIVE_WEIGHT)
+        self._arena.write(block + 1, held.prefix, LIVE_WEIGHT)
+        head, mask = 0, -1
+        if held.share == "lockstep":
+            self._reserve_table(group, min(capacity, HEADS_AHEAD))
+            self._arena.index(block + 1, prefix, *self._table(group))
+        elif own_text:
+            head, mask = self._arena.lend_table(capacity + 1)
+            self._arena.index(block + 1, prefix, head, mask)
+        self._blocks[slot] = block, cells
+        held.requests.add(slot)
+        self._requests[slot] = (group, block + 1, prefix, capacity, max(0, prompt_length), head, mask, 1)
+        self._memory.pending[slot] = 0
+        self._memory.anchors[slot] = -1
+        self._memory.trails[slot] = 0
+
+    def close_request(self, slot: int, finished: bool) -> None:
+        """Stop following a slot; a slot that is not followed changes nothing.
+
+        Args:
+            slot: the row's number.
+            finished: the text is whole and stays as a sibling's, if the group shares.
+        """
+        if slot not in self._blocks:
+            return
+        group, start, length = (int(x) for x in self._requests[slot, : kernels.LENGTH + 1])
+        held = self._groups[group]
+        # In lock-step the chains already run through the text, so it has to stay.
+        if not (held.share == "lockstep" or (finished and held.share == "finished")):
+            self._forget(slot)
+            return
+        block, cells = self._blocks[slot]
+        kept = 1 + length + 1
+        self._arena.free_text(block + kept, cells - kept)
+        self._drop(slot)
+        held.blocks.append((block, kept))
+        if held.share == "lockstep":
+            held.documents.append((start, length))
+            held.positions += length + 1
+        else:
+            self._reserve_table(group, length + 1)
+            self._add_document(group, start, length)
+
+    def draft(
+        self, slots: Int64Array, token_ids: IntArray, lengths: Int64Array, limits: Int64Array, floor: float
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        """Take in what each row sampled since the last call and draft its next tokens.
+
+        Rows of slots that are not followed, and rows shorter than before, get no draft.
+
+        Args:
+            slots: [B] int64, each at most once.
+            token_ids: [>= B, L] int32 in C order, the engine's rows, prompt first; row b is slots[b]'s.
+            lengths: [B] int64, tokens in each row so far.
+            limits: [B] int64, most tokens to draft; with 0 the text is still taken in.
+            floor: a draft ends before the first token whose path probability is below this.
+
+        Returns:
+            drafts [B, W] int32, counts [B] int32 and path probabilities [B, W] float32, the first and the
+            last meaningful up to counts. They are views, valid until the next call.
+        """
+        rows = len(slots)
+        if rows > len(self._counts):
+            self._reserve_rows(rows)
+        drafts, counts, chances = self._drafts[:rows], self._counts[:rows], self._chances[:rows]
+        draft_rows(
+            self._arena.texts, self._node, self._memory, self._requests, self._group_table, self._gram,
+            contiguous(slots, np.int64), contiguous(token_ids, np.int32), contiguous(lengths, np.int64),
+            contiguous(limits, np.int64), float(floor), drafts, counts, chances,
+        )  # fmt: skip
+        return drafts, counts, chances
+
+    def settle(self, slots: Int64Array, accepted: Int64Array) -> None:
+        """Learn from the outcome of each slot's last draft, once; it calibrates later probabilities.
+
+        Args:
+            slots: [B] int64.
+            accepted: [B] int64, tokens of the last draft that were accepted. All of it must have been
+                verified: the first token that was not accepted counts as rejected.
+        """
+        settle_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
+
+    def grow_tree(self, slot: int, budget: int) -> DraftTree:
+        """Return the `budget` most probable candidates below the text taken in by the last `draft`.
+
+        Expansion is best first, at most W deep; a node's candidates are gathered as in `draft`, so that
+        `best_chain` of the tree is a prefix of the slot's draft. A slot that is not followed has none.
+        """
+        picks = max(0, min(budget, TREE_NODES)) if slot in self._blocks else 0
+        made, pool = picks * kernels.CANDIDATES, (picks + 1) * kernels.CANDIDATES
+        sprouts = Sprouts(
+            nodes=np.zeros((made, 7), dtype=np.int64),
+            chances=np.zeros(made, dtype=np.float64),
+            places=np.zeros(pool, dtype=np.int64),
+            votes=np.zeros(pool, dtype=np.float64),
+            picked=np.zeros(picks, dtype=np.int64),
+        )
+        if picks:
+            request = self._requests[slot]
+            picks = grow(
+                self._arena.texts, self._node, self._memory, slot, request,
+                self._group_table[request[kernels.GROUP]], self._gram, self._window, sprouts,
+            )  # fmt: skip
+        order = sprouts.picked[:picks]
+        index = np.full(made + 1, -1, dtype=np.int32)  # the last entry serves parent -1
+        index[order] = np.arange(picks, dtype=np.int32)
+        return DraftTree(
+            tokens=sprouts.nodes[order, 0].astype(np.int32),
+            parents=index[sprouts.nodes[order, 1]],
+            probabilities=sprouts.chances[order].astype(np.float32),
+        )
+
+    def _table(self, group: int) -> tuple[int, int]:
+        head, mask = self._group_table[group, [kernels.HEAD, kernels.MASK]]
+        return int(head), int(mask)
+
+    def _add_document(self, group: int, start: int, length: int) -> None:
+        """Put a text that lies in the arena into its group's chains."""
+        held = self._groups[group]
+        self._arena.index(start, length, *self._table(group))
+        held.documents.append((start, length))
+        held.positions += length + 1
+
+    def _reserve_table(self, group: int, more: int) -> None:
+        """Make a group's head tables as large as its positions; doubling keeps that constant per token."""
+        held = self._groups[group]
+        columns = [kernels.START, kernels.LENGTH]
+        live = [tuple(self._requests[slot, columns].tolist()) for slot in sorted(held.requests)]
+        if held.share != "lockstep":
+            live = []
+        positions = held.positions + sum(length + 1 for _, length in live)
+        head, mask = self._table(group)
+        if positions + more <= mask + 1:
+            return
+        self._arena.free_table(head, mask)
+        head, mask = self._arena.lend_table(positions + more)
+        self._group_table[group, [kernels.HEAD, kernels.MASK]] = head, mask
+        for start, length in (*held.documents, *live):
+            self._arena.index(start, length, head, mask)
+
+    def _forget(self, slot: int) -> None:
+        block, cells = self._blocks[slot]
+        self._arena.free_text(block, cells)
+        self._drop(slot)
+
+    def _drop(self, slot: int) -> None:
+        head, mask = (int(x) for x in self._requests[slot, [kernels.OWN_HEAD, kernels.OWN_MASK]])
+        if mask >= 0:
+            self._arena.free_table(head, mask)
+        del self._blocks[slot]
+        self._groups[int(self._requests[slot, kernels.GROUP])].requests.discard(slot)
+        self._requests[slot, kernels.LIVE] = 0
+        self._memory.pending[slot] = 0
+
+    def _reserve_slots(self, slots: int) -> None:
+        if slots <= len(self._requests):
+            return
+        self._requests = grown(self._requests, slots, 0)
+        rows = len(self._requests)
+        self._memory = self._memory._replace(
+            kinds=grown(self._memory.kinds, rows, 0)[:rows],
+            pending=grown(self._memory.pending, rows, 0)[:rows],
+            anchors=grown(self._memory.anchors, rows, -1)[:rows],
+            trails=grown(self._memory.trails, rows, 0)[:rows],
+        )
+        self._reserve_rows(rows)
+
+    def _reserve_rows(self, rows: int) -> None:
+        self._drafts = np.zeros((rows, self._window), dtype=np.int32)
+        self._counts = np.zeros(rows, dtype=np.int32)
+        self._chances = np.zeros((rows, self._window), dtype=np.float32)
+
+    def _rehearse(self) -> None:
+        """Run every kernel once, so that none compiles while an engine waits."""
+        group = self.open_group((1, 2), [(np.array([3, 4], dtype=np.int32), 1.0)], 4, "finished", 8)
+        self.open_request(0, group, 2, 4)
+        row = np.array([[1, 2, 3, 4]], dtype=np.int32)
+        one = np.zeros(1, dtype=np.int64)
+        self.draft(one, row, one + 3, one + self._window, 0.0)
+        self.grow_tree(0, 2)
+        self.settle(one, one)
+        self.close_request(0, finished=True)
+        self.close_group(group)
+        self._memory.hits[:], self._memory.misses[:] = prior()

@@ -1,0 +1,283 @@
+"""Draft kernels: the compiled inner loops of the forest; they touch nothing but the arrays they get.
+
+Every text lies in one arena of int32 tokens, between negative separators. Position p of the arena belongs to
+the context that ends just before it: ``previous[p]`` is the position before p whose preceding tokens
+had the same hash, and a head table holds the newest position of each hash. There are two such
+chains, for contexts of `gram` and of `LONG_GRAM` tokens. Walking a chain visits the earlier occurrences
+of a context, newest first; each is verified token by token, so hash collisions cost time and never
+put a wrong text into a draft.
+
+The occurrences that agree with a text so far are a node of the (unbuilt) suffix tree of all documents:
+the tokens after them are its branches, their summed votes the counts. Following a branch keeps the
+occurrences that agree. Where a text has left another one and no long context recurs, anchors say where it
+would go on if the two still ran in parallel: a place there needs less context to be believed.
+
+Legend: B rows, W tokens of a draft, C candidates, A anchors, N positions of the arena, H head entries.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+CANDIDATES = 16
+"""Most occurrences that vote on a branch; the newest of a chain come first."""
+OWN_CANDIDATES = 6
+"""Of these, room kept for the request's own text."""
+LONG_GRAM = 6
+"""Context of the long chains, asked first: they lead to long matches past all the short ones."""
+CHAIN_STEPS = 96
+"""Most links of one chain followed in one look-up, so that a frequent context stays cheap."""
+MATCH_CAP = 24
+"""Tokens of context compared; a longer match counts as this long."""
+GROWTH = 2.0
+"""Factor on a candidate's vote for each token of context it shares with the text."""
+ANCHORS = 4
+"""Places in other texts that a request follows in parallel."""
+REACH = 8
+"""Tokens to either side of an anchor within which a text may have been cut or lengthened."""
+SURE_SPAN = 4
+"""Candidates with at least this match become anchors even when their first token failed."""
+NEAR = 2.0
+"""Further factor on a vote near an anchor for each token of its match."""
+AWAY = 0.8
+"""Factor on such a vote for each token it lies away from the anchor."""
+SHARES, LENGTHS, CROWDS = 6, 5, 3
+BUCKETS = SHARES * LENGTHS * CROWDS
+"""Kinds of drafted tokens whose acceptance is counted apart: vote share x match length x voters."""
+KEPT_OUTCOMES = 256.0
+"""Outcomes a bucket remembers: beyond them both counts are halved, so old ones fade."""
+
+GROUP, START, LENGTH, CAPACITY, SEEN, OWN_HEAD, OWN_MASK, LIVE = range(8)
+"""Columns of the request table; OWN_MASK is negative where the own text is no source."""
+HEAD, MASK, VOCABULARY, SHARED = range(4)
+"""Columns of the group table."""
+
+Array = npt.NDArray[Any]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def compiled(function: _F) -> _F:
+    """Compile a function of numbers and arrays; the result is kept on disk for the next process."""
+    kernel: _F = njit(cache=True, nogil=True)(function)
+    return kernel
+
+
+class Texts(NamedTuple):
+    """The arena and its index."""
+
+    tokens: Array
+    """[N] int32, negative where a text begins or ends."""
+    previous: Array
+    """[N, 2] int32, by length of context: short, long; negative where a chain ends."""
+    weights: Array
+    """[N] float32, vote of the text a position belongs to."""
+    heads: Array
+    """[H] int32; a table is a block of 2 x (mask + 1) entries, short contexts first."""
+
+
+class Node(NamedTuple):
+    """Room for the candidates of one node and its branches, [C] each."""
+
+    places: Array
+    """int64, position of each candidate's next token."""
+    votes: Array
+    """float64."""
+    spans: Array
+    """int64, tokens of context shared with the text."""
+    names: Array
+    """int64, token of each branch."""
+    sums: Array
+    """float64, votes of each branch."""
+    crowd: Array
+    """int64, candidates of each branch."""
+
+
+class Memory(NamedTuple):
+    """What the drafts of the past taught, and what awaits its outcome, by slot."""
+
+    hits: Array
+    """[BUCKETS] float64, accepted tokens of each kind."""
+    misses: Array
+    """[BUCKETS] float64, rejected ones."""
+    kinds: Array
+    """[slots, W] int16, kinds of the last draft's tokens."""
+    pending: Array
+    """[slots] int64, how many of them await their outcome."""
+    anchors: Array
+    """[slots, A] int64, positions; negative where there is none."""
+    trails: Array
+    """[slots, 2 + C] int64: how many candidates the last draft began with, their match, their places."""
+    factors: Array
+    """[3, MATCH_CAP + 1] float64, on a vote: by match, by match near an anchor, by distance."""
+
+
+def vote_factors() -> Array:
+    """Return `Memory.factors`."""
+    steps = np.arange(MATCH_CAP + 1, dtype=np.float64)
+    return np.stack([GROWTH**steps, (GROWTH * NEAR) ** steps, AWAY**steps])
+
+
+@compiled
+def _entry(tokens: Any, end: int, gram: int, mask: int) -> int:
+    """Return the head entry of the `gram` tokens before `end`, or -1 where a separator is among them."""
+    mixed = np.uint64(0x9E3779B97F4A7C15)
+    for k in range(1, gram + 1):
+        token = tokens[end - k]
+        if token < 0:
+            return -1
+        mixed = (mixed ^ np.uint64(token)) * np.uint64(0xD6E8FEB86659FD93)
+        mixed ^= mixed >> np.uint64(32)
+    return np.int64(mixed & np.uint64(mask))  # type: ignore[return-value]
+
+
+@compiled
+def link(texts: Any, first: int, stop: int, gram: int, head: int, mask: int) -> None:
+    """Put positions [first, stop) into the chains of one head table, oldest first."""
+    for position in range(first, stop):
+        for level in range(2):
+            base = head + level * (mask + 1)
+            entry = _entry(texts.tokens, position, gram if level == 0 else max(gram, LONG_GRAM), mask)
+            if entry >= 0:
+                texts.previous[position, level] = texts.heads[base + entry]
+                texts.heads[base + entry] = position
+            else:
+                texts.previous[position, level] = -1
+
+
+@compiled
+def _span(tokens: Any, end: int, place: int) -> int:
+    """Return how many tokens before `end` and before `place` agree, up to the cap and the separators."""
+    span = 0
+    while (
+        span < MATCH_CAP
+        and tokens[end - 1 - span] == tokens[place - 1 - span]
+        and tokens[end - 1 - span] >= 0
+    ):
+        span += 1
+    return span
+
+
+@compiled
+def _look_up(
+    texts: Any,
+    node: Any,
+    head: int,
+    mask: int,
+    end: int,
+    gram: int,
+    level: int,
+    bound: int,
+    found: int,
+    most: int,
+) -> int:
+    """Add the verified occurrences of the context before `end` from one table; return how many there are."""
+    entry = _entry(texts.tokens, end, gram, mask)
+    if entry < 0:
+        return found
+    position = texts.heads[head + level * (mask + 1) + entry]
+    steps = 0
+    while position >= 0 and found < most and steps < CHAIN_STEPS:
+        steps += 1
+        if position != end and 0 <= texts.tokens[position] < bound:
+            span = _span(texts.tokens, end, position)
+            if span >= gram:
+                node.places[found] = position
+                node.spans[found] = span
+                node.votes[found] = texts.weights[position]
+                found += 1
+        position = texts.previous[position, level]
+    return found
+
+
+@compiled
+def _realign(texts: Any, node: Any, anchors: Any, factors: Any, end: int, bound: int, found: int) -> int:
+    """Add, for each anchor, the place near it whose context fits best, or itself; return their number."""
+    tokens = texts.tokens
+    for anchor in anchors:
+        if anchor < 0 or found >= CANDIDATES:
+            continue
+        best, best_span, best_vote = -1, 0, 0.0
+        for side in (-1, 1):
+            for step in range(REACH + 1):
+                place = anchor + side * step
+                if tokens[place - 1] < 0:
+                    break
+                span = _span(tokens, end, place)
+                if 0 <= tokens[place] < bound and place != end and (span > 0 or step == 0):
+                    vote = texts.weights[place] * factors[1, span] * factors[2, step]
+                    if vote > best_vote:
+                        best, best_span, best_vote = place, span, vote
+        if best >= 0:
+            node.places[found] = best
+            node.spans[found] = best_span
+            node.votes[found] = best_vote
+            found += 1
+    return found
+
+
+@compiled
+def gather(
+    texts: Any, node: Any, request: Any, group: Any, end: int, gram: int, anchors: Any, factors: Any
+) -> tuple[int, int]:
+    """Fill a node with the candidates for the text before `end`; return how many, and the longest match."""
+    found = 0
+    for level in (1, 0):
+        context = gram if level == 0 else max(gram, LONG_GRAM)
+        most = CANDIDATES - OWN_CANDIDATES
+        bound = group[VOCABULARY]
+        found = _look_up(texts, node, group[HEAD], group[MASK], end, context, level, bound, 0, most)
+        if request[OWN_MASK] >= 0 and group[SHARED] == 0:
+            head, mask, most = request[OWN_HEAD], request[OWN_MASK], found + OWN_CANDIDATES
+            found = _look_up(texts, node, head, mask, end, context, level, bound, found, most)
+        if found > 0:
+            break
+    longest = 0
+    for k in range(found):
+        node.votes[k] *= factors[0, node.spans[k]]
+        longest = max(longest, node.spans[k])
+    if longest < LONG_GRAM:
+        before = found
+        found = _realign(texts, node, anchors, factors, end, group[VOCABULARY], found)
+        for k in range(before, found):
+            longest = max(longest, node.spans[k])
+    return found, longest
+
+
+@compiled
+def branch(tokens: Any, node: Any, found: int) -> tuple[int, int, float]:
+    """Tally the next tokens of `found` >= 1 candidates.
+
+    Returns the number of branches, the one with most votes (the first of equals), and the sum of all votes.
+    """
+    branches = 0
+    total = 0.0
+    for k in range(found):
+        token = tokens[node.places[k]]
+        total += node.votes[k]
+        known = 0
+        while known < branches and node.names[known] != token:
+            known += 1
+        if known == branches:
+            node.names[known] = token
+            node.sums[known] = 0.0
+            node.crowd[known] = 0
+            branches += 1
+        node.sums[known] += node.votes[k]
+        node.crowd[known] += 1
+    best = 0
+    for j in range(1, branches):
+        if node.sums[j] > node.sums[best]:
+            best = j
+    return branches, best, total
+
+
+@compiled
+def kind_of(share: float, span: int, crowd: int) -> int:
+    """Return the kind of a drafted token: its share of the votes, the length of the match, who backs it."""
+    s = (share > 0.35) + (share > 0.55) + (share > 0.7) + (share > 0.85) + (share > 0.97)
+    g = (span >= 4) + (span >= 6) + (span >= 10) + (span >= 16)
+    c = (crowd > 1) + (crowd > 3)
+    return (s * LENGTHS + g) * CROWDS + c

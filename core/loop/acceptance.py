@@ -1,0 +1,210 @@
+"""Acceptance: what the coordinator takes in and what it refuses, decided from state alone.
+
+A group is accepted once, a step is committed once and in order, and the answer to a repetition
+is the answer that was given before.
+"""
+
+from collections.abc import Sequence
+
+from antiphon.core.config import RunConfig
+from antiphon.core.drafting.statistics import believed_figures
+from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.admission import lease_id_of
+from antiphon.core.loop.checks import check_submission, submission_digest
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.partials import KeptGroup, authorship
+from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.staleness import StalenessBound
+from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
+from antiphon.core.trust.access_tokens import name_of_worker
+
+
+def newest_possible_version(state: RunState) -> int:
+    """Return the newest version that any token can come from."""
+    return max(len(state.commits), state.newest_version or 0)
+
+
+def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict | None:
+    """Answer submissions that need no look at the trajectories' fit; None for all others.
+
+    Raises:
+        ContractError: when the lease was never granted for this group, or to another worker.
+    """
+    receipt = state.receipts.get(submission.group_id)
+    if receipt is not None:
+        if receipt.payload_digest == submission_digest(submission):
+            return SubmitVerdict.STALE if receipt.stale else SubmitVerdict.ALREADY_ACCEPTED
+        same_lease = receipt.lease_id == submission.lease_id
+        return SubmitVerdict.CONFLICT if same_lease else SubmitVerdict.LATE
+    group = state.groups.get(submission.group_id)
+    if group is None or state.finished:
+        return SubmitVerdict.LATE
+    if _attempt_of(state, group, submission.lease_id) is None:
+        raise ContractError(
+            f"lease {submission.lease_id[:40]!r} was never granted for group {submission.group_id}; "
+            "hand in what was leased from this run"
+        )
+    holder = group.holders.get(submission.lease_id)
+    if holder != name_of_worker(submission.worker_id):
+        raise ContractError(
+            f"the lease of group {submission.group_id} was not granted to {submission.worker_id[:80]!r}; "
+            "hand in what was leased to you"
+        )
+    running = (group.lease_id, group.twin_lease_id)
+    if group.phase is GroupPhase.LEASED and submission.lease_id not in running:
+        return SubmitVerdict.LATE
+    return None
+
+
+def accept_submission(
+    state: RunState,
+    config: RunConfig,
+    submission: GroupSubmission,
+    seeds: Sequence[int],
+    now: float,
+    given: KeptGroup | None = None,
+) -> tuple[SubmitVerdict, list[e.JournalEvent]]:
+    """Decide on a submission that `early_verdict` left open.
+
+    A lease that expired is still good while its group was not leased again: the work is not
+    wasted. Drafting figures that cannot be true are left out of the event; the group is taken.
+
+    Args:
+        state: the run.
+        config: its configuration.
+        submission: what was handed in.
+        seeds: the seeds that the group's lease carries.
+        now: the coordinator's clock, for the timings.
+        given: what is known of the group from heartbeats: it says who sampled which tokens.
+
+    Raises:
+        ContractError: when the trajectories do not fit the lease.
+    """
+    group = state.groups[submission.group_id]
+    attempt = _attempt_of(state, group, submission.lease_id)
+    check_submission(
+        submission,
+        seeds,
+        max_tokens=config.sampling.max_tokens,
+        version=group.version if config.loop.mode == "fixed" else None,
+        newest_version=newest_possible_version(state),
+    )
+    oldest = min(trajectory.oldest_version for trajectory in submission.trajectories)
+    found: list[e.JournalEvent] = [
+        e.GroupSubmitted(
+            group_id=group.group_id,
+            lease_id=submission.lease_id,
+            worker_id=submission.worker_id,
+            attempt=attempt or group.attempt,
+            payload_digest=submission_digest(submission),
+            oldest_version=oldest,
+            token_counts=tuple(int(t.token_ids.size) for t in submission.trajectories),
+            generation_s=submission.generation_s,
+            at_s=now,
+            drafting=believed_figures(submission),
+            authors=authorship(given, submission.trajectories, submission.worker_id),
+        )
+    ]
+    bound = StalenessBound(config.loop.max_staleness)
+    if group.evaluation is None and not bound.admits(oldest, state.next_seal):
+        found.append(e.GroupDropped(group.group_id, "stale_on_arrival"))
+        return SubmitVerdict.STALE, found
+    return SubmitVerdict.ACCEPTED, found
+
+
+def _attempt_of(state: RunState, group: GroupState, lease_id: str) -> int | None:
+    for attempt in range(group.attempt, 0, -1):
+        if lease_id_of(state.run_id, group.group_id, attempt) == lease_id:
+            return attempt
+    return None
+
+
+def accept_judgement(
+    state: RunState, group_id: str, rewards: tuple[float, ...], judge_id: str, now: float
+) -> list[e.JournalEvent]:
+    """Return what the rewards of a submitted group do."""
+    group = state.groups[group_id]
+    found: list[e.JournalEvent] = [e.GroupJudged(group_id, rewards, judge_id, now)]
+    if group.evaluation is None:
+        return found
+    evaluation = state.evaluations[group.evaluation]
+    if evaluation.judged + 1 == evaluation.prompts:
+        whole = type(evaluation)(
+            prompts=evaluation.prompts,
+            rewards={**evaluation.rewards, group.prompt_index: rewards[0]},
+            tokens={**evaluation.tokens, group.prompt_index: group.token_counts[0]},
+        )
+        found.append(e.EvaluationFinished(group.evaluation, *whole.means()))
+    return found
+
+
+def accept_commit(state: RunState, commit: StepCommit) -> list[e.JournalEvent]:
+    """Return the event of a commit, or nothing when it is a repetition.
+
+    Raises:
+        IntegrityError: for a step out of order, another batch, or another digest.
+    """
+    if commit.version != commit.step + 1:
+        raise IntegrityError(
+            f"step {commit.step} makes version {commit.step + 1}, but the commit says {commit.version}"
+        )
+    if commit.step < 0:
+        raise IntegrityError(f"step {commit.step} cannot be committed: steps begin at 0")
+    done = len(state.commits)
+    if commit.step < done:
+        before = state.commits[commit.step]
+        if (before.weights_digest, before.batch_digest) == (commit.weights_digest, commit.batch_digest):
+            return []
+        raise IntegrityError(
+            f"step {commit.step} was committed with weights {before.weights_digest[:12]} from batch "
+            f"{before.batch_digest[:12]}, but now with {commit.weights_digest[:12]} from "
+            f"{commit.batch_digest[:12]}; the learner must restore the committed version"
+        )
+    if commit.step > done:
+        raise IntegrityError(
+            f"step {commit.step} cannot be committed: steps 0..{done - 1} are, so step {done} is next"
+        )
+    if commit.step >= state.next_seal:
+        raise IntegrityError(f"step {commit.step} cannot be committed: its batch is not sealed yet")
+    sealed = state.sealed[commit.step].digest
+    if commit.batch_digest != sealed:
+        raise IntegrityError(
+            f"step {commit.step} was trained on batch {commit.batch_digest[:12]}, "
+            f"but the sealed batch is {sealed[:12]}; train on the sealed one"
+        )
+    return [
+        e.StepCommitted(
+            step=commit.step,
+            version=commit.version,
+            weights_digest=commit.weights_digest,
+            batch_digest=commit.batch_digest,
+            metrics=dict(commit.metrics),
+            published=commit.published,
+        )
+    ]
+
+
+def accept_snapshot(state: RunState, manifest: SnapshotManifest) -> list[e.JournalEvent]:
+    """Return the event of an announcement; the same weights may be announced from a new origin.
+
+    Raises:
+        ContractError: for the snapshot of another run.
+        IntegrityError: for a version that no step made, or other weights under a known version.
+    """
+    if manifest.run_id != state.run_id:
+        raise ContractError(
+            f"a snapshot of run {manifest.run_id!r} was announced to run {state.run_id!r}; "
+            "announce it to its own coordinator"
+        )
+    if not 0 <= manifest.version <= len(state.commits):
+        raise IntegrityError(
+            f"version {manifest.version} was announced, but only {len(state.commits)} steps are committed"
+        )
+    known = state.snapshots.get(manifest.version)
+    if known is not None and known != manifest.weights_digest:
+        raise IntegrityError(
+            f"version {manifest.version} was announced with weights {known[:12]}, "
+            f"now with {manifest.weights_digest[:12]}; the learner must restore the announced one"
+        )
+    return [e.SnapshotAnnounced(manifest.version, manifest.weights_digest, manifest.origin)]

@@ -1,0 +1,246 @@
+"""Admission: which groups are opened, and to whom they are leased, decided from state alone.
+
+Elastic mode opens groups in the order of the prompts while the gate leaves room: what is in
+flight plus what was sealed are the reservations, so lost, filtered and stale groups give theirs
+back by ending. Fixed mode opens the groups of a step as a function of (seed, step) and of which
+of them turned out to lack variance, never of who was faster.
+"""
+
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.core.config import RunConfig
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.staleness import StalenessBound, fixed_version
+from antiphon.core.seeds import derive_id, derive_seed, prompt_order, refill_order, request_seeds
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """What a worker may be given now."""
+
+    openings: tuple[e.GroupOpened, ...]
+    """Groups to open first; their ids are in `group_ids` too."""
+    group_ids: tuple[str, ...]
+    reason: str
+    """Why there is nothing, in words; empty when there is something."""
+    wanted_version: int | None
+    """Fixed mode: the version to load for the lowest open work."""
+
+
+@functools.lru_cache(maxsize=8)
+def _epoch_order(run_seed: int, epoch: int, size: int) -> npt.NDArray[np.int64]:
+    return prompt_order(run_seed, epoch, size)
+
+
+def prompt_place(config: RunConfig, number: int) -> tuple[int, int]:
+    """Return (prompt index, epoch) of the `number`-th training group of the run."""
+    size = config.environment.train_size
+    epoch, position = divmod(number, size)
+    return int(_epoch_order(config.run.seed, epoch, size)[position]), epoch
+
+
+def group_seeds(config: RunConfig, group: GroupState, prompt_key: str) -> tuple[int, ...]:
+    """Return the sampler seeds of a group, one per sample; no lease or attempt takes part."""
+    seed = config.run.seed
+    if group.evaluation is not None:
+        return (derive_seed("evaluation", seed, prompt_key, group.evaluation),)
+    if group.refill:
+        # A spare prompt may also be a primary one of the same epoch; it must not repeat its tokens.
+        seed = derive_seed("refill", seed, group.step or 0)
+    shared = config.drafting.shared_seeds
+    return request_seeds(seed, prompt_key, group.epoch, group.samples, shared)
+
+
+def lease_id_of(run_id: str, group_id: str, attempt: int) -> str:
+    """Return the fencing token of one attempt at a group."""
+    return derive_id(run_id, group_id, attempt)
+
+
+def fixed_limit(config: RunConfig) -> int:
+    """Return the most groups that one step of fixed mode may open."""
+    places = config.loop.prompts_per_step
+    if config.loop.filter != "refill":
+        return places
+    return min(int(places * config.loop.refill_limit), config.environment.train_size)
+
+
+def fixed_openings(config: RunConfig, step: int, count: int) -> list[e.GroupOpened]:
+    """Return the first `count` groups of `step` in index order: a function of (seed, step) alone."""
+    loop, size = config.loop, config.environment.train_size
+    places = loop.prompts_per_step
+    version = fixed_version(step, loop.max_staleness, loop.publish_interval)
+    primary = [prompt_place(config, step * places + index) for index in range(places)]
+    spare: list[tuple[int, int]] = []
+    if count > places:
+        order = refill_order(config.run.seed, step, size, [prompt for prompt, _ in primary])
+        epoch = step * places // size
+        spare = [(int(prompt), epoch) for prompt in order[: count - places]]
+    return [
+        e.GroupOpened(
+            group_id=f"s{step:06d}-g{index:03d}",
+            number=index,
+            prompt_index=prompt,
+            epoch=epoch,
+            step=step,
+            version=version,
+            refill=index >= places,
+        )
+        for index, (prompt, epoch) in enumerate([*primary, *spare][:count])
+    ]
+
+
+def open_step(state: RunState, config: RunConfig, step: int) -> list[e.JournalEvent]:
+    """Return what opening `step` and every step before it does; nothing when it is open."""
+    found: list[e.JournalEvent] = []
+    for number in range(state.opened_steps, step + 1):
+        found.append(e.StepOpened(number))
+        if config.loop.mode == "fixed":
+            found.extend(fixed_openings(config, number, config.loop.prompts_per_step))
+    return found
+
+
+def refills(state: RunState, config: RunConfig, step: int) -> list[e.GroupOpened]:
+    """Return the spare groups that `step` of fixed mode needs now (minimal prefix rule).
+
+    The step takes the first P groups with variance in index order. As soon as a group of the
+    prefix is known to lack variance the prefix grows by one, and never for another reason, so
+    which groups it ends with does not depend on the order in which they finish.
+    """
+    if config.loop.mode != "fixed" or config.loop.filter != "refill":
+        return []
+    opened = state.of_step(step)
+    lacking = sum(1 for group in opened if group.phase is GroupPhase.JUDGED and not group.varied)
+    wanted = min(config.loop.prompts_per_step + lacking, fixed_limit(config))
+    if wanted <= len(opened):
+        return []
+    return fixed_openings(config, step, wanted)[len(opened) :]
+
+
+def plan_leases(
+    state: RunState,
+    config: RunConfig,
+    held_version: int | None,
+    groups: int,
+    held_elsewhere: Collection[int],
+) -> LeasePlan:
+    """Decide what a worker may be given.
+
+    Evaluations come first. `groups` counts whole groups of `loop.group_size` samples; an
+    evaluation lease has one sample and counts as that share of a group.
+
+    Args:
+        state: the run.
+        config: its configuration.
+        held_version: version the worker samples with, or None before its first snapshot.
+        groups: most groups it can take.
+        held_elsewhere: versions that other living workers hold.
+    """
+    if state.finished:
+        return LeasePlan((), (), "the run is finished", None)
+    if state.paused_reason:
+        return LeasePlan((), (), f"the run is paused: {state.paused_reason}", None)
+    if config.loop.mode == "fixed":
+        return _plan_fixed(state, config, held_version, groups, held_elsewhere)
+    return _plan_elastic(state, config, held_version, groups)
+
+
+def continues(state: RunState, config: RunConfig, group: GroupState, oldest_version: int) -> bool:
+    """Tell whether a group may be continued whose oldest token has `oldest_version`.
+
+    It may if it still trains in time at the place that the group has; otherwise it is begun anew.
+    In fixed mode it always may: the version belongs to the group.
+    """
+    if config.loop.mode == "fixed" or group.evaluation is not None:
+        return True
+    places = config.loop.prompts_per_step
+    rank = sum(1 for other in state.training() if other.number < group.number)
+    bound = StalenessBound(config.loop.max_staleness)
+    return bound.admits_lease(oldest_version, state.next_seal * places + rank, 1, places)
+
+
+def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[list[str], int]:
+    """Take groups until `groups` * `group_size` samples are used; return ids and samples left."""
+    left = groups * group_size
+    taken = []
+    for group in candidates:
+        if group.samples > left:
+            break
+        left -= group.samples
+        taken.append(group.group_id)
+    return taken, left
+
+
+def _plan_elastic(state: RunState, config: RunConfig, held: int | None, groups: int) -> LeasePlan:
+    if held is None:
+        return LeasePlan((), (), "the worker holds no weights yet", None)
+    loop = config.loop
+    places, bound = loop.prompts_per_step, StalenessBound(loop.max_staleness)
+    first = state.next_seal * places
+    ranks = _ranks(state)
+    candidates = [
+        group
+        for group in state.open_groups.values()
+        if (
+            (group.version or 0) <= held
+            if group.evaluation is not None
+            else bound.admits_lease(held, first + ranks[group.group_id], 1, places)
+        )
+    ]
+    candidates.sort(key=lambda group: (group.evaluation is None, group.evaluation or 0, group.number))
+    taken, left = _pack(candidates, groups, loop.group_size)
+    issued = first + state.training_groups
+    room = min(bound.room(held, issued, places), max(0, state.opened_steps * places - issued))
+    openings = []
+    for number in range(state.next_number, state.next_number + min(room, left // loop.group_size)):
+        prompt, epoch = prompt_place(config, number)
+        openings.append(
+            e.GroupOpened(f"g{number:07d}", number, prompt, epoch, step=None, version=None, refill=False)
+        )
+    ids = (*taken, *(opening.group_id for opening in openings))
+    reason = "" if ids else _why_elastic(state, bound, held, issued, places)
+    return LeasePlan(tuple(openings), ids, reason, None)
+
+
+def _ranks(state: RunState) -> dict[str, int]:
+    """Return the place of each open training group among the living ones; rarely is there one."""
+    if all(group.evaluation is not None for group in state.open_groups.values()):
+        return {}
+    return {group.group_id: rank for rank, group in enumerate(state.training())}
+
+
+def _why_elastic(state: RunState, bound: StalenessBound, held: int, issued: int, places: int) -> str:
+    if issued >= state.opened_steps * places:
+        return f"all groups of the {state.opened_steps} opened steps are issued; the next is not open yet"
+    return (
+        f"the next group would train at step {issued // places}, beyond the bound of "
+        f"{bound.max_staleness} for version {held}; load a newer snapshot"
+    )
+
+
+def _plan_fixed(
+    state: RunState,
+    config: RunConfig,
+    held: int | None,
+    groups: int,
+    held_elsewhere: Collection[int],
+) -> LeasePlan:
+    waiting = list(state.open_groups.values())
+    if not waiting:
+        return LeasePlan((), (), "all groups of the opened steps are issued", None)
+    lowest = min(group.version or 0 for group in waiting)
+    if held != lowest and lowest not in held_elsewhere:
+        # Nobody else can do the oldest work, and the learner waits for that first.
+        return LeasePlan((), (), f"the next open group needs version {lowest}", lowest)
+    mine = [group for group in waiting if group.version == held]
+    mine.sort(key=lambda group: (group.evaluation is None, group.step or 0, group.number))
+    taken, _ = _pack(mine, groups, config.loop.group_size)
+    if not taken:
+        return LeasePlan((), (), f"no open group needs version {held}", lowest if not mine else None)
+    return LeasePlan((), tuple(taken), "", None)

@@ -1,0 +1,119 @@
+"""Group state: what a run knows of one group, one evaluation and the groups between two batches."""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from antiphon.core.records import DraftingFigures
+
+
+class GroupPhase(StrEnum):
+    """Where a living group stands; one that ended is no longer in the table."""
+
+    OPEN = "open"
+    LEASED = "leased"
+    SUBMITTED = "submitted"
+    JUDGED = "judged"
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One living group: a training group, or one held-out prompt of an evaluation."""
+
+    group_id: str
+    number: int
+    split: str
+    prompt_index: int
+    epoch: int
+    samples: int
+    step: int | None = None
+    version: int | None = None
+    """Fixed mode: sampled by exactly this version; evaluations of elastic mode: at least this one."""
+    refill: bool = False
+    evaluation: int | None = None
+    """Version under evaluation, or None for a training group."""
+    phase: GroupPhase = GroupPhase.OPEN
+    attempt: int = 0
+    lease_id: str = ""
+    worker_id: str = ""
+    holders: dict[str, str] = field(default_factory=dict)
+    """Lease id -> name of the worker it was granted to, for every attempt."""
+    twin_lease_id: str = ""
+    """Lease of a speculative duplicate; empty without one."""
+    twin_worker_id: str = ""
+    held_version: int = 0
+    leased_at_s: float = 0.0
+    submitted_at_s: float = 0.0
+    judged_at_s: float = 0.0
+    generation_s: float = 0.0
+    oldest_version: int = 0
+    token_counts: tuple[int, ...] = ()
+    drafting: DraftingFigures | None = None
+    rewards: tuple[float, ...] = ()
+
+    @property
+    def varied(self) -> bool:
+        """Tell whether the rewards differ, as `core.loop.advantages.has_variance`; only known once judged."""
+        return bool(self.rewards) and min(self.rewards) < max(self.rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that a group was accepted, kept after it ended."""
+
+    lease_id: str
+    payload_digest: str
+    step: int
+    """Oldest unsealed step when it was accepted; old receipts are forgotten by it."""
+    stale: bool = False
+    """It came too late for every step; a repetition hears the same."""
+
+
+@dataclass(slots=True)
+class EvaluationState:
+    """Held-out results of one version, by prompt."""
+
+    prompts: int
+    rewards: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> int:
+        """Return how many prompts were judged."""
+        return len(self.rewards)
+
+    def means(self) -> tuple[float, float]:
+        """Return mean reward and mean completion tokens, whatever the order of judging."""
+        count = max(1, self.judged)
+        return math.fsum(self.rewards.values()) / count, math.fsum(self.tokens.values()) / count
+
+
+@dataclass(slots=True)
+class Tally:
+    """Judged trajectories that left before the batch they belonged to was sealed."""
+
+    groups_filtered: int = 0
+    groups_stale: int = 0
+    rewards: list[float] = field(default_factory=list)
+    """Of the filtered groups; they count in the step's mean reward."""
+    token_counts: list[int] = field(default_factory=list)
+    drafting: list[DraftingFigures | None] = field(default_factory=list)
+    """Of the filtered groups, one entry each."""
+
+    def copy(self) -> "Tally":
+        """Return a copy that later events do not change."""
+        return self.without(0, 0, 0)
+
+    def without(self, filtered: int, stale: int, group_size: int) -> "Tally":
+        """Return what is left once a batch has booked its first groups.
+
+        Groups may leave while the files of a batch are being written; they count with the next.
+        """
+        booked = filtered * group_size
+        return Tally(
+            groups_filtered=self.groups_filtered - filtered,
+            groups_stale=self.groups_stale - stale,
+            rewards=self.rewards[booked:],
+            token_counts=self.token_counts[booked:],
+            drafting=self.drafting[filtered:],
+        )

@@ -1,0 +1,364 @@
+"""Run state: the fold of a run's events, and nothing that is not in them.
+
+`RunState.apply` is the only way anything changes, so a state rebuilt from the journal equals
+the one that was lost. It decides nothing: what may be opened, leased, dropped or sealed is
+decided in `core.loop.admission` and `core.loop.assembly`, which return events.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from antiphon.core.errors import IntegrityError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState, Receipt, Tally
+from antiphon.core.loop.work_account import Ledger, Use
+from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.trust.access_tokens import name_of_worker
+from antiphon.core.trust.reputation import Standing
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything that outlives a coordinator process."""
+
+    group_size: int
+    history_batches: int
+    run_id: str = ""
+    pinned: dict[str, str] = field(default_factory=dict)
+    opened_steps: int = 0
+    next_number: int = 0
+    """Training groups opened so far in elastic mode."""
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    open_groups: dict[str, GroupState] = field(default_factory=dict)
+    """Those of `groups` that wait for a worker; every lease looks here, so it is kept, not searched."""
+    evaluating: int = 0
+    """How many of `groups` are held-out prompts."""
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    sealed: list[BatchRef] = field(default_factory=list)
+    sealed_groups: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Step -> groups whose payloads the journal still keeps."""
+    commits: list[StepCommit] = field(default_factory=list)
+    snapshots: dict[int, str] = field(default_factory=dict)
+    """Announced version -> digest of its weights."""
+    evaluations: dict[int, EvaluationState] = field(default_factory=dict)
+    since_seal: Tally = field(default_factory=Tally)
+    groups_dropped_stale: int = 0
+    groups_filtered: int = 0
+    groups_requeued: int = 0
+    staleness_histogram: dict[int, int] = field(default_factory=dict)
+    registrations: dict[str, int] = field(default_factory=dict)
+    revoked: dict[str, str] = field(default_factory=dict)
+    """Token id or worker name -> why it counts no more."""
+    standings: dict[str, Standing] = field(default_factory=dict)
+    """What is known of each worker, by name."""
+    ledger: Ledger = field(default_factory=Ledger)
+    paused_reason: str = ""
+    finished: bool = False
+
+    @property
+    def next_seal(self) -> int:
+        """Return the oldest step whose batch is not sealed; the earliest a new group may train at."""
+        return len(self.sealed)
+
+    @property
+    def newest_version(self) -> int | None:
+        """Return the newest announced version, or None before the first."""
+        return max(self.snapshots, default=None)
+
+    @property
+    def training_groups(self) -> int:
+        """Return how many training groups live."""
+        return len(self.groups) - self.evaluating
+
+    def barred(self, worker_name: str) -> str:
+        """Return why a worker is shut out, or "" when it is not."""
+        standing = self.standings.get(worker_name)
+        return self.revoked.get(worker_name) or (standing.quarantined if standing else "")
+
+    def training(self) -> Iterable[GroupState]:
+        """Yield the living training groups in the order in which they were opened."""
+        return (group for group in self.groups.values() if group.evaluation is None)
+
+    def of_step(self, step: int) -> list[GroupState]:
+        """Return the living groups of a step of fixed mode, by index."""
+        found = [group for group in self.groups.values() if group.step == step]
+        return sorted(found, key=lambda group: group.number)
+
+    def apply(self, event: e.JournalEvent) -> None:
+        """Advance by one event.
+
+        Raises:
+            IntegrityError: when the event contradicts the state.
+        """
+        _apply(event, self)
+        group_id = getattr(event, "group_id", None)
+        if group_id is None:
+            return
+        group = self.groups.get(group_id)
+        if group is not None and group.phase is GroupPhase.OPEN:
+            self.open_groups[group_id] = group
+        else:
+            self.open_groups.pop(group_id, None)
+
+    def _group(self, group_id: str, *phases: GroupPhase) -> GroupState:
+        group = self.groups.get(group_id)
+        if group is None or group.phase not in phases:
+            state = "is not known" if group is None else f"is {group.phase}"
+            raise IntegrityError(f"the journal contradicts itself: group {group_id} {state}, not {phases}")
+        return group
+
+
+def fold(state: RunState, events: Iterable[e.JournalEvent]) -> RunState:
+    """Apply events in order and return the same state."""
+    for event in events:
+        state.apply(event)
+    return state
+
+
+def _ignore(event: Any, state: RunState) -> None:
+    """Events for people: they change nothing that a decision reads."""
+
+
+def _run_opened(event: e.RunOpened, state: RunState) -> None:
+    state.run_id, state.pinned = event.run_id, dict(event.pinned)
+
+
+def _run_resumed(event: e.RunResumed, state: RunState) -> None:
+    state.paused_reason = ""
+
+
+def _run_paused(event: e.RunPaused, state: RunState) -> None:
+    state.paused_reason = event.reason
+
+
+def _run_finished(event: e.RunFinished, state: RunState) -> None:
+    state.finished = True
+
+
+def _step_opened(event: e.StepOpened, state: RunState) -> None:
+    state.opened_steps = max(state.opened_steps, event.step + 1)
+
+
+def _group_opened(event: e.GroupOpened, state: RunState) -> None:
+    if event.group_id in state.groups:
+        raise IntegrityError(f"the journal contradicts itself: group {event.group_id} was opened twice")
+    state.groups[event.group_id] = GroupState(
+        group_id=event.group_id,
+        number=event.number,
+        split="train",
+        prompt_index=event.prompt_index,
+        epoch=event.epoch,
+        samples=state.group_size,
+        step=event.step,
+        version=event.version,
+        refill=event.refill,
+    )
+    if event.step is None:
+        state.next_number = max(state.next_number, event.number + 1)
+
+
+def _lease_granted(event: e.LeaseGranted, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.OPEN)
+    group.phase = GroupPhase.LEASED
+    group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
+    group.held_version, group.leased_at_s = event.held_version, event.at_s
+    group.holders[event.lease_id] = name_of_worker(event.worker_id)
+
+
+def _lease_expired(event: e.LeaseExpired, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.LEASED)
+    if group.twin_lease_id and event.lease_id in (group.lease_id, group.twin_lease_id):
+        if event.lease_id == group.lease_id:
+            group.lease_id, group.worker_id = group.twin_lease_id, group.twin_worker_id
+        group.twin_lease_id = group.twin_worker_id = ""
+        return
+    group.phase, group.lease_id, group.worker_id = GroupPhase.OPEN, "", ""
+    state.groups_requeued += 1
+
+
+def _lease_duplicated(event: e.LeaseDuplicated, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.LEASED)
+    if group.twin_lease_id:
+        raise IntegrityError(f"the journal contradicts itself: group {event.group_id} was duplicated twice")
+    group.twin_lease_id, group.twin_worker_id = event.lease_id, event.worker_id
+    group.holders[event.lease_id] = name_of_worker(event.worker_id)
+    group.attempt = event.attempt
+
+
+def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED)
+    group.phase = GroupPhase.SUBMITTED
+    group.lease_id, group.worker_id, group.attempt = event.lease_id, event.worker_id, event.attempt
+    group.oldest_version, group.token_counts = event.oldest_version, event.token_counts
+    group.generation_s, group.submitted_at_s = event.generation_s, event.at_s
+    group.drafting = event.drafting
+    group.twin_lease_id = group.twin_worker_id = ""
+    state.receipts[event.group_id] = Receipt(event.lease_id, event.payload_digest, state.next_seal)
+
+
+def _group_judged(event: e.GroupJudged, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.SUBMITTED)
+    if group.evaluation is None:
+        group.phase = GroupPhase.JUDGED
+        group.rewards, group.judged_at_s = event.rewards, event.at_s
+        return
+    evaluation = state.evaluations[group.evaluation]
+    evaluation.rewards[group.prompt_index] = event.rewards[0]
+    evaluation.tokens[group.prompt_index] = group.token_counts[0]
+    state.ledger.settle(event.group_id, Use.USEFUL)
+    del state.groups[event.group_id]
+    state.evaluating -= 1
+
+
+def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
+    group = state.groups.pop(event.group_id, None)
+    if group is None:
+        raise IntegrityError(f"the journal contradicts itself: unknown group {event.group_id} was dropped")
+    if event.reason != "filtered":
+        receipt = state.receipts.get(event.group_id)
+        if receipt is not None and event.reason == "stale_on_arrival":
+            state.receipts[event.group_id] = dataclasses.replace(receipt, stale=True)
+        state.groups_dropped_stale += 1
+        state.since_seal.groups_stale += 1
+        return
+    state.groups_filtered += 1
+    state.since_seal.groups_filtered += 1
+    state.since_seal.rewards.extend(group.rewards)
+    state.since_seal.token_counts.extend(group.token_counts)
+    state.since_seal.drafting.append(group.drafting)
+
+
+def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
+    if event.step != state.next_seal:
+        raise IntegrityError(f"the journal contradicts itself: step {event.step} was sealed out of order")
+    for group_id in (*event.group_ids, *event.filtered_ids):
+        state._group(group_id, GroupPhase.JUDGED)
+        del state.groups[group_id]
+    state.groups_filtered += len(event.filtered_ids)
+    for staleness, count in event.staleness:
+        state.staleness_histogram[staleness] = state.staleness_histogram.get(staleness, 0) + count
+    state.sealed.append(
+        BatchRef(
+            step=event.step,
+            digest=event.digest,
+            timings_digest=event.timings_digest,
+            trajectories=event.trajectories,
+            groups=len(event.group_ids),
+            groups_filtered=event.groups_filtered,
+            groups_dropped_stale=event.groups_dropped_stale,
+            tokens=event.tokens,
+            reward_mean=event.reward_mean,
+            staleness_histogram=dict(event.staleness),
+            completion_tokens_mean=event.completion_tokens_mean,
+            drafting=event.drafting,
+        )
+    )
+    state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids)
+    state.since_seal = state.since_seal.without(
+        event.groups_filtered - len(event.filtered_ids), event.groups_dropped_stale, state.group_size
+    )
+
+
+def _step_committed(event: e.StepCommitted, state: RunState) -> None:
+    if event.step != len(state.commits):
+        raise IntegrityError(f"the journal contradicts itself: step {event.step} was committed out of order")
+    state.commits.append(
+        StepCommit(
+            step=event.step,
+            version=event.version,
+            weights_digest=event.weights_digest,
+            batch_digest=event.batch_digest,
+            metrics=dict(event.metrics),
+            published=event.published,
+        )
+    )
+    oldest_kept = event.step - state.history_batches
+    state.sealed_groups = {s: ids for s, ids in state.sealed_groups.items() if s >= oldest_kept}
+    state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in state.groups}
+
+
+def _snapshot_announced(event: e.SnapshotAnnounced, state: RunState) -> None:
+    state.snapshots[event.version] = event.weights_digest
+
+
+def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
+    state.evaluations[event.version] = EvaluationState(prompts=event.prompts)
+    state.evaluating += event.prompts
+    for index in range(event.prompts):
+        group_id = f"v{event.version:06d}-e{index:04d}"
+        state.groups[group_id] = GroupState(
+            group_id=group_id,
+            number=index,
+            split="heldout",
+            prompt_index=index,
+            epoch=0,
+            samples=1,
+            version=event.version,
+            evaluation=event.version,
+        )
+        state.open_groups[group_id] = state.groups[group_id]
+
+
+def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:
+    state.registrations[event.worker_name] = state.registrations.get(event.worker_name, 0) + 1
+
+
+def _access_revoked(event: e.AccessRevoked, state: RunState) -> None:
+    state.revoked.setdefault(event.name, event.reason)
+
+
+def _standing(state: RunState, name: str) -> Standing:
+    return state.standings.get(name, Standing())
+
+
+def _group_audited(event: e.GroupAudited, state: RunState) -> None:
+    state.standings[event.worker_name] = _standing(state, event.worker_name).pass_group(
+        event.tokens, event.missed
+    )
+
+
+def _worker_struck(event: e.WorkerStruck, state: RunState) -> None:
+    audited = event.check != "refused"
+    state.standings[event.worker_name] = _standing(state, event.worker_name).strike(audited)
+
+
+def _worker_quarantined(event: e.WorkerQuarantined, state: RunState) -> None:
+    state.standings[event.worker_name] = _standing(state, event.worker_name).shut_out(event.reason)
+
+
+def _worker_pardoned(event: e.WorkerPardoned, state: RunState) -> None:
+    state.standings[event.worker_name] = _standing(state, event.worker_name).pardon()
+    state.revoked.pop(event.worker_name, None)
+
+
+_HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
+    e.RunOpened: _run_opened,
+    e.RunResumed: _run_resumed,
+    e.RunPaused: _run_paused,
+    e.RunFinished: _run_finished,
+    e.StepOpened: _step_opened,
+    e.GroupOpened: _group_opened,
+    e.LeaseGranted: _lease_granted,
+    e.LeaseDuplicated: _lease_duplicated,
+    e.LeaseExpired: _lease_expired,
+    e.GroupSubmitted: _group_submitted,
+    e.GroupJudged: _group_judged,
+    e.GroupDropped: _group_dropped,
+    e.BatchSealed: _batch_sealed,
+    e.StepCommitted: _step_committed,
+    e.SnapshotAnnounced: _snapshot_announced,
+    e.EvaluationOpened: _evaluation_opened,
+    e.WorkerRegistered: _worker_registered,
+    e.AccessRevoked: _access_revoked,
+    e.GroupAudited: _group_audited,
+    e.WorkerStruck: _worker_struck,
+    e.WorkerQuarantined: _worker_quarantined,
+    e.WorkerPardoned: _worker_pardoned,
+}
+
+
+def _apply(event: e.JournalEvent, state: RunState) -> None:
+    _HANDLERS.get(type(event), _ignore)(event, state)
+    state.ledger.apply(event)

@@ -1,0 +1,92 @@
+"""Speculation: the last groups that an awaited batch lacks may be sampled twice.
+
+A duplicate is given only to a worker that has nothing else to do, only for the last
+``ceil(share * P)`` groups of the batch that is waited for, and only when a lease is older than most
+leases ever get. The first complete submission wins; the other lease is cancelled and billed as waste.
+
+It cannot choose between outcomes. Seeds belong to the group, so under one version both holders
+sample the same tokens; a duplicate is given only to a worker that holds the version of the first.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from antiphon.core.config import RunConfig
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.run_state import RunState
+
+LEASES_REMEMBERED = 256
+"""Leases whose durations say what is usual."""
+LEASES_NEEDED = 20
+"""Fewer than these say nothing about the slowest twentieth."""
+SLOW_SHARE = 0.95
+"""A lease is slow when it is older than this share of the remembered ones got."""
+
+
+class LeaseTimes:
+    """How long whole groups took lately, on the coordinator's clock."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=LEASES_REMEMBERED)
+
+    def add(self, seconds: float) -> None:
+        """Take in a lease that was handed in and had nothing to continue from."""
+        self._seconds.append(seconds)
+
+    @property
+    def slow_s(self) -> float | None:
+        """Return the age from which a lease is slow, or None while too few are known."""
+        if len(self._seconds) < LEASES_NEEDED:
+            return None
+        return sorted(self._seconds)[math.ceil(SLOW_SHARE * len(self._seconds)) - 1]
+
+
+def group_to_duplicate(
+    state: RunState,
+    config: RunConfig,
+    *,
+    worker_id: str,
+    held_version: int | None,
+    holders: Mapping[str, int | None],
+    ages_s: Mapping[str, float],
+    slow_s: float | None,
+) -> str | None:
+    """Return the group that an idle worker should sample a second time, or None.
+
+    Args:
+        state: the run.
+        config: its configuration.
+        worker_id: who asks; it never duplicates its own group.
+        held_version: version that the asking worker holds.
+        holders: worker id -> version that it holds.
+        ages_s: lease id -> seconds since it was granted.
+        slow_s: the age from which a lease is slow; None: not known yet.
+    """
+    share, step = config.coordinator.speculation, state.next_seal
+    if slow_s is None or not share or held_version is None or state.finished or state.paused_reason:
+        return None
+    if config.sampling.sampler != "keyed" or step >= state.opened_steps:
+        return None
+    places = config.loop.prompts_per_step
+    groups = state.of_step(step) if config.loop.mode == "fixed" else list(state.training())
+    ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.JUDGED) for group in groups)
+    missing = (len(groups) if config.loop.mode == "fixed" else places) - ready
+    if not 0 < missing <= math.ceil(share * places):
+        return None
+    if any(group.phase is GroupPhase.OPEN for group in groups):
+        return None  # whoever asks can have that one
+
+    def slow(group: GroupState) -> bool:
+        return (
+            group.phase is GroupPhase.LEASED
+            and not group.twin_lease_id
+            and group.worker_id != worker_id
+            and ages_s.get(group.lease_id, 0.0) > slow_s
+            and holders.get(group.worker_id, held_version) == held_version
+            and (group.version is None or group.version == held_version)
+        )
+
+    candidates = [group for group in groups if slow(group)]
+    candidates.sort(key=lambda group: (-ages_s[group.lease_id], group.number))
+    return candidates[0].group_id if candidates else None

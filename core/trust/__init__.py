@@ -1,0 +1,1 @@
+"""What is believed of whom: access tokens, rates, audits, reputation."""

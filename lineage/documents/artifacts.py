@@ -1,0 +1,209 @@
+"""Documents: one manifest for each artifact of a run, naming what it came from by digest.
+
+A document is canonical JSON; its digest names it. ``parents`` maps a role to the digest of
+the document it stands for, so a version's digest vouches for its batch, the versions that
+sampled it, the run, the code and the machine, back to the base model. Documents hold no clock.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_file
+from antiphon.core.errors import IntegrityError
+from antiphon.lineage.documents.manifest import build_manifest, canonical_json, manifest_digest
+
+RUN = "manifest.json"
+CODE = "origins/code.json"
+MACHINE = "origins/machine.json"
+MODEL = "origins/model.json"
+TRAIN = "origins/train.json"
+HELDOUT = "origins/heldout.json"
+"""Where the ledger keeps the documents there is one of."""
+
+_ORIGINS = {
+    "code": CODE,
+    "machine": MACHINE,
+    "base model": MODEL,
+    "train split": TRAIN,
+    "held-out split": HELDOUT,
+}
+_FIXED = {RUN: ("run", "run"), **{rel: (role, role) for role, rel in _ORIGINS.items()}}
+_NUMBERED = {"versions/v": "version", "batches/t": "batch", "evaluations/v": "evaluation"}
+_PATTERN = re.compile(r"(versions/v|batches/t|evaluations/v)(\d{6,})\.json")
+
+
+def version_entry(version: int) -> str:
+    """Return where the ledger keeps a version's document."""
+    return f"versions/v{version:06d}.json"
+
+
+def batch_entry(step: int) -> str:
+    """Return where the ledger keeps a batch's document."""
+    return f"batches/t{step:06d}.json"
+
+
+def evaluation_entry(version: int) -> str:
+    """Return where the ledger keeps an evaluation's document."""
+    return f"evaluations/v{version:06d}.json"
+
+
+def kind_of(rel: str) -> tuple[str, int | None] | None:
+    """Return what a ledger entry documents and its number; None for an entry that is no document.
+
+    >>> kind_of("batches/t000007.json"), kind_of("origins/code.json"), kind_of("batches/t000007.parquet")
+    (('batch', 7), ('code', None), None)
+    """
+    if rel in _FIXED:
+        return _FIXED[rel][0], None
+    match = _PATTERN.fullmatch(rel)
+    return (_NUMBERED[match[1]], int(match[2])) if match else None
+
+
+def name_of(rel: str) -> str:
+    """Say in words what a ledger entry is.
+
+    >>> [name_of(f"batches/t000007{end}") for end in (".json", ".parquet", ".timings.parquet")]
+    ['manifest of batch 7', 'batch 7', 'timings of batch 7']
+    >>> name_of("versions/v000012.safetensors"), name_of("evaluations/v000010.json")
+    ('weights of version 12', 'manifest of evaluation 10')
+    """
+    known = kind_of(rel)
+    if known is not None:
+        kind, number = known
+        return f"manifest of the {kind}" if number is None else f"manifest of {kind} {number}"
+    for pattern, words in (
+        (r"batches/t(\d+)\.timings\.parquet", "timings of batch"),
+        (r"batches/t(\d+)\.parquet", "batch"),
+        (r"versions/v(\d+)\.safetensors", "weights of version"),
+        (r"checkpoints/v(\d+)/.+", "checkpoint of version"),
+    ):
+        if match := re.fullmatch(pattern, rel):
+            return f"{words} {int(match[1])}"
+    if rel.startswith("model/"):
+        return f"file {rel.removeprefix('model/')} of the base model"
+    return f"entry {rel}"
+
+
+def parents_by_rule(rel: str, sampled: Iterable[int] = ()) -> dict[str, str]:
+    """Return the entries that a document of this place comes from, by role.
+
+    Args:
+        rel: the document's place in the ledger.
+        sampled: for a batch, the versions that sampled its tokens.
+
+    >>> sorted(parents_by_rule("versions/v000003.json"))
+    ['batch t2', 'policy v2', 'run']
+    """
+    known = kind_of(rel)
+    match known:
+        case ("run", _):
+            return dict(_ORIGINS)
+        case ("version", 0):
+            return {"run": RUN, "base model": MODEL}
+        case ("version", int(version)):
+            before = version - 1
+            return {
+                "run": RUN,
+                f"policy v{before}": version_entry(before),
+                f"batch t{before}": batch_entry(before),
+            }
+        case ("batch", int()):
+            return {"run": RUN, "train split": TRAIN} | {f"policy v{v}": version_entry(v) for v in sampled}
+        case ("evaluation", int(version)):
+            return {"run": RUN, "held-out split": HELDOUT, f"policy v{version}": version_entry(version)}
+        case _:
+            return {}
+
+
+def build_document(
+    rel: str,
+    facts: Mapping[str, Any],
+    digest_of: Callable[[str], str | None],
+    sampled: Iterable[int] = (),
+) -> bytes:
+    """Return the document of one artifact.
+
+    Args:
+        rel: its place in the ledger, which says its kind.
+        facts: plain values without clocks.
+        digest_of: tells the digest of the document at another place, or None when it has none;
+            such a parent is left out.
+        sampled: for a batch, the versions that sampled its tokens.
+
+    Raises:
+        IntegrityError: when `rel` is no place of a document.
+    """
+    known = kind_of(rel)
+    if known is None:
+        raise IntegrityError(f"{rel} is no place of a document; use the functions named *_entry")
+    found = {role: digest_of(place) for role, place in parents_by_rule(rel, sampled).items()}
+    parents = {role: digest for role, digest in found.items() if digest is not None}
+    return canonical_json({**facts, "kind": known[0], "parents": parents})
+
+
+def run_document(
+    config: RunConfig, run_id: str, source: Path, digest_of: Callable[[str], str | None]
+) -> bytes:
+    """Return the run's manifest, with its own digest inside, as `manifest.json` keeps it."""
+    facts = build_manifest(config, run_id, source)
+    plain = json.loads(build_document(RUN, facts, digest_of))
+    return canonical_json({**plain, "digest": manifest_digest(plain)})
+
+
+def origin_documents(config: RunConfig, manifest: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the documents of what a run starts from; two runs from the same have the same.
+
+    Args:
+        config: the resolved configuration.
+        manifest: what `build_manifest` says of the run.
+    """
+    facts = origin_facts(config, manifest, model_files(Path(config.model.path)))
+    return {rel: build_document(rel, fact, lambda _: None) for rel, fact in facts.items()}
+
+
+def origin_facts(
+    config: RunConfig, manifest: Mapping[str, Any], files: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return what is said of what a run starts from, by place in the ledger.
+
+    Args:
+        config: the resolved configuration.
+        manifest: what `build_manifest` says of the run.
+        files: digest of each file of the base model, by name.
+    """
+    environment = config.environment
+    problems = {"name": environment.name, "parameters": environment.parameters, "seed": environment.seed}
+    return {
+        CODE: {name: manifest.get(name, {}) for name in ("code", "locks")},
+        MACHINE: {name: manifest.get(name, {}) for name in ("hardware", "threads", "libraries")},
+        MODEL: {"path": config.model.path, "files": dict(files)},
+        TRAIN: {**problems, "split": "train", "size": environment.train_size},
+        HELDOUT: {**problems, "split": "heldout", "size": environment.heldout_size},
+    }
+
+
+def model_files(folder: Path) -> dict[str, str]:
+    """Return the digest of each file of a model directory; empty for a model known by name only."""
+    if not folder.is_dir():
+        return {}
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.stat().st_size)
+    return {path.name: digest_file(path) for path in files}
+
+
+def read_document(body: bytes) -> dict[str, Any]:
+    """Return a document's fields.
+
+    Raises:
+        IntegrityError: when the bytes are no document in canonical form.
+    """
+    try:
+        plain = json.loads(body)
+    except ValueError as error:
+        raise IntegrityError(f"the bytes are no manifest: {error}") from error
+    if not isinstance(plain, dict) or canonical_json(plain) != body:
+        raise IntegrityError("the bytes are no manifest in canonical form")
+    return plain

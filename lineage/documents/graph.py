@@ -1,0 +1,244 @@
+"""Lineage graph: what every artifact of a run came from, and what came of it.
+
+Built from documents alone (`lineage.documents.artifacts`), wherever they were read. An edge is a digest
+that one document names and another one has; a digest nobody has is kept as a missing parent.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.lineage.documents.artifacts import (
+    CODE,
+    HELDOUT,
+    MACHINE,
+    MODEL,
+    RUN,
+    TRAIN,
+    batch_entry,
+    evaluation_entry,
+    kind_of,
+    name_of,
+    read_document,
+    version_entry,
+)
+
+LEAST_DIGITS = 4
+"""Hex digits a digest must be named by."""
+
+_CONTENTS = {
+    "batch": ("batch_digest", "timings_digest"),
+    "version": ("weights_digest",),
+    "run": ("digest",),
+}
+"""Fields of a document that hold the digest of what it describes; it can be found by them too."""
+_WORDS = {
+    "run": RUN,
+    "code": CODE,
+    "machine": MACHINE,
+    "model": MODEL,
+    "base model": MODEL,
+    "train": TRAIN,
+    "train split": TRAIN,
+    "heldout": HELDOUT,
+    "held-out": HELDOUT,
+    "held-out split": HELDOUT,
+}
+_NUMBERED = (
+    (re.compile(r"(?:v|version |policy |policy v)(\d+)"), version_entry),
+    (re.compile(r"(?:t|batch |batch t|step )(\d+)"), batch_entry),
+    (re.compile(r"evaluation (?:of )?v?(\d+)"), evaluation_entry),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One artifact: its document and the documents that this names."""
+
+    rel: str
+    """The document's place in the ledger."""
+    kind: str
+    number: int | None
+    """Version or step; None for what a run has one of."""
+    digest: str
+    """blake3 of the document."""
+    facts: Mapping[str, Any]
+    """The document's fields, kind and parents left out."""
+    parents: Mapping[str, str]
+    """Role -> digest of a document."""
+
+    @property
+    def name(self) -> str:
+        """Return the short name, as roles use it."""
+        names = {"version": "policy v", "batch": "batch t", "evaluation": "evaluation of v"}
+        return self.kind if self.number is None else f"{names[self.kind]}{self.number}"
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Return the digests of the artifacts the document describes, by field."""
+        fields = _CONTENTS.get(self.kind, ())
+        return {field: str(self.facts[field]) for field in fields if field in self.facts}
+
+
+class LineageGraph:
+    """Documents of one run and the edges between them."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes: dict[str, Node] = {node.rel: node for node in nodes}
+        self._by_digest: dict[str, Node] = {node.digest: node for node in self.nodes.values()}
+        self._children: defaultdict[str, list[Node]] = defaultdict(list)
+        for node in self.nodes.values():
+            for digest in sorted(set(node.parents.values())):
+                self._children[digest].append(node)
+
+    def parents(self, node: Node) -> dict[str, Node | None]:
+        """Return the parents by role; None where no document has the digest."""
+        ordered = sorted(node.parents, key=lambda role: (role.rstrip("0123456789"), len(role), role))
+        return {role: self._by_digest.get(node.parents[role]) for role in ordered}
+
+    def children(self, node: Node) -> list[Node]:
+        """Return the documents that name this one as a parent, in order of kind and number."""
+        return sorted(self._children[node.digest], key=_order)
+
+    def ancestors(self, node: Node) -> list[Node]:
+        """Return everything an artifact came from, in order of kind and number."""
+        seen: dict[str, Node] = {}
+        waiting = [node]
+        while waiting:
+            for parent in self.parents(waiting.pop()).values():
+                if parent is not None and parent.rel not in seen:
+                    seen[parent.rel] = parent
+                    waiting.append(parent)
+        return sorted(seen.values(), key=_order)
+
+    def missing(self) -> list[tuple[Node, str, str]]:
+        """Return (document, role, digest) for every parent that no document has."""
+        return [
+            (node, role, digest)
+            for node in sorted(self.nodes.values(), key=_order)
+            for role, digest in sorted(node.parents.items())
+            if digest not in self._by_digest
+        ]
+
+    def find(self, words: str) -> Node:
+        """Return the node that words mean: `v12`, `batch 7`, `evaluation 10`, `code`, a digest's start.
+
+        Raises:
+            ConfigError: when they mean nothing, or more than one thing, in this graph.
+        """
+        plain = " ".join(words.lower().split())
+        if place := _place(plain):
+            if place in self.nodes:
+                return self.nodes[place]
+            raise ConfigError(f"the run has no {plain}; it has {self.summary()}")
+        if re.fullmatch(f"[0-9a-f]{{{LEAST_DIGITS},64}}", plain):
+            found = self.with_digest(plain)
+            if len(found) > 1:
+                names = ", ".join(node.name for node in found)
+                raise ConfigError(
+                    f"{plain} is the start of several digests ({names}); give more of its digits"
+                )
+            if found:
+                return found[0]
+            raise ConfigError(f"no artifact of the run has a digest that begins with {plain}")
+        raise ConfigError(
+            f"{words!r} names no artifact; write v12, batch 7, evaluation 10, run, code, machine, model, "
+            f"train, heldout, or at least {LEAST_DIGITS} digits of a digest"
+        )
+
+    def with_digest(self, start: str) -> list[Node]:
+        """Return the nodes whose document's or artifact's digest begins with `start`."""
+        found = [
+            node
+            for node in self.nodes.values()
+            if any(digest.startswith(start) for digest in (node.digest, *node.contents.values()))
+        ]
+        return sorted(found, key=_order)
+
+    def summary(self) -> str:
+        """Say how many of what there are."""
+        said = []
+        for kind, letter, plural in (
+            ("version", "v", "versions"),
+            ("batch", "t", "batches"),
+            ("evaluation", "v", "evaluations"),
+        ):
+            numbers = sorted(n.number for n in self.nodes.values() if n.kind == kind and n.number is not None)
+            said.append(f"{plural} {ranges(numbers, letter)}" if numbers else f"no {plural}")
+        return ", ".join(said)
+
+
+def build_graph(documents: Mapping[str, bytes]) -> LineageGraph:
+    """Return the graph of documents given by their place in the ledger.
+
+    Raises:
+        IntegrityError: when the bytes of one are no document.
+    """
+    nodes = []
+    for rel, body in documents.items():
+        try:
+            nodes.append(node_of(rel, body))
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"{name_of(rel)} ({rel}): {error}; `antiphon lineage RUN --verify` says how to mend it"
+            ) from error
+    return LineageGraph(nodes)
+
+
+def node_of(rel: str, body: bytes) -> Node:
+    """Return one document as a node.
+
+    Raises:
+        IntegrityError: when the bytes are no document.
+    """
+    known = kind_of(rel) or ("other", None)
+    plain = read_document(body)
+    parents = plain.get("parents", {})
+    facts = {name: value for name, value in plain.items() if name not in {"kind", "parents"}}
+    return Node(rel, known[0], known[1], digest_bytes(body), facts, parents)
+
+
+def ranges(numbers: Sequence[int], letter: str) -> str:
+    """Write ascending numbers with the gaps left out.
+
+    >>> ranges([0, 1, 2, 5, 7, 8], "v")
+    'v0-v2, v5, v7-v8'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(f"{letter}{end}" for end in part) for part in parts)
+
+
+def _place(plain: str) -> str | None:
+    if plain in _WORDS:
+        return _WORDS[plain]
+    for pattern, entry in _NUMBERED:
+        if match := pattern.fullmatch(plain):
+            return entry(int(match[1]))
+    return None
+
+
+_KINDS = (
+    "base model",
+    "code",
+    "machine",
+    "train split",
+    "held-out split",
+    "run",
+    "version",
+    "batch",
+    "evaluation",
+)
+
+
+def _order(node: Node) -> tuple[int, int, str]:
+    rank = _KINDS.index(node.kind) if node.kind in _KINDS else len(_KINDS)
+    return rank, node.number if node.number is not None else -1, node.rel

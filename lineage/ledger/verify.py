@@ -1,0 +1,276 @@
+"""Verification: every artifact of a run is read and compared with its digest.
+
+What was deleted or altered, be it one bit, is named together with its file and its mend. The
+ledger vouches for its files by md5, the store by blake3, the documents for each other and for
+the files they describe; the run log must tell the same story. Nothing is changed.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import IntegrityError
+from antiphon.lineage.documents.artifacts import (
+    RUN,
+    batch_entry,
+    evaluation_entry,
+    kind_of,
+    name_of,
+    parents_by_rule,
+    version_entry,
+)
+from antiphon.lineage.documents.facts import VERSION_FACTS, evaluation_facts
+from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
+from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
+from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.ledger.pins import dvc_cache
+from antiphon.lineage.ledger.verify_ledger import ShardCheck, ShardState
+from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.store.policy_file import policy_facts
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was read, and what is wrong with it."""
+
+    files: int
+    bytes: int
+    findings: tuple[Finding, ...]
+
+    def require_sound(self, what: str) -> None:
+        """Leave with the first few findings when there are any.
+
+        Raises:
+            IntegrityError: naming them.
+        """
+        if self.findings:
+            named = shortened(dict.fromkeys(finding.artifact for finding in self.findings))
+            count = len(self.findings)
+            raise IntegrityError(
+                f"{count} {'artifact' if count == 1 else 'artifacts'} of {what} "
+                f"{'is' if count == 1 else 'are'} not as recorded: {named}; the lines above name each file "
+                "and its mend"
+            )
+
+
+class RunCheck:
+    """Checks one run."""
+
+    def __init__(self, run_dir: Path, store_root: Path, reader: FileReader, findings: Findings) -> None:
+        self._run_dir = run_dir
+        self._run_id = run_dir.name
+        self._store = ArtifactStore(store_root)
+        self._reader = reader
+        self._findings = findings
+        self._files: dict[str, Path] = {}
+        self._expected: set[str] = set()
+        self._nodes: dict[str, Node] = {}
+        self.objects: set[str] = set()
+        """Digests of the store's objects that belong to the run."""
+
+    def check(self, ledgers: Path | None, cached: Callable[[str], Path]) -> None:
+        """Read the run's ledger, its objects in the store, and its own directory.
+
+        Args:
+            ledgers: the folder of ledgers; None for a run that keeps none.
+            cached: tells where the DVC cache keeps an object of a given md5.
+        """
+        if ledgers is not None:
+            directories = shard_directories(ledgers, self._run_id)
+            if not directories and self._run_dir.is_dir():
+                mend = f"`git checkout {ledgers}` and `dvc pull` bring it back"
+                name = f"ledger of run {self._run_id}"
+                self._findings.add(name, ledgers / self._run_id, "is missing", mend)
+            for directory in directories:
+                self._take(ShardCheck(directory, cached, self._reader, self._findings).check())
+        self._check_documents()
+        self._check_contents()
+        self._check_run_directory(pinned=ledgers is not None)
+
+    def _take(self, state: ShardState) -> None:
+        self._files.update(state.intact)
+        self._expected.update(state.expected)
+
+    def _check_documents(self) -> None:
+        for rel, path in self._files.items():
+            if kind_of(rel) is None:
+                continue
+            try:
+                self._nodes[rel] = node_of(rel, path.read_bytes())
+            except IntegrityError as error:
+                self._findings.add(name_of(rel), path, f"cannot be read: {error}", _PULL)
+        for node, role, digest in LineageGraph(self._nodes.values()).missing():
+            place = self._place_of_parent(node, role)
+            if place in self._expected and place not in self._nodes:
+                continue  # named already
+            problem = f"names {role} by the digest {digest[:16]}, which no document of the run has"
+            self._findings.add(name_of(node.rel), self._files[node.rel], problem, _PULL)
+        for rel, node in self._nodes.items():
+            if node.parents or not parents_by_rule(rel):
+                self._check_object(node.digest, name_of(rel), self._files[rel])
+
+    def _place_of_parent(self, node: Node, role: str) -> str:
+        sampled = [int(role.removeprefix("policy v"))] if role.startswith("policy v") else []
+        return parents_by_rule(node.rel, sampled).get(role, "")
+
+    def _check_contents(self) -> None:
+        """Compare what documents say of files with the files, in the ledger and in the store."""
+        for rel, node in self._nodes.items():
+            stem = rel.removesuffix(".json")
+            if node.kind == "batch":
+                for field, end in (("batch_digest", ".parquet"), ("timings_digest", ".timings.parquet")):
+                    self._check_content(f"{stem}{end}", str(node.facts[field]))
+            elif node.kind == "version":
+                self._check_weights(node, f"{stem}.safetensors")
+                batch = self._nodes.get(batch_entry((node.number or 0) - 1))
+                told = node.facts.get("batch_digest")
+                if batch is not None and told is not None and batch.facts["batch_digest"] != told:
+                    problem = f"says it was trained on {told[:16]}, which is not that step's batch"
+                    self._findings.add(name_of(rel), self._files[rel], problem, _PULL)
+                elif batch is None and told is not None:
+                    self._check_object(str(told), f"batch {(node.number or 0) - 1}", None)
+
+    def _check_content(self, rel: str, digest: str) -> None:
+        path = self._files.get(rel)
+        if path is not None and (found := self._reader.read(path)) and found.blake3 != digest:
+            problem = f"has digest {found.blake3[:16]}, but its manifest describes {digest[:16]}"
+            self._findings.add(name_of(rel), path, problem, _PULL)
+        elif path is None and rel not in self._expected:
+            self._findings.add(
+                name_of(rel), self._where(rel), "is no entry of the ledger, but its manifest is", _PULL
+            )
+        self._check_object(digest, name_of(rel), path)
+
+    def _check_weights(self, node: Node, rel: str) -> None:
+        path = self._files.get(rel)
+        found = self._reader.read(path) if path is not None else None
+        if path is None or found is None:
+            return  # a version that was not published has no weights of its own
+        told = policy_facts(path).get("weights_digest")
+        if told != node.facts.get("weights_digest"):
+            problem = f"holds the weights {str(told)[:16]}, not those its manifest describes"
+            self._findings.add(name_of(rel), path, problem, _PULL)
+        self._check_object(found.blake3, name_of(rel), path)
+
+    def _check_object(self, digest: str, name: str, copy: Path | None) -> None:
+        """Compare an object of the store with its name; `copy` is an intact file of the same bytes."""
+        self.objects.add(digest)
+        path = self._store.path(digest)
+        found = self._reader.read(path)
+        mend = f"copy {copy} there" if copy else "restore it from a copy of the store"
+        if found is None:
+            # A ledger brought from elsewhere, or of a run that was given up, needs no store.
+            if self._run_dir.is_dir():
+                self._findings.add(name, path, "is missing from the store", mend)
+        elif found.blake3 != digest:
+            problem = f"was altered in the store: its digest is {found.blake3[:16]}"
+            self._findings.add(name, path, problem, f"remove the file and {mend}")
+
+    def _check_run_directory(self, *, pinned: bool) -> None:
+        kept = self._run_dir / "manifest.json"
+        pinned_manifest = self._files.get(RUN)
+        if kept.is_file() and pinned_manifest and kept.read_bytes() != pinned_manifest.read_bytes():
+            mend = f"copy {pinned_manifest} there"
+            self._findings.add(name_of(RUN), kept, "differs from the one in the ledger", mend)
+        run = self._nodes.get(RUN)
+        config = self._run_dir / "config.yaml"
+        if run and config.is_file() and digest_bytes(config.read_bytes()) != run.facts.get("config_digest"):
+            problem = "is not the configuration that the run's manifest describes"
+            self._findings.add("configuration of the run", config, problem, "take it from the manifest")
+        if not self._run_dir.is_dir():
+            return  # a ledger brought from elsewhere
+        try:
+            lines = self._log_lines()
+        except (ValueError, KeyError, TypeError) as error:
+            self._findings.add(
+                "run log", self._run_dir / "metrics.jsonl", f"cannot be read: {error!r}", "restore it"
+            )
+            return
+        for rel, facts in lines:
+            self._compare_line(rel, facts, pinned=pinned)
+
+    def _log_lines(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        lines: list[tuple[str, dict[str, Any]]] = []
+        base = read_base(self._run_dir)
+        for line in (*([base] if base else []), *read_steps(self._run_dir)):
+            rel = version_entry(int(line["version"]))
+            lines.append((rel, {name: line[name] for name in VERSION_FACTS if name in line}))
+            if line.get("batch"):
+                digests = {
+                    "batch_digest": line["batch_digest"],
+                    "timings_digest": line["timings"]["timings_digest"],
+                }
+                lines.append((batch_entry(int(line["step"])), digests))
+        for line in read_evaluations(self._run_dir):
+            lines.append((evaluation_entry(int(line["version"])), evaluation_facts(self._run_id, line)))
+        return lines
+
+    def _compare_line(self, rel: str, facts: dict[str, Any], *, pinned: bool) -> None:
+        node = self._nodes.get(rel)
+        if node is None:
+            for field in ("batch_digest", "timings_digest"):
+                if rel.startswith("batches/") and field in facts and rel not in self._expected:
+                    self._check_object(facts[field], name_of(rel.replace(".json", ".parquet")), None)
+            if pinned and rel not in self._expected and not rel.startswith("batches/"):
+                problem = "is missing: the run log has it, the ledger has not"
+                self._findings.add(name_of(rel), self._where(rel), problem, _PULL)
+            return
+        for field, value in facts.items():
+            told = node.facts.get(field)
+            if field in node.facts and json.dumps(told, sort_keys=True) != json.dumps(value, sort_keys=True):
+                problem = f"disagrees with the run log about {field}"
+                self._findings.add(name_of(rel), self._files[rel], problem, "one of the two was altered")
+
+    def _where(self, rel: str) -> Path:
+        first = next(iter(self._files.items()), None)
+        if first is None:
+            return Path(rel)
+        return first[1].parents[len(Path(first[0]).parts) - 1] / rel
+
+
+_PULL = "`dvc pull` brings it back from a remote, or take it from another copy of the run"
+
+
+def verify_run(run_dir: Path, store_root: Path, project: Path | None, folder: str) -> Verification:
+    """Check every artifact of one run.
+
+    Args:
+        run_dir: the run's directory; its name is the run's id.
+        store_root: root of the artifact store.
+        project: folder of the DVC project; None for a run that keeps no ledger.
+        folder: where ledgers lie, relative to the project.
+
+    Raises:
+        ConfigError: when `project` is in no DVC project.
+    """
+    if project is None:
+        return check_run(run_dir, store_root, None, Path)
+    with dvc_cache(project) as cached:
+        return check_run(run_dir, store_root, project / folder, cached)
+
+
+def check_run(
+    run_dir: Path, store_root: Path, ledgers: Path | None, cached: Callable[[str], Path]
+) -> Verification:
+    """Check every artifact of one run, with the DVC project open already; see `RunCheck.check`."""
+    reader, findings = FileReader(), Findings()
+    RunCheck(run_dir, store_root, reader, findings).check(ledgers, cached)
+    return Verification(reader.files, reader.bytes, findings.all())
+
+
+def verify_store(store_root: Path) -> Verification:
+    """Check every object of the store against its name, whichever run it belongs to."""
+    reader, findings = FileReader(), Findings()
+    for path in sorted((store_root / "objects").glob("??/*")):
+        if path.name.startswith(".incoming-"):
+            continue
+        found = reader.read(path)
+        if found is not None and found.blake3 != path.name:
+            problem = f"was altered: its digest is {found.blake3[:16]}"
+            mend = "remove the file and restore it from a copy"
+            findings.add(f"object {path.name[:16]} of the store", path, problem, mend)
+    return Verification(reader.files, reader.bytes, findings.all())

@@ -1,0 +1,203 @@
+"""Verification of a ledger: pointer, tree, journal, directory and DVC cache say the same.
+
+No record of what was checked before is trusted: every file is read and its md5 compared with
+what the tree says, and the tree's with what the ``.dvc`` file says.
+"""
+
+import fcntl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.core.errors import IntegrityError
+from antiphon.lineage.documents.artifacts import name_of
+from antiphon.lineage.ledger.findings import FileReader, Findings
+from antiphon.lineage.ledger.layout import (
+    Entry,
+    journal_of,
+    pointer_of,
+    read_journal,
+    read_pointer,
+    read_tree,
+    tree_bytes,
+    tree_line,
+    tree_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """What one shard holds, as far as it is as it was recorded."""
+
+    directory: Path
+    expected: Mapping[str, Entry]
+    """Every entry the shard should have, by path."""
+    intact: Mapping[str, Path]
+    """The files of those that are as they were pinned, by path."""
+
+
+class ShardCheck:
+    """Checks one shard."""
+
+    def __init__(
+        self, directory: Path, cached: Callable[[str], Path], reader: FileReader, findings: Findings
+    ) -> None:
+        self._directory = directory
+        self._cached = cached
+        self._reader = reader
+        self._findings = findings
+        self._name = f"ledger {directory.name}"
+        self._pointer = pointer_of(directory)
+        self._journal = journal_of(directory)
+        self._restore = f"`dvc checkout --force {self._pointer}` brings it back from the DVC cache"
+        self._fetch = f"remove the file, then `dvc pull {self._pointer}` brings it from a remote"
+
+    def check(self) -> ShardState:
+        """Read everything and return what is sound."""
+        being_written = is_being_written(self._directory)
+        journalled = self._read_journal(being_written)
+        tree = self._read_tree(being_written)
+        expected = dict(tree if tree is not None else journalled)
+        if tree is not None:
+            self._compare_journal(tree, journalled, expected)
+        if not expected:
+            expected = {rel: Entry(rel, "", None) for rel in self._files()}
+        intact = {rel: path for rel in sorted(expected) if (path := self._check_entry(expected[rel]))}
+        self._check_strangers(expected)
+        if tree is not None and len(intact) == len(expected):
+            self._check_pointer(tree, {rel: intact[rel] for rel in tree})
+        return ShardState(self._directory, expected, intact)
+
+    def _read_journal(self, being_written: bool) -> dict[str, Entry]:
+        if not self._journal.is_file():
+            return {}
+        mend = "remove the file: the .dvc file and its tree name every published entry"
+        try:
+            text = self._journal.read_bytes().decode("utf-8")
+            if text and not text.endswith("\n") and not being_written:
+                self._findings.add(
+                    f"journal of {self._name}", self._journal, "ends in the middle of a line", mend
+                )
+            return {entry.rel: entry for entry in read_journal(text)}
+        except (UnicodeDecodeError, IntegrityError) as error:
+            self._findings.add(f"journal of {self._name}", self._journal, f"cannot be read: {error}", mend)
+            return {}
+
+    def _read_tree(self, being_written: bool) -> dict[str, Entry] | None:
+        named = f"pointer of {self._name}"
+        again = f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` mends it"
+        if not self._pointer.is_file():
+            if not being_written:
+                mend = f"`dvc add {self._directory}` writes it"
+                self._findings.add(named, self._pointer, "is missing", mend)
+            return None
+        try:
+            tree = str(read_pointer(self._pointer.read_bytes())["md5"])
+        except IntegrityError as error:
+            self._findings.add(named, self._pointer, f"was altered: {error}", again)
+            return None
+        path = self._cached(tree)
+        if not path.is_file():
+            problem = f"names the tree {tree}, and {path} is missing"
+            self._findings.add(named, self._pointer, problem, f"`dvc pull {self._pointer}`, or {again}")
+            return None
+        body = path.read_bytes()
+        if tree_name(body) != tree:
+            problem = f"does not match its md5 {tree}"
+            self._findings.add(f"tree of {self._name}", path, problem, f"remove the file, then {again}")
+            return None
+        return {entry.rel: entry for entry in read_tree(body)}
+
+    def _compare_journal(
+        self, tree: Mapping[str, Entry], journalled: Mapping[str, Entry], expected: dict[str, Entry]
+    ) -> None:
+        mend = "remove the journal: the tree has every published entry"
+        for rel, entry in journalled.items():
+            path = self._directory / rel
+            found = self._reader.read(path)
+            if rel in tree:
+                sized = found is None or found.md5 != tree[rel].md5 or found.size == entry.size
+                wrong = "" if tree[rel].md5 == entry.md5 and sized else "says something else than the tree of"
+            else:
+                wrong = "" if found else "tells of what is neither in the tree nor there,"
+                if not wrong:
+                    expected[rel] = entry  # appended and not published yet
+            if wrong:
+                self._findings.add(f"journal of {self._name}", self._journal, f"{wrong} {rel}", mend)
+
+    def _check_entry(self, entry: Entry) -> Path | None:
+        """Return the entry's file when it is as it was pinned."""
+        path = self._directory / entry.rel
+        name = name_of(entry.rel)
+        found = self._reader.read(path)
+        if not entry.md5:
+            return path if found else None  # nobody knows any more what it should be
+        cached = self._cached(entry.md5)
+        kept = self._reader.read(cached)
+        cache_is_whole = kept is not None and kept.md5 == entry.md5
+        is_whole = found is not None and found.md5 == entry.md5
+        if found is None:
+            self._findings.add(name, path, "is missing", self._restore if cache_is_whole else self._fetch)
+        elif not is_whole:
+            problem = f"was altered: its md5 is {found.md5} instead of {entry.md5}"
+            self._findings.add(name, path, problem, self._restore if cache_is_whole else self._fetch)
+        copy = f"`dvc commit --force {self._pointer}` puts the ledger's file there again"
+        if kept is None:
+            mend = copy if is_whole else self._fetch
+            self._findings.add(name, cached, "is missing from the DVC cache", mend)
+        elif not cache_is_whole:
+            mend = f"remove the file, then {copy}" if is_whole else self._fetch
+            self._findings.add(name, cached, f"was altered in the DVC cache: its md5 is {kept.md5}", mend)
+        return path if is_whole else None
+
+    def _check_strangers(self, expected: Mapping[str, Entry]) -> None:
+        for rel in self._files():
+            if rel not in expected:
+                self._findings.add(
+                    f"stranger in {self._name}",
+                    self._directory / rel,
+                    "is no entry of the ledger",
+                    "move it elsewhere",
+                )
+
+    def _check_pointer(self, tree: Mapping[str, Entry], files: Mapping[str, Path]) -> None:
+        out = read_pointer(self._pointer.read_bytes())
+        size = sum(found.size for path in files.values() if (found := self._reader.read(path)))
+        body = tree_bytes(tree_line(rel, tree[rel].md5) for rel in sorted(tree))
+        wanted = {
+            "md5": tree_name(body),
+            "size": size,
+            "nfiles": len(tree),
+            "hash": "md5",
+            "path": self._directory.name,
+        }
+        for field, value in wanted.items():
+            if out.get(field) != value:
+                self._findings.add(
+                    f"pointer of {self._name}",
+                    self._pointer,
+                    f"was altered: {field} is {out.get(field)!r} instead of {value!r}",
+                    f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` mends it",
+                )
+
+    def _files(self) -> list[str]:
+        found = (path for path in self._directory.rglob("*") if path.is_file())
+        return sorted(
+            path.relative_to(self._directory).as_posix()
+            for path in found
+            if not path.name.startswith(".incoming-")
+        )
+
+
+def is_being_written(directory: Path) -> bool:
+    """Tell whether some process has the shard's ledger open for appending."""
+    first = directory.with_name(directory.name.rpartition(".s")[0] or directory.name)
+    for journal in {journal_of(directory), journal_of(first)}:
+        if not journal.is_file():
+            continue
+        with journal.open("rb") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False

@@ -1,0 +1,200 @@
+"""Benchmark tables: one JSON file for each commit that was measured, kept, compared and pinned.
+
+`<folder>/<commit>.json` is what was measured of a commit, `metrics.json` the medians of the
+newest table in the form that `dvc metrics` reads, `history.json` the medians of all of them in
+the form that `dvc plots` reads. A commit that is measured again replaces its table; the ledger
+keeps both, because its entries are named after their content.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import IntegrityError
+from antiphon.core.reporting.regressions import Comparison, Verdict, compare, figure_for
+from antiphon.lineage.documents.manifest import code_revision, hardware
+from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.store.artifact_store import write_atomically
+
+FORMAT = 1
+"""Raised when a field changes its meaning."""
+
+COMMIT_DIGITS = 12
+"""Digits of a commit in file names and tables."""
+
+LEDGER_NAME = "benchmarks"
+"""The ledger that the tables are pinned in, beside those of the runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkTable:
+    """What was measured of one commit."""
+
+    commit: str
+    """The first digits of the commit; with + and a digest of the changes when there were some."""
+    at: str
+    """When it was measured, ISO 8601, UTC."""
+    machine: str
+    """Kind of machine; tables of different kinds are never compared."""
+    cases: dict[str, dict[str, float]]
+    """Case -> figure -> value, in the figure's unit."""
+    weights: dict[str, str] = field(default_factory=dict)
+    """Case -> digest of the final weights; equal digests say that nothing about learning changed."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Case -> why it has no figures."""
+
+    def figure(self, name: str) -> dict[str, float]:
+        """Return case -> value of one figure, where it was measured."""
+        return {case: figures[name] for case, figures in self.cases.items() if name in figures}
+
+    def names(self) -> list[str]:
+        """Return the names of all figures, in the order in which they came."""
+        return list(dict.fromkeys(name for figures in self.cases.values() for name in figures))
+
+    def medians(self) -> dict[str, float]:
+        """Return figure -> median over the cases that have it."""
+        return {name: median(self.figure(name).values()) for name in self.names()}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """A table and what became of each figure since the one before."""
+
+    table: BenchmarkTable
+    before: str
+    """Commit it was compared with; empty when there was none."""
+    comparisons: tuple[Comparison, ...]
+
+    def worse(self) -> list[str]:
+        """Return the figures that got worse beyond noise."""
+        return [c.figure.name for c in self.comparisons if c.verdict is Verdict.WORSE]
+
+    def other_weights(self, earlier: BenchmarkTable | None) -> list[str]:
+        """Return the cases that ended with other weights than in the earlier table."""
+        known = earlier.weights if earlier is not None else {}
+        return [case for case, digest in self.table.weights.items() if known.get(case, digest) != digest]
+
+
+def name_of_commit(project: Path) -> str:
+    """Return the name of a table measured now: the commit of `project`, or `unversioned` without git."""
+    revision = code_revision(project)
+    if not revision:
+        return "unversioned"
+    name = str(revision["revision"])[:COMMIT_DIGITS]
+    return f"{name}+{str(revision['changes_md5'])[:8]}" if revision["modified"] else name
+
+
+def name_of_machine() -> str:
+    """Return the kind of this machine, by which tables are kept apart."""
+    found = hardware()
+    gpus = ", ".join(found["gpus"]) or "no GPU"
+    return f"{found['cpu']}, {found['cores']} cores, {gpus}"
+
+
+def finite(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the entries that are finite numbers; truth values are none."""
+    return {
+        name: float(value)
+        for name, value in figures.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    }
+
+
+def compare_tables(table: BenchmarkTable, earlier: Sequence[BenchmarkTable]) -> ComparedTable:
+    """Compare a table with the newest earlier one of another commit on the same kind of machine.
+
+    Args:
+        table: the later table.
+        earlier: all others, oldest first; also their spread counts as noise.
+    """
+    comparable = [t for t in earlier if t.machine == table.machine and t.commit != table.commit]
+    before = comparable[-1] if comparable else None
+    comparisons = tuple(
+        compare(
+            figure_for(name),
+            before.figure(name) if before else {},
+            table.figure(name),
+            [t.figure(name) for t in comparable[:-1]],
+        )
+        for name in table.names()
+    )
+    return ComparedTable(table, before.commit if before else "", comparisons)
+
+
+def read_tables(folder: Path) -> list[BenchmarkTable]:
+    """Return all tables of a folder, oldest first.
+
+    Raises:
+        IntegrityError: when a file is no table of this format.
+    """
+    derived = {"metrics.json", "history.json"}
+    tables = [read_table(path) for path in sorted(folder.glob("*.json")) if path.name not in derived]
+    return sorted(tables, key=lambda table: table.at)
+
+
+def read_table(path: Path) -> BenchmarkTable:
+    """Read one table back.
+
+    Raises:
+        IntegrityError: when the file is no table of this format.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if plain.pop("format") != FORMAT:
+            raise ValueError("another format")
+        plain.pop("before", None)
+        plain.pop("verdicts", None)
+        return BenchmarkTable(**plain)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(
+            f"{path} is no benchmark table of format {FORMAT} ({error}); restore it or move it elsewhere"
+        ) from error
+
+
+def write_table(folder: Path, compared: ComparedTable) -> Path:
+    """Write a compared table and the two files derived from all of them; return the table's path.
+
+    Raises:
+        UnavailableError: when there is no space left.
+    """
+    table = compared.table
+    path = folder / f"{table.commit}.json"
+    verdicts = {c.figure.name: c.verdict.value for c in compared.comparisons}
+    _write(path, {"format": FORMAT, **asdict(table), "before": compared.before, "verdicts": verdicts})
+    _write(folder / "history.json", [_flat(t) for t in read_tables(folder)])
+    summary = {"commit": table.commit, "regressions": len(compared.worse()), "figures": table.medians()}
+    _write(folder / "metrics.json", summary)
+    return path
+
+
+def pin_table(path: Path, project: Path, ledger: str) -> str:
+    """Pin a table in the DVC ledger of benchmarks and return its md5.
+
+    Args:
+        path: the table's file.
+        project: the DVC project, or a folder inside.
+        ledger: folder of ledgers, relative to the project.
+
+    Raises:
+        ConfigError: when `project` is in no DVC project.
+        UnavailableError: when the cache or the folder cannot be used.
+    """
+    payload = path.read_bytes()
+    book = Ledger(project, ledger, LEDGER_NAME)
+    try:
+        return book.append(f"{path.stem}/{digest_bytes(payload)[:16]}.json", payload)
+    finally:
+        book.close()
+
+
+def _flat(table: BenchmarkTable) -> dict[str, Any]:
+    return {"at": table.at, "commit": table.commit, **table.medians()}
+
+
+def _write(path: Path, content: Any) -> None:
+    write_atomically(path, (json.dumps(content, indent=2, sort_keys=False) + "\n").encode())

@@ -1,0 +1,232 @@
+"""Artifact store: immutable bytes under their digest; what is read is what was written.
+
+An object lies at ``objects/ab/<digest>``, where ab are the digest's first two digits. It is
+written beside its place, flushed to the disk and renamed, so a name never stands for half a
+file. Every read is checked against the name. Where a remote store is named, an object counts as
+stored once it is on the local disk and in the outbox; sending it is somebody else's work, and
+what is missing here is read from there.
+"""
+
+import errno
+import fcntl
+import os
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from antiphon.core.config_sections import RecordSection
+from antiphon.core.digests import check_digest, digest_bytes, digest_file
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.lineage.store.outbox import Outbox
+from antiphon.lineage.store.remote import RemoteStore
+
+_OBJECT_MODE = 0o444
+"""Objects never change, and the ledger may link to the very same file: nobody writes to them."""
+
+CLEANING_TIMEOUT_S = 60.0
+"""Longest wait for `antiphon gc` to be through with the store."""
+_POLL_S = 0.05
+
+
+class ArtifactStore:
+    """Content-addressed objects in one folder; any number of processes may share it."""
+
+    def __init__(self, root: Path, remote: RemoteStore | None = None) -> None:
+        """Name the store; folders are made by the first `put`.
+
+        Args:
+            root: the store's folder on this machine.
+            remote: where its objects go too, and where missing ones are looked for.
+        """
+        self.root = root
+        self.remote = remote
+        self.outbox = None if remote is None else Outbox(root, remote.url, remote.endpoint_url)
+        self._objects = root / "objects"
+        self._in_use = False
+        self._using = threading.Lock()
+
+    def put(self, payload: bytes) -> str:
+        """Store `payload` and return its digest; storing the same bytes again changes nothing.
+
+        An object of that name whose bytes were altered is replaced.
+
+        Raises:
+            UnavailableError: when the folder has no space left or cannot be written, or
+                `antiphon gc` does not leave it.
+        """
+        digest = digest_bytes(payload)
+        target = self.path(digest)
+        try:
+            self._use()
+            if self.outbox is not None:
+                self.outbox.add(digest)
+            if target.exists() and digest_file(target) == digest:
+                return digest
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write_then_rename(payload, target)
+            if self.outbox is not None:
+                self.outbox.add(digest)  # an uploader that found no object under the mark took it away
+        except OSError as error:
+            raise _in_words(error, self.root) from error
+        return digest
+
+    def get(self, digest: str) -> bytes:
+        """Return the object's bytes, checked.
+
+        Raises:
+            ContractError: when `digest` has not the form of a digest.
+            UnavailableError: when there is no such object, here or in the remote store.
+            ConfigError: when the remote store had to be asked and refuses the keys.
+            IntegrityError: when its bytes do not match its name.
+        """
+        target = self.path(digest)
+        try:
+            if not target.exists():
+                self._bring(digest)
+            payload = target.read_bytes()
+        except OSError as error:
+            raise _in_words(error, self.root) from error
+        if digest_bytes(payload) != digest:
+            raise IntegrityError(
+                f"object {digest} in {self.root} does not match its digest ({len(payload)} bytes); "
+                "remove the file and restore it from a copy"
+            )
+        return payload
+
+    def fetch(self, digest: str) -> Path:
+        """Return the file of an object, checked; brought here from the remote store when missing.
+
+        Raises:
+            ContractError, UnavailableError, ConfigError, IntegrityError: as `get` does.
+        """
+        target = self.path(digest)
+        try:
+            if not target.exists():
+                self._bring(digest)
+            sound = digest_file(target) == digest
+        except OSError as error:
+            raise _in_words(error, self.root) from error
+        if not sound:
+            raise IntegrityError(
+                f"object {digest} in {self.root} does not match its digest ({target.stat().st_size} bytes); "
+                "remove the file and restore it from a copy"
+            )
+        return target
+
+    def path(self, digest: str) -> Path:
+        """Return where the object lies or would lie.
+
+        Raises:
+            ContractError: when `digest` has not the form of a digest.
+        """
+        return self._objects / check_digest(digest)[:2] / digest
+
+    def has(self, digest: str) -> bool:
+        """Tell whether an object of that name is on this machine; its bytes are checked when read."""
+        return self.path(digest).is_file()
+
+    def _bring(self, digest: str) -> None:
+        """Copy a missing object from the remote store to its place."""
+        target = self.path(digest)
+        if self.remote is not None:
+            self._use()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            incoming = self.remote.fetch(digest, target.parent)
+            if incoming is not None:
+                incoming.chmod(_OBJECT_MODE)
+                os.replace(incoming, target)
+                return
+        also = "" if self.remote is None else f" or in {self.remote.url}"
+        raise UnavailableError(
+            f"there is no object {digest} in {self.root}{also}; check that the run uses this store"
+        )
+
+    def _use(self) -> None:
+        """Keep `antiphon gc` out for as long as this object lives."""
+        with self._using:
+            if self._in_use:
+                return
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            deadline = time.perf_counter() + CLEANING_TIMEOUT_S
+            while not _locked(descriptor, fcntl.LOCK_SH):
+                if time.perf_counter() > deadline:
+                    os.close(descriptor)
+                    raise UnavailableError(
+                        f"`antiphon gc` has been cleaning {self.root} for {CLEANING_TIMEOUT_S:g} s; "
+                        "wait until it is through, then give the same command again"
+                    )
+                time.sleep(_POLL_S)
+            weakref.finalize(self, os.close, descriptor)
+            self._in_use = True
+
+
+def open_store(root: Path, record: RecordSection) -> ArtifactStore:
+    """Open the store that a run's configuration means: local at `root`, remote by `record.store`."""
+    if record.store is None:
+        return ArtifactStore(root)
+    return ArtifactStore(root, RemoteStore(record.store, record.store_endpoint))
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_atomically(path: Path, payload: bytes, mode: int = 0o644) -> None:
+    """Write a file that is either absent, or old, or whole; never half-written.
+
+    Args:
+        path: the file; its folder is made when missing.
+        payload: its bytes.
+        mode: its permissions, in force before its name appears.
+
+    Raises:
+        UnavailableError: when the folder has no space left or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_then_rename(payload, path, mode)
+    except OSError as error:
+        raise _in_words(error, path.parent) from error
+
+
+def _write_then_rename(payload: bytes, target: Path, mode: int = _OBJECT_MODE) -> None:
+    handle, name = tempfile.mkstemp(prefix=".incoming-", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        # Also on cancellation and Ctrl-C: a leftover would be taken for somebody's work.
+        Path(name).unlink(missing_ok=True)
+        raise
+    _flush_folder(target.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _in_words(error: OSError, folder: Path) -> UnavailableError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UnavailableError(
+            f"no space is left in {folder} for another artifact; free some, then start the same run "
+            "again: it goes on where it stopped"
+        )
+    return UnavailableError(
+        f"cannot use {folder} as an artifact folder: {error.strerror or error}; check that it exists, "
+        "is a folder and may be written"
+    )

@@ -1,0 +1,159 @@
+"""Garbage: which objects of the store nobody needs, found cautiously, and removed on demand.
+
+Whatever looks like a digest in something that is kept keeps the object of that name: in the
+documents of runs, in their journals, in the ledgers, in the objects that these name. An object
+whose bytes a ledger pins stays too, and so does what a remote store still lacks. So an object
+may be kept in vain, but none that a run still needs goes.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.ledger.layout import journal_of, read_journal, read_pointer, read_tree
+from antiphon.lineage.store.outbox import waiting_objects
+
+DOCUMENT_BYTES = 16 << 20
+"""Largest JSON object of the store that is searched for further names."""
+
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_BULK = {"checkpoints", "chunks", "workers", "logs"}
+"""Folders of a run that name their content by other digests than the store's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a store holds and what of it nobody needs."""
+
+    kept: int
+    """Objects that are needed."""
+    unneeded: tuple[Path, ...]
+    """Objects and leftovers of broken writes that nobody needs."""
+    freed_bytes: int
+    """Bytes that removing them frees; an object that the ledger links to frees none."""
+
+
+def digests_in(text: bytes) -> set[str]:
+    """Return everything in `text` that has the form of a digest."""
+    return {name.decode() for name in _DIGEST.findall(text)}
+
+
+def digests_of_run(run_dir: Path) -> set[str]:
+    """Return the digests that the documents in a run's folder name; its journal is not read."""
+    found: set[str] = set()
+    for path in run_dir.rglob("*"):
+        if path.relative_to(run_dir).parts[0] in _BULK or path.suffix in {".db", ".html"}:
+            continue
+        if path.is_file():
+            found |= digests_in(path.read_bytes())
+    return found
+
+
+def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[str]:
+    """Return the md5 of everything that the ledgers in a folder pin.
+
+    Args:
+        ledger: the folder of ledgers.
+        cache: DVC's cache of the project.
+        without: runs whose ledgers do not count.
+
+    Raises:
+        UnavailableError: when it is not known what a ledger pins.
+        IntegrityError: when a journal or a pointer cannot be read.
+    """
+    found: set[str] = set()
+    for pointer in sorted(ledger.glob("*.dvc")):
+        run_id = re.sub(r"\.s\d{3,}$", "", pointer.stem)
+        if run_id in without:
+            continue
+        name = str(read_pointer(pointer.read_bytes())["md5"])
+        tree = cache / "files" / "md5" / name[:2] / name[2:]
+        journal = journal_of(pointer.with_suffix(""))
+        if not tree.is_file() and not journal.is_file():
+            raise UnavailableError(
+                f"{pointer} names a tree that is not in the DVC cache, so nobody knows what it pins; "
+                f"run `dvc pull {pointer}` first"
+            )
+        if tree.is_file():
+            found |= {entry.md5 for entry in read_tree(tree.read_bytes())}
+    for journal in sorted(ledger.glob("*.journal")):
+        if re.sub(r"\.s\d{3,}$", "", journal.stem) not in without:
+            found |= {entry.md5 for entry in read_journal(journal.read_text(encoding="utf-8"))}
+    return found
+
+
+def survey(root: Path, named: Iterable[str], pins: Set[str]) -> Survey:
+    """Tell which objects of the store at `root` nobody needs.
+
+    Args:
+        root: the store's folder.
+        named: digests that what is kept names.
+        pins: md5 of what ledgers pin.
+    """
+    objects = root / "objects"
+    needed = _reach(objects, set(named) | waiting_objects(root))
+    kept, unneeded, freed = 0, [], 0
+    for path in sorted(objects.glob("*/*")):
+        if path.name in needed or (len(path.name) == 64 and _md5(path) in pins):
+            kept += 1
+            continue
+        unneeded.append(path)
+        status = path.stat()
+        freed += status.st_size if status.st_nlink == 1 else 0
+    return Survey(kept, tuple(unneeded), freed)
+
+
+def sweep(found: Survey) -> None:
+    """Remove what nobody needs; call it while the store is held by `alone`."""
+    for path in found.unneeded:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Hold the store for this process; whoever wants to put something waits until this is over.
+
+    Raises:
+        ConfigError: when a process uses the store.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{root} is in use by a run that is going on; wait until it is over, or stop it, "
+                "then give the same command again"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _reach(objects: Path, named: set[str]) -> set[str]:
+    """Return `named` and what these objects name, as far as they are documents."""
+    needed: set[str] = set()
+    waiting = list(named)
+    while waiting:
+        digest = waiting.pop()
+        if digest in needed:
+            continue
+        needed.add(digest)
+        path = objects / digest[:2] / digest
+        if path.is_file() and path.stat().st_size <= DOCUMENT_BYTES:
+            body = path.read_bytes()
+            if body[:1] in (b"{", b"["):
+                waiting.extend(digests_in(body) - needed)
+    return needed
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

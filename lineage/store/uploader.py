@@ -1,0 +1,194 @@
+"""Uploader: empties an outbox in the background, for as long as it takes, and nobody waits for it.
+
+A few objects travel at a time, each read from the local store's file, so memory does not grow
+with what waits. While the remote store is away or refuses, pauses grow, with jitter, up to
+half a minute; what is not sent stays in the outbox, for this process or a later one.
+"""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import repeat
+
+import structlog
+from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, stop_when_event_set
+from tenacity.wait import wait_random_exponential
+
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.lineage.store.artifact_store import ArtifactStore
+
+CONCURRENCY = 4
+"""Objects that travel at the same time."""
+ROUND = 64
+"""Objects taken from the outbox at a time."""
+FIRST_PAUSE_S = 0.5
+"""Scale of the pause after the first failure; it doubles, and each pause is drawn from zero up to it."""
+LONGEST_PAUSE_S = 30.0
+"""Most seconds between two attempts."""
+LOOK_S = 1.0
+"""Seconds between two looks at an outbox that was empty; other processes fill it too."""
+FLUSH_LOOK_S = 0.1
+"""Seconds between two looks of whoever waits; another process may be the one that sends."""
+
+_log = structlog.get_logger("antiphon.lineage")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReport:
+    """What an uploader did so far."""
+
+    uploaded: int
+    """Objects sent by this process."""
+    known: int
+    """Objects that the remote store had already."""
+    refused: int
+    """Objects put aside, because their bytes were altered or lost here."""
+    pending: int
+    """Objects that the remote store still lacks."""
+    retries: int
+    """Rounds that ended because the remote store was away or refused."""
+    reason: str
+    """The latest failure in words, or nothing."""
+
+
+class Uploader:
+    """One outbox and the thread that empties it."""
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        concurrency: int = CONCURRENCY,
+        first_pause_s: float = FIRST_PAUSE_S,
+        longest_pause_s: float = LONGEST_PAUSE_S,
+    ) -> None:
+        """Begin to send what `store`'s outbox holds.
+
+        Raises:
+            ConfigError: when the store has no remote store.
+        """
+        if store.remote is None or store.outbox is None:
+            raise ConfigError("there is nowhere to upload to; name a place in record.store")
+        self._store, self._remote, self._outbox = store, store.remote, store.outbox
+        self._concurrency = concurrency
+        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
+        self._state = threading.Condition()
+        self._hurry, self._closing = threading.Event(), threading.Event()
+        self._uploaded = self._known = self._refused = self._retries = 0
+        self._reason = ""
+        self._thread = threading.Thread(target=self._work, name="antiphon-uploader", daemon=True)
+        self._thread.start()
+
+    def report(self) -> UploadReport:
+        """Return the counts at this moment."""
+        with self._state:
+            return UploadReport(
+                self._uploaded,
+                self._known,
+                self._refused,
+                len(self._outbox),
+                self._retries,
+                self._reason,
+            )
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the outbox is empty; False when the time runs out."""
+        deadline = time.perf_counter() + timeout_s
+        self._hurry.set()
+        with self._state:
+            while self._outbox.pending(1):
+                left = deadline - time.perf_counter()
+                if left <= 0:
+                    return False
+                self._state.wait(min(left, FLUSH_LOOK_S))
+        return True
+
+    def close(self, timeout_s: float) -> UploadReport:
+        """Send what is left, for at most `timeout_s` seconds, and stop; the rest stays in the outbox."""
+        deadline = time.perf_counter() + timeout_s
+        self.flush(timeout_s)
+        self._closing.set()
+        self._hurry.set()
+        self._thread.join(max(0.1, deadline - time.perf_counter()))
+        report = self.report()
+        if report.pending:
+            _log.warning(
+                "upload.pending", store=self._remote.url, pending=report.pending, reason=report.reason
+            )
+        return report
+
+    def _work(self) -> None:
+        with ThreadPoolExecutor(self._concurrency, "antiphon-upload") as pool:
+            while not self._closing.is_set():
+                with self._outbox.claimed() as mine:
+                    while mine and not self._closing.is_set():
+                        with suppress(RetryError):  # it was told to stop; the outbox knows what is left
+                            self._attempts()(self._round, pool)
+                        self._rest(LOOK_S)
+                if not mine:
+                    self._rest(LOOK_S)
+
+    def _attempts(self) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception_type((UnavailableError, ConfigError)),
+            wait=wait_random_exponential(self._first_pause_s, self._longest_pause_s),
+            stop=stop_when_event_set(self._closing),
+            sleep=self._rest,
+            before_sleep=self._say,
+        )
+
+    def _round(self, pool: ThreadPoolExecutor) -> None:
+        """Send until the outbox is empty.
+
+        Raises:
+            UnavailableError, ConfigError: when nothing more gets through for now.
+        """
+        while not self._closing.is_set() and (names := self._outbox.pending(ROUND)):
+            stop = threading.Event()
+            failures = [f for f in pool.map(self._send, names, repeat(stop)) if f is not None]
+            with self._state:
+                self._state.notify_all()
+            if failures:
+                raise failures[0]
+
+    def _send(self, digest: str, stop: threading.Event) -> AntiphonError | None:
+        """Send one object unless another one of the round has failed, and strike it off."""
+        if stop.is_set() or self._closing.is_set():
+            return None
+        try:
+            if not self._store.has(digest):
+                self._outbox.remove(digest)  # its writer died before the object had a name, or adds it again
+                return None
+            new = self._remote.put(digest, self._store.path(digest))
+        except IntegrityError as error:
+            self._refuse(digest, str(error))
+            return None
+        except (UnavailableError, ConfigError) as error:
+            stop.set()
+            return error
+        self._outbox.remove(digest)
+        with self._state:
+            self._uploaded += new
+            self._known += not new
+        return None
+
+    def _refuse(self, digest: str, reason: str) -> None:
+        self._outbox.refuse(digest)
+        _log.warning("upload.refused", digest=digest, reason=reason)
+        with self._state:
+            self._refused += 1
+            self._reason = reason
+
+    def _say(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        with self._state:
+            self._retries += 1
+            self._reason = str(error)
+        if state.attempt_number == 1:
+            _log.warning("upload.waiting", store=self._remote.url, reason=str(error))
+
+    def _rest(self, seconds: float) -> None:
+        """Pause, unless somebody waits for the outbox to be empty."""
+        if self._hurry.wait(seconds):
+            self._hurry.clear()

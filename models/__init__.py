@@ -1,0 +1,1 @@
+"""A Hugging Face model directory: its tokenizer and the shape of its checkpoint."""

@@ -1,0 +1,93 @@
+"""Alarm watch: tells each alarm of a run once when it rises and once when it is over."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
+from antiphon.core.records import StepCommit
+from antiphon.core.reporting.alarms import ALARMS, Alarm, find_alarms, space_alarm, stall_alarm
+from antiphon.models.codec import resolve_model_path
+from antiphon.services.coordinator.api import RunStatus
+
+_MEND = {kind.name: kind.mend for kind in ALARMS}
+
+
+def current_alarms(commits: Sequence[StepCommit], config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
+    """Return what the figures of a run and its disk show now.
+
+    Args:
+        commits: all commits of the run, in order.
+        config: its configuration.
+        directory: the run's folder.
+    """
+    found = find_alarms(commits, config.loop.max_staleness, _vocabulary(config.model.path))
+    return (*found, *_space(directory))
+
+
+def alarm_line(alarm: Alarm) -> str:
+    """Spell an alarm and what to do about it in one line.
+
+    >>> alarm_line(Alarm("no_space", -1, "only 0.20 GiB are free for runs")).partition(";")[0]
+    'alarm no_space: only 0.20 GiB are free for runs'
+    """
+    return f"alarm {alarm.name}: {alarm.text}; {_MEND[alarm.name]}"
+
+
+class AlarmWatch:
+    """Compares each look at a run with the one before."""
+
+    def __init__(self, config: RunConfig, directory: Path, now: float) -> None:
+        """Begin at `now`, seconds on the clock of whoever calls `look`."""
+        self._config, self._directory = config, directory
+        self.commits: list[StepCommit] = []
+        """All commits seen so far; the caller adds those it fetched."""
+        self._raised: dict[str, Alarm] = {}
+        self._seen = 0
+        self._commit_s = now
+        self._between: list[float] = []
+
+    def look(self, status: RunStatus, now: float) -> list[str]:
+        """Return a line for each alarm that rose or ended since the last look."""
+        grown = len(self.commits) > self._seen
+        if grown:
+            if self._seen:
+                self._between.append((now - self._commit_s) / (len(self.commits) - self._seen))
+            self._seen, self._commit_s = len(self.commits), now
+        limit = self._config.services.stall_timeout_s
+        idle = status.finished or bool(status.paused_reason)
+        stall = None if idle else stall_alarm(now - self._commit_s, self._between, limit, status.waiting)
+        found = {alarm.name: alarm for alarm in self._figures(grown)}
+        if stall is not None:
+            found[stall.name] = stall
+        lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]
+        lines += [f"alarm {name} is over" for name in self._raised if name not in found]
+        self._raised = found
+        return lines
+
+    def _figures(self, grown: bool) -> Sequence[Alarm]:
+        if grown:
+            return current_alarms(self.commits, self._config, self._directory)
+        # A full disk is why a run may not grow, so it is looked at every time.
+        kept = [alarm for alarm in self._raised.values() if alarm.name not in ("stall", "no_space")]
+        return [*kept, *_space(self._directory)]
+
+
+def _space(directory: Path) -> tuple[Alarm, ...]:
+    found = space_alarm(shutil.disk_usage(directory).free, str(directory))
+    return () if found is None else (found,)
+
+
+@cache
+def _vocabulary(model_path: str) -> int | None:
+    """Return the number of tokens; None where the model's configuration is not on this machine."""
+    try:
+        path = Path(resolve_model_path(model_path)) / "config.json"
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (ConfigError, OSError, ValueError):
+        return None
+    rows = plain.get("vocab_size") or plain.get("text_config", {}).get("vocab_size")
+    return rows if isinstance(rows, int) else None

@@ -1,0 +1,114 @@
+"""Attach: the coordinator of a run that is going on, or one started on its journal to be asked.
+
+A run that rests has no coordinator; its journal has everything a coordinator knows, so one is
+started in this process for as long as the question takes. It grants nothing, as nobody asks it.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.errors import UnavailableError
+from antiphon.core.records import StepCommit
+from antiphon.services.coordinator.api import Event, RunStatus
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.security.credentials import Credentials, find_credentials
+
+ANSWER_S = 5.0
+"""Longest wait for a living coordinator's answer."""
+
+START_S = 60.0
+"""Longest wait for a coordinator to replay a journal."""
+
+
+def coordinator_address(directory: Path, config: RunConfig) -> str | None:
+    """Return HOST:PORT of the run's coordinator as its ready file says, or None without one."""
+    try:
+        told = json.loads((directory / "services" / "coordinator.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return f"{config.services.reached_at}:{told['port']}"
+
+
+async def look(address: str, run_id: str, credentials: Credentials | None = None) -> RunStatus | None:
+    """Ask the coordinator at `address`; None when nobody answers there, or for another run."""
+    client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
+    try:
+        found = await client.status()
+    except UnavailableError:
+        return None
+    finally:
+        await client.close()
+    return found if found.run_id == run_id else None
+
+
+async def commits_of(address: str, credentials: Credentials | None = None) -> Sequence[StepCommit]:
+    """Return all commits of the run whose coordinator answers at `address`, in order.
+
+    Raises:
+        UnavailableError: when nobody answers there.
+    """
+    client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
+    try:
+        return await client.commits(-1)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[CoordinatorClient, bool]]:
+    """Yield a coordinator of the run and whether the run is going on.
+
+    Raises:
+        UnavailableError: when the journal could not be replayed in time.
+    """
+    config = load_config(directory / "config.yaml")
+    address = coordinator_address(directory, config)
+    credentials = find_credentials(config.services.credentials)
+    living = address is not None and await look(address, directory.name, credentials) is not None
+    if living and address is not None:
+        client = CoordinatorClient(address, credentials=credentials)
+        try:
+            yield client, True
+        finally:
+            await client.close()
+        return
+    async with _coordinator_on(directory, config, store_root) as resting:
+        client = CoordinatorClient(resting)
+        try:
+            yield client, False
+        finally:
+            await client.close()
+
+
+@asynccontextmanager
+async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) -> AsyncIterator[str]:
+    from antiphon.services.coordinator.server import serve_coordinator
+    from antiphon.system.processes import configure_logs
+
+    configure_logs("warning")  # its log belongs to nobody here, and standard output to the answer
+    host = "127.0.0.1"
+    bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    serving = asyncio.ensure_future(
+        serve_coordinator(config, directory.name, directory, store_root, host, 0, bound.set_result)
+    )
+    try:
+        ends: list[asyncio.Future[Any]] = [serving, bound]
+        await asyncio.wait(ends, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving
+        if not bound.done():
+            raise UnavailableError(f"the journal of {directory.name} could not be replayed in {START_S:g} s")
+        yield f"{host}:{bound.result()}"
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving}, timeout=START_S)
+
+
+async def all_events(client: CoordinatorClient) -> list[Event]:
+    """Return the whole journal, in order."""
+    return [event async for event in client.watch_events(0, follow=False)]

@@ -1,0 +1,222 @@
+"""Run context: what the stages of one run share inside the flow's process.
+
+Tasks receive a run id and numbers, never objects, so that their parameters stay readable in
+the Prefect UI; they find the living run here. All gRPC clients live on one event loop in one
+thread, and every wait ends at a deadline, at a stop, or with an answer.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.records import StepCommit
+from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.store.uploader import Uploader
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.api import StepResult
+from antiphon.services.learner.client import LearnerClient
+
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+CLOSE_S = 5.0
+"""Longest wait for cancelled calls to end when the clients are closed."""
+
+POLL_S = 5.0
+"""Longest single long poll; between two the stop flag is looked at."""
+
+
+class RunStopped(AntiphonError):
+    """The run was asked to stop; stages leave at once and nothing is lost."""
+
+
+class ClientLoop:
+    """One thread with one event loop on which every gRPC client of this process lives."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="clients", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
+        """Run a coroutine on the loop and wait for its result.
+
+        Raises:
+            UnavailableError: when it did not finish within `timeout_s`.
+        """
+        return await_answer(self.begin(work), timeout_s)
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        """Run a coroutine on the loop without waiting for its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def construct(self, factory: Callable[[], _T]) -> _T:
+        """Build an object on the loop's own thread, as channels want it."""
+
+        async def build() -> _T:
+            return factory()
+
+        return self.run(build(), 30.0)
+
+    def close(self) -> None:
+        """Cancel what is under way, stop the loop and join its thread."""
+
+        async def cancel_all() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others, timeout=CLOSE_S)
+
+        self.run(cancel_all(), 2 * CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10.0)
+
+
+def await_answer(future: "Future[_T]", timeout_s: float) -> _T:
+    """Wait for the result of a call that was begun.
+
+    Raises:
+        UnavailableError: when it did not finish within `timeout_s`.
+    """
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise UnavailableError(f"a service did not answer within {timeout_s:g} s") from None
+
+
+@dataclass
+class StageSpan:
+    """When one stage ran, in seconds of `time.perf_counter`; for reports and benchmarks."""
+
+    stage: str
+    number: int
+    started_s: float
+    ended_s: float
+
+
+@dataclass
+class RunContext:
+    """One living run."""
+
+    run_id: str
+    config: RunConfig
+    run_dir: Path
+    store_root: Path
+    clients: ClientLoop
+    coordinator: CoordinatorClient
+    learner: LearnerClient
+    recorder: Recorder | None = None
+    uploader: Uploader | None = None
+    step_results: dict[int, StepResult] = field(default_factory=dict)
+    spans: list[StageSpan] = field(default_factory=list)
+    recorded: Callable[[int], bool] = lambda step: True
+    """Tells whether a step is recorded; benchmarks switch it."""
+    _stop_reason: str = ""
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _waiting: "set[Future[Any]]" = field(default_factory=set)
+
+    def stop(self, reason: str) -> None:
+        """Ask every stage to leave; the first reason is kept."""
+        if not self._stopped.is_set():
+            self._stop_reason = reason
+            self._stopped.set()
+            for future in list(self._waiting):
+                future.cancel()  # whoever waits for it leaves now
+            _log.info("run.stopping", reason=reason)
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run was asked to stop; empty while it was not."""
+        return self._stop_reason
+
+    def check(self) -> None:
+        """Leave if the run was asked to stop.
+
+        Raises:
+            RunStopped: with the reason.
+        """
+        if self._stopped.is_set():
+            raise RunStopped(self._stop_reason)
+
+    def wait_stopped(self, timeout_s: float) -> bool:
+        """Sleep up to `timeout_s`, less if the run is asked to stop; tell whether it was."""
+        return self._stopped.wait(timeout_s)
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float = POLL_S + 10.0) -> _T:
+        """Run a client call, trying again while the service is away, up to the stall timeout.
+
+        Raises:
+            RunStopped: when the run was asked to stop meanwhile.
+            UnavailableError: when the service stayed away for services.stall_timeout_s.
+        """
+        patience_s = self.config.services.stall_timeout_s
+        since: float | None = None
+        while True:
+            self.check()
+            try:
+                return self._answer(self.clients.begin(work()), timeout_s)
+            except UnavailableError as error:
+                now = time.perf_counter()
+                since = now if since is None else since
+                if now - since > patience_s:
+                    raise UnavailableError(f"gave up after {patience_s:g} s: {error}") from error
+                self.wait_stopped(0.2)
+
+    def _answer(self, future: "Future[_T]", timeout_s: float) -> _T:
+        self._waiting.add(future)
+        try:
+            self.check()  # a stop may have come before the future could be cancelled by it
+            return await_answer(future, timeout_s)
+        except CancelledError:
+            raise RunStopped(self._stop_reason or "the call was cancelled") from None
+        finally:
+            self._waiting.discard(future)
+            future.cancel()
+
+    def timed(self, stage: str, number: int, work: Callable[[], _T]) -> _T:
+        """Run `work` and remember when it ran."""
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.spans.append(StageSpan(stage, number, started, time.perf_counter()))
+
+    def commits(self) -> list[StepCommit]:
+        """Return every committed step so far, in order."""
+        return list(self.call(lambda: self.coordinator.commits(-1)))
+
+
+_RUNS: dict[str, RunContext] = {}
+
+
+def register(run: RunContext) -> None:
+    """Make a run findable by its id within this process."""
+    _RUNS[run.run_id] = run
+
+
+def unregister(run_id: str) -> None:
+    """Forget a run."""
+    _RUNS.pop(run_id, None)
+
+
+def find(run_id: str) -> RunContext:
+    """Return the living run of this process.
+
+    Raises:
+        UnavailableError: when the run does not live here.
+    """
+    try:
+        return _RUNS[run_id]
+    except KeyError:
+        raise UnavailableError(f"run {run_id} does not live in this process; start it again") from None

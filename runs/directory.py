@@ -1,0 +1,180 @@
+"""Run directory: where a run keeps what it must find again, and who may use it.
+
+A configuration names its run: the same command goes on with the run it left unfinished, and
+starts the next one once that is complete. A lock keeps two processes from living the same run.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from antiphon.core.config import RunConfig, dump_config, load_config
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ConfigError
+from antiphon.lineage.ledger.layout import shard_directories
+
+FREE_BYTES = 512 << 20
+"""Least free space a run starts with."""
+
+
+def home_directory() -> Path:
+    """Return where runs, the store and the databases live: ANTIPHON_HOME or ./.antiphon."""
+    return Path(os.environ.get("ANTIPHON_HOME", ".antiphon")).absolute()
+
+
+def store_directory(home: Path) -> Path:
+    """Return the root of the artifact store."""
+    return home / "store"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """One run's directory and whether it was begun before."""
+
+    run_id: str
+    directory: Path
+    resumed: bool
+
+
+def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -> RunPlace:
+    """Find the run that a configuration means: the one named, the unfinished one, or the next.
+
+    Raises:
+        ConfigError: when `run_id` does not exist, is finished, or was begun with another
+            configuration.
+    """
+    runs = home / "runs"
+    if run_id is not None:
+        directory = runs / run_id
+        if not (directory / "config.yaml").exists():
+            raise ConfigError(f"there is no run {run_id} under {runs}; `antiphon status` lists the runs")
+        _check_same(config, directory)
+        if is_finished(directory):
+            raise ConfigError(
+                f"run {run_id} is finished; `antiphon report {run_id}` shows it, --fresh starts anew"
+            )
+        return RunPlace(run_id, directory, resumed=True)
+    fingerprint = digest_bytes(dump_config(config).encode())[:8]
+    stem = f"{config.run.name}-s{config.run.seed}-{fingerprint}"
+    for number in range(1, 1_000_000):
+        candidate = f"{stem}-{number}"
+        directory = runs / candidate
+        if not directory.exists():
+            if _has_ledger(config, candidate, home):
+                continue  # of another home, or of a clone whose ledgers came with git
+            return RunPlace(candidate, directory, resumed=False)
+        if not fresh and not is_finished(directory) and (directory / "config.yaml").exists():
+            return RunPlace(candidate, directory, resumed=True)
+    raise ConfigError(f"too many runs named {stem} under {runs}; give run.name another value")
+
+
+def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
+    """Tell whether somebody's run of that name is in the ledger: two runs never share one."""
+    if not config.record.dvc:
+        return False
+    from antiphon.lineage.recorder import find_project  # brings Arrow, which most verbs do without
+
+    folder = find_project(None, home) / config.record.ledger
+    return bool(shard_directories(folder, run_id))
+
+
+def _check_same(config: RunConfig, directory: Path) -> None:
+    recorded = load_config(directory / "config.yaml")
+    if recorded != config:
+        raise ConfigError(
+            f"run {directory.name} was begun with another configuration; "
+            f"start it from {directory / 'config.yaml'} without overrides"
+        )
+
+
+def is_finished(directory: Path) -> bool:
+    """Tell whether the run in `directory` reached its last step."""
+    return (directory / "outcome.json").exists()
+
+
+def create(place: RunPlace, config: RunConfig) -> None:
+    """Make the directory of a new run; an existing one is left as it is.
+
+    Raises:
+        ConfigError: when there is too little space, or another process just made it.
+    """
+    home = place.directory.parent.parent
+    home.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home).free
+    if free < FREE_BYTES:
+        raise ConfigError(
+            f"only {free >> 20} MiB are free under {home}; a run needs {FREE_BYTES >> 20} MiB: "
+            "free some space or set ANTIPHON_HOME to a larger disk"
+        )
+    if place.resumed:
+        return
+    place.directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.directory.mkdir()
+    except FileExistsError:
+        raise ConfigError(
+            f"another process has just started run {place.run_id}; wait for it, or add --fresh"
+        ) from None
+    temporary = place.directory / "config.yaml.tmp"
+    temporary.write_text(dump_config(config), encoding="utf-8")
+    temporary.rename(place.directory / "config.yaml")
+
+
+def lock(directory: Path) -> IO[str]:
+    """Take the run for this process; keep the handle as long as the run lives.
+
+    Raises:
+        ConfigError: when another process lives it.
+    """
+    handle = (directory / "lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.seek(0)
+        owner = handle.read().strip() or "unknown"
+        handle.close()
+        raise ConfigError(
+            f"run {directory.name} is already going on (process {owner}); wait for it or stop it first"
+        ) from None
+    handle.seek(0)
+    handle.truncate()
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle
+
+
+def write_outcome(directory: Path, outcome: dict[str, object]) -> None:
+    """Mark the run as finished; the last thing a complete run does."""
+    temporary = directory / "outcome.json.tmp"
+    temporary.write_text(json.dumps(outcome, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.rename(directory / "outcome.json")
+
+
+def list_runs(home: Path) -> list[Path]:
+    """Return the directories of all runs, oldest first."""
+    runs = home / "runs"
+    if not runs.is_dir():
+        return []
+    found = [d for d in runs.iterdir() if (d / "config.yaml").exists()]
+    return sorted(found, key=lambda d: (d / "config.yaml").stat().st_mtime)
+
+
+def find_run(home: Path, run_id: str | None) -> Path:
+    """Return the directory of a run, or of the newest one.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    if run_id is not None:
+        directory = home / "runs" / run_id
+        if not (directory / "config.yaml").exists():
+            raise ConfigError(f"there is no run {run_id} under {home / 'runs'}")
+        return directory
+    runs = list_runs(home)
+    if not runs:
+        raise ConfigError(f"there are no runs under {home / 'runs'}; start one with `antiphon demo`")
+    return runs[-1]

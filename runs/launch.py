@@ -1,0 +1,386 @@
+"""Launch: bring one run to life around the flow, and put everything away afterwards.
+
+What is checked is checked before anything starts. Whatever happens then (an error, Ctrl-C, a
+cancel from Prefect), every service this process started is gone when `open_run` is left.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.drafting.statistics import drafting_summary
+from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
+from antiphon.core.reporting.run_view import RunView, SilentView
+from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.report.page import build_report
+from antiphon.lineage.report.timeline import fold
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.lineage.store.uploader import Uploader
+from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.runs import context as run_context
+from antiphon.runs import directory as run_directory
+from antiphon.runs.context import ClientLoop, RunContext
+from antiphon.runs.outcome import RunOutcome, summarise, write_results
+from antiphon.runs.prefect_server import ServerKeeper, begin_prefect_server, client_environment
+from antiphon.runs.preflight import preflight
+from antiphon.runs.progress import show_progress
+from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.client import LearnerClient
+from antiphon.services.rollout.engine.environment import child_environment
+from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
+from antiphon.services.security.keys import LEARNER_KEY, ensure_key
+from antiphon.system.processes import configure_logs
+
+_log = structlog.get_logger(__name__)
+
+CLOSE_S = 5.0
+"""Longest wait for a channel to close."""
+
+SERVER_START_S = 180.0
+"""Longest wait for the Prefect server, which starts beside the services."""
+
+EVENTS_TIMEOUT_S = 60.0
+"""Longest wait for the whole journal, which the report is made from."""
+
+INTERRUPTED_RECORD_S = 15.0
+"""Longest wait for the records of a run that was interrupted."""
+
+RECORD_TIMEOUT_S = 120.0
+"""Longest wait for the records to be written once the last step is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run is shown and where its results go; no part of the configuration."""
+
+    fresh: bool = False
+    """Start the configuration's next run even if an unfinished one exists."""
+    results: Path | None = None
+    """Folder for metrics.json, timings.json and final.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the caller of a flow wants besides its parameters; the Prefect form has none of it."""
+
+    view: RunView = field(default_factory=SilentView)
+    options: RunOptions = field(default_factory=RunOptions)
+    live: "LiveRun | None" = None
+    """A run whose services the caller brought up already."""
+    checked: bool = False
+    """Whether the configuration passed `preflight` already."""
+
+
+_surroundings: ContextVar[Surroundings | None] = ContextVar("surroundings", default=None)
+
+
+@dataclass
+class LiveRun:
+    """A run whose services are up."""
+
+    context: RunContext
+    supervisor: Supervisor
+    committed: int
+    """Steps committed before this process took over."""
+    opened_s: float
+    view: RunView
+    options: RunOptions
+    links: dict[str, str] = field(default_factory=dict)
+
+    def finish(self, loop_s: float) -> RunOutcome:
+        """Close a run whose last step is done: records, report, outcome."""
+        run = self.context
+        status = run.call(lambda: run.coordinator.status())
+        learner = run.call(lambda: run.learner.status())
+        commits = run.commits()
+        events = run.call(lambda: _collect_events(run), EVENTS_TIMEOUT_S)
+        records: dict[str, Any] = {}
+        if run.recorder is not None:
+            records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
+        if run.uploader is not None:
+            run.uploader.flush(RECORD_TIMEOUT_S)
+            records["uploads"] = asdict(run.uploader.report())
+        outcome = summarise(
+            run_id=run.run_id,
+            run_dir=run.run_dir,
+            config=run.config,
+            status=status,
+            learner=learner,
+            commits=commits,
+            loop_s=loop_s,
+            total_s=time.perf_counter() - self.opened_s,
+            restarts=self.supervisor.restarts(),
+            records=records,
+            drafting=drafting_summary(fold(events).drafting_by_epoch),
+        )
+        report = run.run_dir / "report.html"
+        build_report(run.run_dir, ArtifactStore(run.store_root), events, status, report)
+        if run.recorder is not None:
+            run.recorder.attach(report)
+        write_results(outcome, run.run_dir, commits, status, run.spans)
+        if self.options.results is not None:
+            write_results(outcome, self.options.results, commits, status, run.spans)
+        run_directory.write_outcome(run.run_dir, outcome.summary())
+        # Last, so that a run which is interrupted in its records finds its services ready to go on.
+        self.supervisor.expect_end()
+        run.call(lambda: run.coordinator.finish())
+        self.view.finished(outcome.lines(report))
+        return outcome
+
+
+async def _collect_events(run: RunContext) -> list[Any]:
+    return [event async for event in run.coordinator.watch_events(0, follow=False)]
+
+
+@contextmanager
+def open_run(
+    config: RunConfig, run_id: str | None, home: Path, claimed: Callable[[Path], None] = lambda _: None
+) -> Iterator[LiveRun]:
+    """Start (or go on with) a run's services and yield it; stop everything at the end.
+
+    Args:
+        config: the resolved configuration.
+        run_id: a run to go on with; None means the configuration's own.
+        home: the home directory.
+        claimed: told the run's directory as soon as this process has it, before anything starts.
+
+    Raises:
+        ConfigError: before anything is started, for what cannot be meant.
+        AntiphonError: when a service does not start; its own sentence is quoted.
+    """
+    opened = time.perf_counter()
+    if not structlog.is_configured():
+        configure_logs("warning")  # a Prefect worker started this process, not our command
+    surroundings = _surroundings.get() or Surroundings()
+    if surroundings.live is not None:
+        claimed(surroundings.live.context.run_dir)
+        yield surroundings.live
+        return
+    view, options = surroundings.view, surroundings.options
+    if not surroundings.checked:
+        preflight(config, home)
+    place = run_directory.choose_run(config, run_id, home, options.fresh)
+    run_directory.create(place, config)
+    with ExitStack() as stack:
+        stack.enter_context(run_directory.lock(place.directory))
+        claimed(place.directory)
+        view.message(f"{'going on with' if place.resumed else 'starting'} run {place.run_id}")
+        failure: list[str] = []
+        supervisor = Supervisor(place.directory, config.services.restart_limit, failure.append)
+        stack.callback(supervisor.close)
+        clients = ClientLoop()
+        stack.callback(clients.close)
+        context = _start_services(config, place, home, supervisor, clients, view)
+        stack.callback(_close_clients, context)
+        supervisor_failed = _stop_on(context, failure)
+        stack.callback(supervisor_failed.set)
+        stack.callback(lambda: context.stop("the run was closed"))
+        run_context.register(context)
+        stack.callback(lambda: run_context.unregister(place.run_id))
+        if config.record.store is not None:
+            context.uploader = Uploader(open_store(context.store_root, config.record))
+            stack.callback(_close_uploads, context.uploader, place.directory)
+        if config.record.mlflow or config.record.dvc:
+            chunks = ChunkStore(place.directory / "chunks")
+            context.recorder = Recorder(
+                place.run_id,
+                config,
+                place.directory,
+                home,
+                context.store_root,
+                read_chunk=chunks.get,
+                decode=decoder(config),
+            )
+            stack.callback(_close_records, context.recorder, place.directory)
+            if place.resumed:
+                from antiphon.tasks.record import catch_up  # brings Prefect, which reads its variables once
+
+                catch_up(context)
+        committed = context.call(lambda: context.coordinator.status()).committed_steps
+        live = LiveRun(context, supervisor, committed, opened, view, options)
+        stack.callback(show_progress(context, view))
+        view.started(place.run_id, _links(place.directory))
+        yield live
+
+
+def _start_services(
+    config: RunConfig,
+    place: run_directory.RunPlace,
+    home: Path,
+    supervisor: Supervisor,
+    clients: ClientLoop,
+    view: RunView,
+) -> RunContext:
+    timeout_s = config.services.start_timeout_s
+    store_root = run_directory.store_directory(home)
+    store_root.mkdir(parents=True, exist_ok=True)
+    host, dialled = config.services.host, config.services.reached_at
+    port = config.services.coordinator_port
+    bundle = config.services.credentials
+    credentials = find_credentials(bundle)
+    if credentials is None:
+        ensure_key(place.directory / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
+    specs = service_specs(place.run_id, place.directory, store_root, host, port)
+    supervisor.start(specs["coordinator"](""))
+    address = f"{dialled}:{supervisor.wait_ready('coordinator', timeout_s)}"
+    supervisor.start(specs["learner"](address))
+    supervisor.start(specs["reward"](address))
+    environment = child_environment(config.rollout.threads, {})
+    if bundle is not None:
+        environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
+    names = [f"worker-{i}" for i in range(config.rollout.workers)]
+    for name in names:
+        supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
+    view.message("services are starting: coordinator is up, learner, reward and workers follow")
+    learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s)}"
+    for name in ["reward", *names]:
+        supervisor.wait_ready(name, timeout_s)
+    return RunContext(
+        run_id=place.run_id,
+        config=config,
+        run_dir=place.directory,
+        store_root=store_root,
+        clients=clients,
+        coordinator=clients.construct(lambda: CoordinatorClient(address, credentials=credentials)),
+        learner=clients.construct(lambda: LearnerClient(learner_address, credentials=credentials)),
+    )
+
+
+def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:
+    """Return what turns token ids into text; the tokenizer is loaded when it is first needed."""
+    codec = cache(lambda: TextCodec.load(resolve_model_path(config.model.path)))
+    return lambda token_ids: codec().decode(token_ids)
+
+
+def _close_records(recorder: Recorder, directory: Path) -> None:
+    """Write what is queued; a run that was interrupted makes up for the rest when it goes on."""
+    finished = run_directory.is_finished(directory)
+    recorder.close(RECORD_TIMEOUT_S if finished else INTERRUPTED_RECORD_S)
+
+
+def _close_uploads(uploader: Uploader, directory: Path) -> None:
+    """Send what is left; what the time does not suffice for waits on the disk for the next run."""
+    uploader.close(RECORD_TIMEOUT_S if run_directory.is_finished(directory) else INTERRUPTED_RECORD_S)
+
+
+def _close_clients(context: RunContext) -> None:
+    for close in (context.coordinator.close, context.learner.close):
+        try:
+            context.clients.run(close(), CLOSE_S)
+        except UnavailableError as error:
+            _log.warning("client.unclosed", error=str(error))
+
+
+def _stop_on(context: RunContext, failure: list[str]) -> threading.Event:
+    """Stop the run when the supervisor gives up on a service."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if failure:
+                context.stop(failure[0])
+                return
+
+    threading.Thread(target=watch, name="failures", daemon=True).start()
+    return over
+
+
+def _links(run_dir: Path) -> dict[str, str]:
+    api = os.environ.get("PREFECT_API_URL", "")
+    links = {"run": str(run_dir)}
+    if api:
+        links["prefect"] = api.removesuffix("/api").rstrip("/")
+    return links
+
+
+def run_post_train(
+    config: RunConfig,
+    run_id: str | None,
+    home: Path,
+    view: RunView,
+    options: RunOptions | None = None,
+) -> RunOutcome:
+    """Run the flow in this process against a real Prefect server and return what came of it.
+
+    A server is started unless PREFECT_API_URL names one; it is stopped afterwards, its
+    database stays.
+
+    Raises:
+        AntiphonError: with the reason, when the run did not complete.
+    """
+    os.environ["ANTIPHON_HOME"] = str(home)
+    surroundings = Surroundings(view, options or RunOptions(), checked=True)
+    preflight(config, home)
+    with ExitStack() as stack:
+        token = _surroundings.set(surroundings)
+        stack.callback(_surroundings.reset, token)
+        server = None
+        if not os.environ.get("PREFECT_API_URL"):
+            view.message("starting the Prefect server and the services")
+            server = begin_prefect_server(home, 0, home / "prefect" / "server.log")
+            stack.callback(server.stop)
+            for name, value in client_environment(server.url, home).items():
+                stack.callback(_set_variable(name, value))
+        live = stack.enter_context(open_run(config, run_id, home))
+        if server is not None:
+            server.wait_healthy(SERVER_START_S)
+            stack.callback(ServerKeeper(server, home).close)
+        stack.enter_context(surrounded(replace(surroundings, live=live)))
+        from prefect.exceptions import CancelledRun
+
+        from antiphon.flows.post_train import flush_events, post_train
+
+        stack.callback(flush_events)
+        try:
+            result = post_train(config, live.context.run_id)
+        except CancelledRun as error:
+            raise AntiphonError("the run was cancelled; start it again to go on") from error
+        except httpx.HTTPError as error:
+            finished = run_directory.is_finished(live.context.run_dir)
+            raise UnavailableError(
+                f"the Prefect server at {os.environ['PREFECT_API_URL']} went away and was not told the end; "
+                f"{'the run is complete' if finished else 'the same command goes on'}"
+            ) from error
+    if not isinstance(result, dict):
+        raise AntiphonError(f"the run did not complete: {result}")
+    return RunOutcome.from_summary(result)
+
+
+@contextmanager
+def surrounded(surroundings: Surroundings) -> Iterator[None]:
+    """Hand `surroundings` to the flows that are called inside."""
+    token = _surroundings.set(surroundings)
+    try:
+        yield
+    finally:
+        _surroundings.reset(token)
+
+
+def _set_variable(name: str, value: str) -> Callable[[], None]:
+    """Set an environment variable and return what puts the old one back."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+    return restore
+
+
+__all__ = ["ConfigError", "LiveRun", "RunOptions", "RunOutcome", "open_run", "run_post_train"]

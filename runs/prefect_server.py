@@ -1,0 +1,269 @@
+"""Prefect server: a real one, light enough to share two cores with the loop it watches.
+
+Its database lives in the home directory and outlasts the server, so the pages of a run can be
+served again later. Never the ephemeral in-process server: that gives up after 20 seconds.
+"""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.system.ports import free_port, is_free
+from antiphon.system.processes import PARENT_VARIABLE, tie_to_parent
+
+_log = structlog.get_logger(__name__)
+
+HOST = "127.0.0.1"
+
+STOP_GRACE_S = 10.0
+"""Seconds a server gets between SIGTERM and SIGKILL."""
+
+POLL_S = 0.2
+"""Pause between two looks at a server that is starting."""
+
+_SCHEDULING = ("SCHEDULER", "LATE_RUNS", "TRIGGERS", "PAUSE_EXPIRATIONS")
+"""Background services that only deployments and automations need."""
+
+KEEP_S = 0.5
+"""Pause between two looks at a server that is kept."""
+
+RESTARTS = 5
+"""Times a kept server is started again."""
+
+_UNUSED = ("FOREMAN", "REPOSSESSOR", "CLEANUP_RECONCILER")
+"""Background services for remote work pools and concurrency leases, which no flow here uses."""
+
+
+def check_port(port: int, option: str, host: str = HOST) -> None:
+    """Make sure that a server could listen on `port`.
+
+    Raises:
+        ConfigError: when something listens there already; `option` is what to change.
+    """
+    if not is_free(port, host):
+        raise ConfigError(f"port {port} on {host} is taken; give another one with {option}")
+
+
+def answers(url: str, timeout_s: float = 2.0) -> bool:
+    """Tell whether an HTTP GET of `url` succeeds."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefectServer:
+    """A server process that this process started."""
+
+    url: str
+    """What PREFECT_API_URL should be."""
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self.process.pid
+
+    @property
+    def page(self) -> str:
+        """Address of the page for people."""
+        return self.url.removesuffix("/api")
+
+    def wait_healthy(self, timeout_s: float) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            UnavailableError: when the server ended, or did not answer in time; it is gone then.
+        """
+        started = time.perf_counter()
+        while not answers(f"{self.url}/health"):
+            waited = time.perf_counter() - started
+            if self.process.poll() is not None:
+                raise UnavailableError(
+                    f"the Prefect server ended with status {self.process.returncode}: {_tail(self.log)}"
+                )
+            if waited > timeout_s:
+                self.stop()
+                raise UnavailableError(
+                    f"the Prefect server did not answer within {timeout_s:g} s; see {self.log}"
+                )
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """Stop the server and everything it started; it writes its database first."""
+        stop_process(self.process)
+
+
+class ServerKeeper:
+    """Starts a server again, on the same port and database, when it ends before it should."""
+
+    def __init__(self, server: PrefectServer, home: Path) -> None:
+        """Begin to watch a server that answers.
+
+        Args:
+            server: the server to keep.
+            home: the home directory it was started for.
+        """
+        self._server = server
+        self._home = home
+        self._over = threading.Event()
+        self.restarts = 0
+        # The thread outlives every server it starts, as their lives are tied to it.
+        self._thread = threading.Thread(target=self._watch, name="prefect", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching, then the server."""
+        self._over.set()
+        self._thread.join(2 * STOP_GRACE_S)
+
+    def _watch(self) -> None:
+        port = int(self._server.page.rpartition(":")[2])
+        while not self._over.wait(KEEP_S):
+            status = self._server.process.poll()
+            if status is None or self.restarts >= RESTARTS:
+                continue
+            self.restarts += 1
+            _log.warning(
+                "prefect.restarted", status=status, start=self.restarts + 1, log=str(self._server.log)
+            )
+            try:
+                self._server = begin_prefect_server(self._home, port, self._server.log)
+            except ConfigError as error:  # the port was given away; it may become free again
+                _log.warning("prefect.unstarted", reason=str(error))
+        self._server.stop()
+
+
+def stop_process(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that leads its own group: SIGTERM, some patience, SIGKILL."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_GRACE_S)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # nobody of its group is left
+
+
+def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False) -> PrefectServer:
+    """Start a server without waiting for it; `wait_healthy` does that.
+
+    Args:
+        home: the home directory; the database is `home/prefect/prefect.db`.
+        port: port to listen on; 0 picks a free one.
+        log: file the server's output is appended to.
+        outlive: keep the server when this process ends, with everything that deployments and
+            schedules need; otherwise it dies with the thread that called this.
+
+    Raises:
+        ConfigError: when the port is taken.
+    """
+    if port:
+        check_port(port, "--prefect-port")
+    port = port or free_port()
+    url = f"http://{HOST}:{port}/api"
+    environment = server_environment(home, url, schedules=outlive)
+    if not outlive:
+        environment[PARENT_VARIABLE] = str(os.getpid())
+    log.parent.mkdir(parents=True, exist_ok=True)
+    arguments = [sys.executable, "-P", "-m", "antiphon.runs.prefect_server", HOST, str(port)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return PrefectServer(url, process, log)
+
+
+def start_prefect_server(home: Path, port: int, log: Path, timeout_s: float) -> PrefectServer:
+    """Start a server that lives as long as this process and wait until it answers.
+
+    Raises:
+        ConfigError: when the port is taken.
+        UnavailableError: when it did not answer within `timeout_s`.
+    """
+    server = begin_prefect_server(home, port, log)
+    server.wait_healthy(timeout_s)
+    return server
+
+
+def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
+    """Return the variables a server runs with: own database, no reports to anybody, little noise."""
+    folder = home / "prefect"
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_") and name != PARENT_VARIABLE
+    }
+    environment |= _database_choice(os.environ)
+    environment |= {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "DO_NOT_TRACK": "1",
+    }
+    idle = _UNUSED if schedules else (*_UNUSED, *_SCHEDULING)
+    environment |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in idle}
+    return environment
+
+
+def client_environment(url: str, home: Path) -> dict[str, str]:
+    """Return the variables under which a flow in this process talks to the server at `url`.
+
+    Task states travel as events; log lines stay in the services' own files, because sending
+    each one costs more than the task it tells of. Prefect's own account of a failed stage is
+    kept off the terminal: the command says the reason once, and the run's page has the rest.
+    """
+    return {
+        "PREFECT_API_URL": url,
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOGGING_TO_API_ENABLED": "false",
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def _database_choice(environment: Mapping[str, str]) -> dict[str, str]:
+    names = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
+    return {name: environment[name] for name in names if name in environment}
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return " | ".join(line.strip() for line in lines[-5:] if line.strip()) or "it wrote nothing"
+
+
+def _serve(host: str, port: str) -> None:
+    """Become a Prefect server that dies with its parent."""
+    tie_to_parent()
+    sys.argv = ["prefect", "server", "start", "--host", host, "--port", port]
+    runpy.run_module("prefect", run_name="__main__")
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

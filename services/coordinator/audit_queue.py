@@ -1,0 +1,152 @@
+"""Trust desk: some groups are scored again, and what is found decides who goes on.
+
+Which groups is drawn with a secret that no worker knows, at a share that depends on the worker's
+standing. What waits for the auditor is kept in memory alone: after a restart other groups are
+drawn. Findings, strikes and quarantines are journal events and outlive it. An audit holds nothing
+up; a worker in quarantine loses its leases at once, and nothing more is taken from it.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+from blake3 import blake3
+
+from antiphon.core.errors import ContractError
+from antiphon.core.loop import events as e
+from antiphon.core.records import GroupSubmission, GroupToAudit
+from antiphon.core.trust.access_tokens import name_of_worker
+from antiphon.core.trust.audit import Band, Finding, SampleFigures, calibrate, judge_group
+from antiphon.core.trust.reputation import Standing, quarantine_reason
+from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.system.wakeup import Signal
+
+QUEUE_LIMIT = 256
+"""Groups that wait for the auditor; beyond it the oldest are let go."""
+AUDIT_S = 120.0
+"""An auditor that has not answered by then is taken for lost, and the group is handed out again."""
+SAMPLES_KEPT = 2048
+"""Trajectories of trusted workers that the band is measured on."""
+LONGEST_REASON = 500
+"""Characters of a reason that the journal keeps."""
+
+_log = structlog.get_logger("coordinator")
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A group drawn for an audit."""
+
+    submission: GroupSubmission
+    prompt_token_ids: tuple[int, ...]
+    free_at_s: float = 0.0
+    """When it may be handed out (again)."""
+
+
+class TrustDesk:
+    """Draws groups, takes findings, shuts workers out."""
+
+    def __init__(self, keeper: RunKeeper, secret: bytes) -> None:
+        """Open the desk.
+
+        Args:
+            keeper: of the run.
+            secret: 32 bytes; whoever knows them knows which groups will be audited.
+        """
+        self._keeper = keeper
+        self._secret = secret
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._trusted: deque[SampleFigures] = deque(maxlen=SAMPLES_KEPT)
+        self._asked = Signal()
+
+    @property
+    def band(self) -> Band:
+        """Return what honest workers show, as far as it was measured."""
+        return calibrate(self._trusted)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many groups wait for an auditor or are with one."""
+        return len(self._waiting)
+
+    def choose(self, submission: GroupSubmission) -> None:
+        """Draw whether a group that was just accepted will be audited."""
+        state = self._keeper.state
+        group = state.groups.get(submission.group_id)
+        standing = state.standings.get(name_of_worker(submission.worker_id), Standing())
+        drawn = (
+            int.from_bytes(blake3(submission.group_id.encode(), key=self._secret).digest(8), "big") / 2**64
+        )
+        if group is None or drawn >= standing.share:
+            return
+        prompt = self._keeper.prompts.prompt(group.split, group.prompt_index)
+        self._waiting[submission.group_id] = _Waiting(submission, prompt.token_ids)
+        while len(self._waiting) > QUEUE_LIMIT:
+            self._waiting.popitem(last=False)
+        self._asked.notify()
+
+    async def pull(self, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
+        """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first."""
+        keeper = self._keeper
+        deadline = keeper.clock() + wait_s
+        while True:
+            keeper.check()
+            now = keeper.clock()
+            free = [waiting for waiting in self._waiting.values() if waiting.free_at_s <= now]
+            if free or now >= deadline:
+                break
+            free_again = min((w.free_at_s for w in self._waiting.values()), default=deadline)
+            await self._asked.wait(min(deadline, free_again) - now)
+        for waiting in free[: max(0, limit)]:
+            waiting.free_at_s = now + AUDIT_S
+        return [GroupToAudit(w.submission, w.prompt_token_ids) for w in free[: max(0, limit)]]
+
+    async def submit(self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = "") -> None:
+        """Take what an audit found; a group that was not asked for changes nothing.
+
+        With a `worker_id` it is what the learner saw in training: it may speak against a worker, but
+        that it does not is no audit passed.
+        """
+        self._keeper.check()
+        if worker_id:
+            name = name_of_worker(worker_id)
+            if name in self._keeper.state.registrations and not self._keeper.state.barred(name):
+                await self._blame(name, group_id, judge_group(samples, self.band))
+            return
+        waiting = self._waiting.pop(group_id, None)
+        if waiting is None or not any(sample.tokens for sample in samples):
+            return
+        name = name_of_worker(waiting.submission.worker_id)
+        standing = self._keeper.state.standings.get(name, Standing())
+        findings = judge_group(samples, self.band, (standing.tokens, standing.missed))
+        if not await self._blame(name, group_id, findings):
+            if name in self._keeper.config.trust.trusted:
+                self._trusted.extend(samples)
+            tokens, missed = sum(s.tokens for s in samples), sum(s.missed for s in samples)
+            drift = max(s.drift for s in samples)
+            await self._keeper.record(e.GroupAudited(group_id, name, tokens, missed, drift))
+
+    async def _blame(self, name: str, group_id: str, findings: Sequence[Finding]) -> bool:
+        """Count what was found against a worker; True when there was something."""
+        if findings:
+            worst = max(findings, key=lambda finding: finding.certain)
+            await self._strike(name, group_id, worst.check, worst.words, worst.certain)
+        return bool(findings)
+
+    async def refused(self, submission: GroupSubmission, error: ContractError) -> None:
+        """Count a strike for a submission that could not be taken."""
+        name = name_of_worker(submission.worker_id)
+        await self._strike(name, submission.group_id, "refused", str(error), certain=False)
+
+    async def _strike(self, name: str, group_id: str, check: str, words: str, certain: bool) -> None:
+        keeper, words = self._keeper, words[:LONGEST_REASON]
+        written = keeper.record(e.WorkerStruck(name, group_id, check, words))
+        _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=words)
+        reason = quarantine_reason(keeper.state.standings[name], certain, words)
+        if reason is not None:
+            written = keeper.record(e.WorkerQuarantined(name, reason))
+            _log.warning("worker.quarantined", worker=name, reason=reason)
+            for member in keeper.fleet.named(name):
+                keeper.lose(member, f"in quarantine: {reason}")
+        await written

@@ -1,0 +1,1 @@
+"""The journal: events and payloads in SQLite or PostgreSQL."""

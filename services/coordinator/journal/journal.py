@@ -1,0 +1,283 @@
+"""Journal: an append-only event log; what was acknowledged is on the disk.
+
+One process owns a journal. Events get their number when they are enqueued, in the order in
+which the state saw them; everything that waits goes into one transaction with a full sync, so
+concurrent requests share the cost. A payload stands in the transaction of its event, so that no
+event ever points at a missing one. While its place cannot take anything (no space, a database
+that is away) a journal says so and keeps trying; nothing is acknowledged meanwhile.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.loop.events import JournalEvent, dump_event, load_event
+from antiphon.services.coordinator.journal.databases import open_sql_store
+from antiphon.services.coordinator.journal.store import (
+    HistoryEdit,
+    HistoryRow,
+    JournalStore,
+    StoredEvent,
+    StoreTotals,
+    TrainedRow,
+    WriteBatch,
+    Written,
+)
+from antiphon.system import failpoints
+from antiphon.system.wakeup import Signal
+
+JOURNAL_NAME = "journal.db"
+"""The journal's file in the folder of the run, unless `coordinator.store` names a database."""
+RETRY_S = 1.0
+"""Pause before a transaction that found no place is tried again."""
+PATIENCE_S = 3600.0
+"""How long a journal waits for its place to take something; then the coordinator ends."""
+
+_log = structlog.get_logger("coordinator")
+_T = TypeVar("_T")
+
+__all__ = [
+    "JOURNAL_NAME",
+    "HistoryEdit",
+    "HistoryRow",
+    "Journal",
+    "StoredEvent",
+    "TrainedRow",
+    "journal_place",
+]
+
+
+def journal_place(config: RunConfig, run_dir: Path) -> Path | str:
+    """Return where a run's journal lies: a file in its folder, or the database of `coordinator.store`."""
+    return config.coordinator.store or run_dir / JOURNAL_NAME
+
+
+def wall_clock() -> float:
+    """Return Unix seconds: for display, and for what expires."""
+    return datetime.now(UTC).timestamp()
+
+
+class Journal:
+    """The journal of one run, open for writing by this process alone."""
+
+    def __init__(
+        self,
+        place: Path | str | JournalStore,
+        run_id: str,
+        wall_clock: Callable[[], float] = wall_clock,
+        *,
+        threaded: bool = True,
+        retry_s: float = RETRY_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Open or create the journal.
+
+        Args:
+            place: a database file, whose folder must exist; a database's URL; or an open store.
+            run_id: the run that the journal must belong to.
+            wall_clock: Unix seconds, for display.
+            threaded: write in a thread of its own. Under virtual time everything stays in the loop.
+            retry_s: pause before a transaction that found no place is tried again.
+            patience_s: how long that goes on before the journal fails for good.
+
+        Raises:
+            ConfigError: when another process has it open, or it belongs to another run.
+            IntegrityError: when it is no journal, or a newer version wrote it.
+            UnavailableError: when it cannot be reached or written.
+        """
+        self._wall_clock = wall_clock
+        self._retry_s, self._patience_s = retry_s, patience_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal") if threaded else None
+        self._pending = WriteBatch()
+        self._pending_done: asyncio.Future[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self.failure: AntiphonError | None = None
+        """Why nothing can be written any more, or None."""
+        self.blocked: UnavailableError | None = None
+        """Why nothing can be written at the moment, or None; it is tried again."""
+        self.on_failure: Callable[[AntiphonError], None] | None = None
+        """Told once when writing failed for good."""
+        self.grown = Signal()
+        """Notified when events reached the disk."""
+        try:
+            if isinstance(place, Path | str):
+                self._store: JournalStore = self._wait_for(open_sql_store, place, run_id)
+            else:
+                self._store = place
+            self._next_seq = self._wait_for(self._store.last_seq) + 1
+        except AntiphonError:
+            if self._thread is not None:
+                self._thread.shutdown()
+            raise
+
+    @property
+    def empty(self) -> bool:
+        """Tell whether nothing was ever recorded."""
+        return self._next_seq == 1
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of this opening of the journal; each is greater than all before."""
+        return self._store.epoch
+
+    def totals(self) -> StoreTotals:
+        """Count what the store holds as trained; call it before anything is appended."""
+        return self._wait_for(self._store.totals)
+
+    def replay(self) -> Iterator[JournalEvent]:
+        """Yield every event in order; call it before anything is appended."""
+        after = 0
+        while rows := self._wait_for(self._store.events, after, 1000):
+            for row in rows:
+                yield load_event(row.kind, row.body)
+            after = rows[-1].seq
+
+    def history(self) -> Iterator[HistoryRow]:
+        """Yield the history in the order in which it was kept; call it before anything is appended."""
+        after = 0
+        while rows := self._wait_for(self._store.history, after, 100):
+            yield from (row for _, row in rows)
+            after = rows[-1][0]
+
+    def enqueue(
+        self,
+        events: Sequence[JournalEvent],
+        payloads: Mapping[str, bytes] | None = None,
+        forget: Sequence[str] = (),
+        history: HistoryEdit | None = None,
+        trained: TrainedRow | None = None,
+    ) -> "asyncio.Future[None]":
+        """Take events for the next transaction; await the result to know that they are on disk.
+
+        With nothing to write, the result says when everything enqueued before is on disk. Giving
+        up waiting never disturbs others who wait for the same transaction.
+
+        Args:
+            events: facts, in order.
+            payloads: bodies to keep, by name, in the same transaction.
+            forget: names of payloads to delete in the same transaction.
+            history: what changes in the history in the same transaction.
+            trained: the step that was committed and what it used up, in the same transaction.
+
+        Raises:
+            AntiphonError: when an earlier write failed; the journal takes nothing after that.
+        """
+        if self.failure is not None:
+            raise self.failure
+        loop = asyncio.get_running_loop()
+        if not (events or payloads or forget or history or trained):
+            last = self._pending_done or self._writing
+            if last is None:
+                last = loop.create_future()
+                last.set_result(None)
+            return asyncio.shield(last)
+        failpoints.reach("coordinator.enqueue.before")
+        batch = self._pending
+        at = self._wall_clock()
+        for event in events:
+            batch.events.append(StoredEvent(self._next_seq, at, event.kind, dump_event(event)))
+            self._next_seq += 1
+        if payloads:
+            batch.payloads.update(payloads)
+        batch.forgotten.extend(forget)
+        if history is not None:
+            batch.edit(history)
+        if trained is not None:
+            batch.trained.append(trained)
+        if self._pending_done is None:
+            self._pending_done = loop.create_future()
+            self._pending_done.add_done_callback(_observe)
+        if self._flushing is None:
+            self._flushing = loop.create_task(self._flush())
+        failpoints.reach("coordinator.enqueue.after")
+        return asyncio.shield(self._pending_done)
+
+    async def payload(self, name: str) -> bytes | None:
+        """Return a kept payload, or None when it was forgotten or never there."""
+        return await self._in_thread(self._store.payload, name)
+
+    async def read(self, after_seq: int, limit: int) -> list[StoredEvent]:
+        """Return up to `limit` events with a number greater than `after_seq`, from the disk."""
+        return await self._in_thread(self._store.events, after_seq, limit)
+
+    async def close(self) -> None:
+        """Write what waits, then let go of the place; what finds no place now was never acknowledged."""
+        self._patience_s = 0.0
+        if self._flushing is not None:
+            await self._flushing
+        await self._in_thread(self._store.close)
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    async def _flush(self) -> None:
+        try:
+            while (done := self._pending_done) is not None:
+                batch, self._pending, self._pending_done = self._pending, WriteBatch(), None
+                self._writing = done
+                try:
+                    await self._write(batch)
+                except AntiphonError as error:
+                    self._fail(error, done)
+                    return
+                done.set_result(None)
+                self.grown.notify()
+        finally:
+            self._flushing = self._writing = None
+
+    async def _write(self, batch: WriteBatch) -> None:
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while True:
+            try:
+                written = await self._in_thread(self._store.write, batch)
+            except UnavailableError as error:
+                if loop.time() - since >= self._patience_s:
+                    raise
+                if self.blocked is None:
+                    _log.error("journal.blocked", reason=str(error))
+                self.blocked = error
+            else:
+                break
+            await asyncio.sleep(self._retry_s)
+        if self.blocked is not None:
+            _log.info("journal.unblocked", blocked_s=round(loop.time() - since, 1))
+            self.blocked = None
+        if written is Written.OVERTAKEN:
+            raise UnavailableError(
+                f"this coordinator lost its place: another one opened {self._store.place} after it "
+                f"(epoch {self._store.epoch} was overtaken); it stops, call the new one"
+            )
+
+    def _fail(self, error: AntiphonError, done: "asyncio.Future[None]") -> None:
+        self.failure = error
+        for waiting in (done, self._pending_done):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+        self._pending, self._pending_done = WriteBatch(), None
+        if self.on_failure is not None:
+            self.on_failure(error)
+        self.grown.notify()
+
+    async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        if self._thread is None:
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def _wait_for(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        if self._thread is None:
+            return work(*arguments)
+        return self._thread.submit(work, *arguments).result()
+
+
+def _observe(future: "asyncio.Future[None]") -> None:
+    """Mark a failure as seen: callers that do not wait for the disk hear of it on their next call."""
+    if not future.cancelled():
+        future.exception()

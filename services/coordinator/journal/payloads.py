@@ -1,0 +1,88 @@
+"""Payloads: how submissions, manifests, history and unfinished groups lie in the journal, as bytes."""
+
+from google.protobuf.message import DecodeError
+
+from antiphon.core.errors import IntegrityError
+from antiphon.core.loop.partials import KeptGroup
+from antiphon.core.records import GroupSubmission, PromptHistory, SnapshotManifest
+from antiphon.protos import records_pb2
+from antiphon.services.wire import drafting as wire_drafting
+from antiphon.services.wire import progress as wire_progress
+from antiphon.services.wire import steps as wire_steps
+from antiphon.services.wire import work as wire_work
+
+
+def manifest_name(version: int) -> str:
+    """Return the name under which the manifest of a version is kept."""
+    return f"manifest-{version:06d}"
+
+
+def prefix_name(group_id: str) -> str:
+    """Return the name under which the beginning of a handed-over group is kept."""
+    return f"prefix-{group_id}"
+
+
+def dump_prefix(kept: KeptGroup) -> bytes:
+    """Return the beginning of a group as bytes."""
+    return bytes(wire_progress.kept_group_to_proto(kept).SerializeToString())
+
+
+def load_prefix(payload: bytes) -> KeptGroup:
+    """Read what `dump_prefix` wrote.
+
+    Raises:
+        IntegrityError: when the bytes are no beginning of a group.
+    """
+    try:
+        return wire_progress.kept_group_from_proto(records_pb2.KeptGroup.FromString(payload))
+    except DecodeError as error:
+        raise IntegrityError(f"a group's beginning in the journal cannot be read: {error}") from error
+
+
+def dump_submission(submission: GroupSubmission) -> bytes:
+    """Return a submission as bytes: those it came in, or made of it."""
+    if submission.encoded is not None:
+        return submission.encoded
+    return bytes(wire_work.group_submission_to_proto(submission).SerializeToString())
+
+
+def load_submission(payload: bytes) -> GroupSubmission:
+    """Read what `dump_submission` wrote.
+
+    Raises:
+        IntegrityError: when the bytes are no submission.
+    """
+    try:
+        return wire_work.group_submission_from_proto(records_pb2.GroupSubmission.FromString(payload))
+    except DecodeError as error:
+        raise IntegrityError(f"a group's payload in the journal cannot be read: {error}") from error
+
+
+def dump_manifest(manifest: SnapshotManifest) -> bytes:
+    """Return a manifest as bytes."""
+    return bytes(wire_steps.snapshot_manifest_to_proto(manifest).SerializeToString())
+
+
+def load_manifest(payload: bytes) -> SnapshotManifest:
+    """Read what `dump_manifest` wrote.
+
+    Raises:
+        IntegrityError: when the bytes are no manifest.
+    """
+    try:
+        return wire_steps.snapshot_manifest_from_proto(records_pb2.SnapshotManifest.FromString(payload))
+    except DecodeError as error:
+        raise IntegrityError(f"a manifest in the journal cannot be read: {error}") from error
+
+
+def dump_history(history: PromptHistory) -> bytes:
+    """Return a history as bytes, its tokens compressed."""
+    return bytes(wire_drafting.prompt_history_to_proto(history).SerializeToString())
+
+
+def load_history(payload: bytes) -> PromptHistory | None:
+    """Read what `dump_history` wrote; None, with a line in the log, when the bytes are damaged."""
+    try:
+        return wire_drafting.prompt_history_from_proto(records_pb2.PromptHistory.FromString(payload))
+    except DecodeError:
+        return None

@@ -1,0 +1,204 @@
+"""SQL store: a journal's rows in a relational database, the same for SQLite and PostgreSQL.
+
+Every write is one transaction that first checks the epoch. What differs between the databases
+(locks, sessions, words for errors) is in `sql_places`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from antiphon.core.errors import AntiphonError, IntegrityError
+from antiphon.services.coordinator.journal import schema
+from antiphon.services.coordinator.journal.store import (
+    HistoryRow,
+    JournalStore,
+    StoredEvent,
+    StoreTotals,
+    WriteBatch,
+    Written,
+    numbers_of,
+)
+from antiphon.system import failpoints
+
+_T = TypeVar("_T")
+
+
+class SqlPlace(Protocol):
+    """One database, and how this process claims it."""
+
+    name: str
+    """The place in words, without secrets."""
+
+    def connect(self) -> sa.Connection:
+        """Claim the place and return a connection; called again after the connection was lost.
+
+        Raises:
+            ConfigError: when another process holds the place.
+            UnavailableError: when it cannot be reached.
+        """
+        ...
+
+    def in_words(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
+        """Return what an error of the database means."""
+        ...
+
+    def release(self) -> None:
+        """Let another process have the place."""
+        ...
+
+
+class SqlStore(JournalStore):
+    """A journal in a database, open for writing by this process alone."""
+
+    def __init__(self, place: SqlPlace, run_id: str) -> None:
+        """Claim the place, bring it to the present schema and raise its epoch.
+
+        Raises:
+            ConfigError: when another process holds it, or it belongs to another run.
+            IntegrityError: when it is no journal, or a newer version wrote it.
+            UnavailableError: when it cannot be reached or written.
+        """
+        self._place = place
+        self._connection = place.connect()
+        self._unsure = False
+        """Whether the last write may have got through without our knowing."""
+        try:
+            with self._connection.begin():
+                self._epoch = schema.prepare(self._connection, run_id, place.name)
+        except sa.exc.SQLAlchemyError as error:
+            self.close()
+            raise place.in_words(error) from error
+        except AntiphonError:
+            self.close()
+            raise
+        self._locks_rows = self._connection.dialect.name != "sqlite"
+        insert = postgresql.insert if self._locks_rows else sqlite.insert
+        upsert = insert(schema.payloads)
+        self._keep = upsert.on_conflict_do_update(
+            index_elements=["name"], set_={"body": upsert.excluded.body}
+        )
+        self._forget = schema.payloads.delete().where(schema.payloads.c.name == sa.bindparam("gone"))
+
+    @property
+    def place(self) -> str:
+        """Name the place."""
+        return self._place.name
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of this opening."""
+        return self._epoch
+
+    def last_seq(self) -> int:
+        """Return the number of the newest event, 0 for none."""
+        return self._read(lambda: self._last_seq())
+
+    def totals(self) -> StoreTotals:
+        """Count what was trained."""
+
+        def count(table: sa.Table) -> int:
+            return self._connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+        return self._read(lambda: StoreTotals(count(schema.steps), count(schema.trained)))
+
+    def events(self, after: int, limit: int) -> list[StoredEvent]:
+        """Return up to `limit` events after number `after`."""
+        table = schema.events
+        query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
+        return self._read(lambda: [StoredEvent(*row) for row in self._connection.execute(query)])
+
+    def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
+        """Return up to `limit` rows of history after row `after`."""
+        table = schema.history
+        query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
+        return self._read(lambda: [(seq, HistoryRow(*row)) for seq, *row in self._connection.execute(query)])
+
+    def payload(self, name: str) -> bytes | None:
+        """Return a payload, or None."""
+        query = sa.select(schema.payloads.c.body).where(schema.payloads.c.name == name)
+        return self._read(lambda: self._connection.execute(query).scalar_one_or_none())
+
+    def write(self, batch: WriteBatch) -> Written:
+        """Write everything in one transaction, or nothing."""
+        failpoints.reach("coordinator.commit.before")
+        try:
+            self._reconnect()
+            with self._connection.begin():
+                if schema.read_epoch(self._connection, self._locks_rows) != self._epoch:
+                    return Written.OVERTAKEN
+                if not (self._unsure and batch.events and self._last_seq() >= batch.events[-1].seq):
+                    self._insert(batch)
+                failpoints.reach("coordinator.commit.inside")
+        except sa.exc.IntegrityError as error:
+            raise IntegrityError(
+                f"the journal {self.place} refuses what contradicts it ({_cause(error)}); "
+                "keep it for an inquiry and start the run again"
+            ) from error
+        except sa.exc.SQLAlchemyError as error:
+            self._unsure = True
+            raise self._place.in_words(error) from error
+        self._unsure = False
+        failpoints.reach("coordinator.commit.after")
+        return Written.DONE
+
+    def close(self) -> None:
+        """Let go of the place."""
+        self._connection.close()
+        self._connection.engine.dispose()
+        self._place.release()
+
+    def _insert(self, batch: WriteBatch) -> None:
+        """Write inside the running transaction; payloads before the events that point at them."""
+        run = self._connection.execute
+        if batch.payloads:
+            run(self._keep, [{"name": name, "body": body} for name, body in batch.payloads.items()])
+        if batch.events:
+            run(schema.events.insert(), [_row(event) for event in batch.events])
+        if batch.trained:
+            run(schema.steps.insert(), [_step(row) for row in batch.trained])
+        if numbers := numbers_of(batch.trained):
+            rows = [{"group_id": group, "step": step, "place": place} for group, step, place in numbers]
+            run(schema.trained.insert(), rows)
+        if batch.forgotten:
+            run(self._forget, [{"gone": name} for name in batch.forgotten])
+        if batch.history:
+            table = schema.history
+            same_key = table.c.prompt_key == sa.bindparam("gone_key")
+            same_epoch = table.c.epoch == sa.bindparam("gone_epoch")
+            gone = [{"gone_key": key, "gone_epoch": epoch} for key, epoch in batch.history]
+            run(table.delete().where(same_key, same_epoch), gone)
+        if kept := [dataclasses.asdict(row) for row in batch.history.values() if row is not None]:
+            run(schema.history.insert(), kept)
+
+    def _last_seq(self) -> int:
+        return self._connection.execute(sa.select(sa.func.max(schema.events.c.seq))).scalar() or 0
+
+    def _read(self, query: Callable[[], _T]) -> _T:
+        try:
+            self._reconnect()
+            with self._connection.begin():
+                return query()
+        except sa.exc.SQLAlchemyError as error:
+            raise self._place.in_words(error) from error
+
+    def _reconnect(self) -> None:
+        """Claim the place again after the database went away; the epoch tells whether it is still ours."""
+        if self._connection.invalidated or self._connection.closed:
+            self._connection.close()
+            self._connection = self._place.connect()
+
+
+def _row(event: StoredEvent) -> dict[str, Any]:
+    return {"seq": event.seq, "at": event.at, "kind": event.kind, "body": event.body}
+
+
+def _step(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("step", "version", "weights_digest", "batch_digest")}
+
+
+def _cause(error: sa.exc.SQLAlchemyError) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split())

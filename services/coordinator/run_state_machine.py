@@ -1,0 +1,464 @@
+"""Run keeper: the one place where events are applied, journalled and followed up.
+
+Nothing awaits between a decision and `record`, so nobody sees half a change. What follows from
+an event without anybody asking (refills, stale groups, the next batch, lost workers) happens
+here. While the journal or the store has no place nothing new is taken in, and callers hear why;
+if it cannot be used at all, the keeper fails as a whole and a restart goes on from the journal.
+"""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.loop import admission, assembly
+from antiphon.core.loop import events as e
+from antiphon.core.loop.checks import submission_digest
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.leases import HeldLease, LeaseTable
+from antiphon.core.loop.partials import KeptGroup, PartialShelf
+from antiphon.core.loop.run_state import RunState, fold
+from antiphon.core.loop.speculation import LeaseTimes
+from antiphon.core.records import GroupSubmission, WorkerState
+from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.coordinator.archive import Archive
+from antiphon.services.coordinator.fleet import Fleet, Member
+from antiphon.services.coordinator.journal import payloads
+from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
+from antiphon.services.coordinator.prompts import PromptSource
+from antiphon.services.coordinator.sealing import Ingredient, seal_batch
+from antiphon.system import failpoints
+from antiphon.system.wakeup import Signal
+
+STORE_PATIENCE_S = 600.0
+"""How long a sealed batch waits for its store to take it; then the coordinator ends."""
+IDLE_S = 30.0
+"""Longest that the sealing loop sleeps before it looks again."""
+SEEDS_KEPT = 4096
+"""Groups whose seeds are not derived again when they are handed in."""
+SHORTEST_TICK_S = 0.2
+LONGEST_TICK_S = 1.0
+"""How often deadlines are looked at, within these bounds half a heartbeat."""
+
+_log = structlog.get_logger("coordinator")
+
+
+def pinned_values(config: RunConfig) -> dict[str, str]:
+    """Return the configuration that a run keeps for good, as JSON by field."""
+    tree = config.model_dump(mode="json")
+    found = {"run.seed": tree["run"]["seed"], "model.path": tree["model"]["path"]}
+    for section in ("environment", "loop", "sampling"):
+        found |= {f"{section}.{name}": value for name, value in tree[section].items()}
+    found["algorithm.objective"] = tree["algorithm"]["objective"]
+    found["algorithm.normalise_advantages"] = tree["algorithm"]["normalise_advantages"]
+    found["drafting.shared_seeds"] = tree["drafting"]["shared_seeds"]  # seeds are drawn by it
+    found["evaluation.prompts"] = tree["evaluation"]["prompts"]
+    return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
+
+
+class RunKeeper:
+    """State, journal and what follows from events."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_id: str,
+        journal: Journal,
+        store: ArtifactStore,
+        prompts: PromptSource,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.run_id = run_id
+        self.journal = journal
+        self.store = store
+        self.prompts = prompts
+        self.clock = clock
+        self.state = new_state(config)
+        self.leases = LeaseTable(config.coordinator.lease_s)
+        self.fleet = Fleet(config.coordinator.heartbeat_s)
+        self.archive = Archive(config.drafting)
+        self.shelf = PartialShelf(config.coordinator.partials_mib << 20)
+        self.lease_times = LeaseTimes()
+        self.failure: AntiphonError | None = None
+        self.work = Signal()
+        """Something may have become leasable, or workers should hear of something."""
+        self.submitted = Signal()
+        """Groups wait for a judge."""
+        self.judged = Signal()
+        """A batch may have become complete."""
+        self.sealed = Signal()
+        """A batch was sealed, or somebody should look again."""
+        self.failed = asyncio.Event()
+        journal.on_failure = self.fail
+        self._submissions: dict[str, GroupSubmission] = {}
+        self._seeds: dict[str, tuple[int, ...]] = {}
+        self._store_blocked: UnavailableError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Rebuild the state, give running leases fresh deadlines and begin.
+
+        Raises:
+            ConfigError: when the configuration differs from the one the run was opened with.
+            IntegrityError: when the journal contradicts itself.
+        """
+        pinned = pinned_values(self.config)
+        if self.journal.empty:
+            opening: list[e.JournalEvent] = [e.RunOpened(self.run_id, pinned)]
+        else:
+            fold(self.state, self.journal.replay())
+            self._check_same_run(pinned)
+            self._check_totals()
+            opening = [] if self.state.finished else [e.RunResumed()]
+        await self._take_up_leases()
+        await self.record(*opening, history=self.archive.load(self.journal.history()))
+        await self.settle()
+        self._tasks = [self._spawn(self._seal_batches()), self._spawn(self._watch_deadlines())]
+        _log.info("run.ready", run=self.run_id, committed=len(self.state.commits))
+
+    async def _take_up_leases(self) -> None:
+        """Give running leases fresh deadlines, and fetch what was handed over before."""
+        now = self.clock()
+        for group in self.state.groups.values():
+            if group.phase not in (GroupPhase.OPEN, GroupPhase.LEASED):
+                continue
+            body = await self.journal.payload(payloads.prefix_name(group.group_id)) if group.attempt else None
+            kept = None if body is None else payloads.load_prefix(body)
+            if group.phase is GroupPhase.LEASED:
+                self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
+                self.shelf.begin(group.lease_id, group.group_id, group.samples, kept)
+                if group.twin_lease_id:
+                    self.leases.grant(group.twin_lease_id, group.group_id, group.twin_worker_id, now)
+                    self.shelf.begin(group.twin_lease_id, group.group_id, group.samples, kept)
+            elif kept is not None:
+                self.shelf.wait(group.group_id, kept)
+
+    async def close(self) -> None:
+        """Stop what runs in the background and write what waits."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.journal.close()
+
+    @property
+    def blocked_reason(self) -> str:
+        """Return why nothing can be recorded at the moment; empty when it can."""
+        blocked = self.journal.blocked or self._store_blocked
+        return "" if blocked is None else str(blocked)
+
+    def check(self) -> None:
+        """Raise why the keeper failed, if it did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def check_open(self) -> None:
+        """Raise why nothing new is taken in: the keeper failed, or nothing can be recorded now.
+
+        Raises:
+            UnavailableError: while the journal or the store has no place; callers try again.
+        """
+        self.check()
+        if reason := self.blocked_reason:
+            raise UnavailableError(reason)
+
+    def record(
+        self,
+        *events: e.JournalEvent,
+        keep: Mapping[str, bytes] | None = None,
+        forget: Sequence[str] = (),
+        history: HistoryEdit | None = None,
+        trained: TrainedRow | None = None,
+    ) -> "asyncio.Future[None]":
+        """Apply events now and journal them; await the result to know that they are on disk.
+
+        Raises:
+            AntiphonError: when the keeper failed before.
+        """
+        self.check()
+        for event in events:
+            self.state.apply(event)
+        for name in forget:
+            self._submissions.pop(name, None)
+        return self.journal.enqueue(events, keep, forget, history, trained)
+
+    def settle(self) -> "asyncio.Future[None]":
+        """Do what follows from the state: drop stale groups, refill steps, wake who waits."""
+        found = assembly.dropped(self.state, self.config)
+        gone = [event.group_id for event in found if isinstance(event, e.GroupDropped)]
+        for index, event in enumerate(found):
+            if isinstance(event, e.LeaseExpired):
+                # Beyond the bound: what was sampled so far is too old to be continued.
+                self.leases.end(event.lease_id)
+                sampled = self.shelf.sampled(event.lease_id)
+                self.shelf.end(event.lease_id)
+                gone.append(payloads.prefix_name(event.group_id))
+                found[index] = dataclasses.replace(event, at_s=self.clock(), tokens=sampled)
+        for step in range(self.state.next_seal, self.state.opened_steps):
+            found.extend(admission.refills(self.state, self.config, step))
+        written = self.record(*found, forget=gone)
+        if found:
+            self.work.notify()
+        self.judged.notify()
+        return written
+
+    def take_back(self, held: HeldLease, reason: str, waste: str = "preempted") -> None:
+        """End a lease without a submission; its group is offered again, with what is kept of it.
+
+        Args:
+            held: the lease.
+            reason: why, in words.
+            waste: what to call work that nobody continues.
+        """
+        now = self.clock()
+        silent_s = self.leases.silent_s(held, now)
+        self.leases.end(held.lease_id)
+        group = self.state.groups.get(held.group_id)
+        sampled = 0 if group is None else self._sampled_in_vain(group, held.lease_id)
+        kept = self.shelf.end(held.lease_id)
+        if group is None or group.phase is not GroupPhase.LEASED:
+            return
+        if held.lease_id not in (group.lease_id, group.twin_lease_id):
+            return
+        tokens, keep = 0, {}
+        if kept is not None and not group.twin_lease_id:  # else its twin goes on
+            self.shelf.wait(held.group_id, kept)
+            tokens = kept.tokens
+            keep = {payloads.prefix_name(held.group_id): payloads.dump_prefix(kept)}
+        expired = e.LeaseExpired(
+            group_id=held.group_id,
+            lease_id=held.lease_id,
+            worker_id=held.worker_id,
+            reason=reason,
+            at_s=now,
+            tokens=sampled,
+            kept=tokens,
+            silent_s=silent_s,
+            waste=waste,
+        )
+        self.record(expired, keep=keep)
+        _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason, kept=tokens)
+        self.work.notify()
+
+    def lost_race(self, group: GroupState, winner: str) -> list[e.JournalEvent]:
+        """End the lease that another holder of its group was faster than, and return what happened."""
+        found: list[e.JournalEvent] = []
+        if winner not in (group.lease_id, group.twin_lease_id):
+            return found
+        for lease_id in (group.lease_id, group.twin_lease_id):
+            held = self.leases.get(lease_id)
+            if held is None or lease_id == winner:
+                continue
+            found.append(
+                e.LeaseExpired(
+                    group_id=group.group_id,
+                    lease_id=lease_id,
+                    worker_id=held.worker_id,
+                    reason="a duplicate was handed in first",
+                    at_s=self.clock(),
+                    tokens=self._sampled_in_vain(group, lease_id),
+                    waste="duplicate",
+                )
+            )
+            self.leases.end(lease_id)
+            self.shelf.end(lease_id)
+        return found
+
+    def _sampled_in_vain(self, group: GroupState, lease_id: str) -> int:
+        """Return the tokens known of a lease, without those that a duplicate of it went on from."""
+        sampled = self.shelf.sampled(lease_id)
+        if group.twin_lease_id and lease_id == group.lease_id:
+            shared = self.shelf.given(group.twin_lease_id) - self.shelf.given(lease_id)
+            return max(0, sampled - max(0, shared))
+        return sampled
+
+    def lose(self, member: Member, reason: str) -> None:
+        """Count a worker as lost and offer its groups again."""
+        self.fleet.lose(member)
+        self.record(e.WorkerLost(member.worker_id, reason, self.clock()))
+        _log.warning("worker.lost", worker=member.worker_id, reason=reason)
+        for held in self.leases.of_worker(member.worker_id):
+            self.take_back(held, f"worker lost: {reason}")
+        self.work.notify()
+
+    def prefix(self, group_id: str) -> KeptGroup | None:
+        """Return what the next lease of a group continues from; None where it is begun anew."""
+        kept, group = self.shelf.waiting(group_id), self.state.groups.get(group_id)
+        if kept is None or group is None:
+            return None
+        good = admission.continues(self.state, self.config, group, kept.oldest_version)
+        return kept if good else None
+
+    def loaded(self, member: Member) -> None:
+        """Note that a worker samples with another version now."""
+        if member.held_version is not None:
+            self.record(e.WorkerLoaded(member.worker_id, member.held_version))
+            self.work.notify()
+
+    def remember(self, submission: GroupSubmission) -> None:
+        """Keep an accepted submission at hand until its group ends."""
+        self._submissions[submission.group_id] = dataclasses.replace(submission, encoded=None)
+
+    async def submission(self, group_id: str) -> GroupSubmission:
+        """Return an accepted submission, from memory or the journal.
+
+        Raises:
+            IntegrityError: when the journal has lost it.
+        """
+        found = await self.find_submission(group_id)
+        if found is None:
+            raise self.payload_lost(group_id)
+        return found
+
+    def payload_lost(self, group_id: str) -> IntegrityError:
+        """Return the error of a group that lives without what was handed in for it."""
+        return IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")
+
+    async def find_submission(self, group_id: str) -> GroupSubmission | None:
+        """Return an accepted submission, from memory or the journal; None when it was forgotten."""
+        known = self._submissions.get(group_id)
+        if known is not None:
+            return known
+        body = await self.journal.payload(group_id)
+        if body is None:
+            return None
+        submission = payloads.load_submission(body)
+        receipt = self.state.receipts.get(group_id)
+        if receipt is not None and submission_digest(submission) != receipt.payload_digest:
+            raise IntegrityError(
+                f"the payload of group {group_id} in the journal is not what was accepted; "
+                "restore the journal from a copy"
+            )
+        if group_id in self.state.groups:
+            self._submissions[group_id] = submission
+        return submission
+
+    def seeds(self, group: GroupState) -> tuple[int, ...]:
+        """Return the sampler seeds of a group; while it is leased, they stay at hand."""
+        known = self._seeds.get(group.group_id)
+        if known is None:
+            key = self.prompts.prompt(group.split, group.prompt_index).key
+            known = admission.group_seeds(self.config, group, key)
+            if len(self._seeds) >= SEEDS_KEPT:
+                self._seeds.clear()
+            self._seeds[group.group_id] = known
+        return known
+
+    def fail(self, error: AntiphonError) -> None:
+        """Stop everything: from now on every call raises `error`."""
+        if self.failure is None:
+            self.failure = error
+            _log.error("coordinator.failed", reason=str(error))
+        self.failed.set()
+        for signal in (self.work, self.submitted, self.judged, self.sealed):
+            signal.notify()
+
+    def _check_same_run(self, pinned: dict[str, str]) -> None:
+        for name, before in self.state.pinned.items():
+            now = pinned.get(name)
+            if now != before:
+                raise ConfigError(
+                    f"{name}={now} differs from {before}, with which run {self.run_id} was opened; "
+                    "put it back, or start a new run"
+                )
+
+    def _check_totals(self) -> None:
+        """Compare what was folded with what the store counts by itself."""
+        committed = self.state.sealed[: len(self.state.commits)]
+        folded = (len(self.state.commits), sum(batch.groups for batch in committed))
+        totals = self.journal.totals()
+        if folded != (totals.steps, totals.trained_groups):
+            raise IntegrityError(
+                f"the journal contradicts itself: its events say {folded[0]} steps on {folded[1]} groups, "
+                f"its tables {totals.steps} on {totals.trained_groups}; restore it from a copy"
+            )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, AntiphonError):
+            self.fail(error)
+        elif error is not None:
+            _log.error("coordinator.broke", exc_info=error)
+            self.fail(IntegrityError(f"the coordinator broke ({error!r}); its log has the details"))
+
+    async def _seal_batches(self) -> None:
+        # The table library sets itself up on first use, which takes a while; no batch should wait for it.
+        await asyncio.to_thread(encode_batch, [])
+        while self.failure is None:
+            plan = assembly.plan_seal(self.state, self.config)
+            if plan is None:
+                await self.judged.wait(IDLE_S)
+            else:
+                await self._seal(plan)
+
+    async def _seal(self, plan: assembly.SealPlan) -> None:
+        ingredients = {
+            group.group_id: Ingredient(
+                group,
+                await self.submission(group.group_id),
+                self.prompts.prompt(group.split, group.prompt_index),
+            )
+            for group in plan.used
+        }
+        section = self.config.algorithm
+        normalise = section.normalise_advantages and section.objective != "dr_grpo"
+        tally = self.state.since_seal.copy()
+        sealing = partial(seal_batch, plan, ingredients, tally, normalise, self.store)
+        event = await self._until_stored(sealing)
+        failpoints.reach("coordinator.seal.before")
+        await self.record(event)
+        for group in (*plan.used, *plan.filtered):
+            self._submissions.pop(group.group_id, None)
+        _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
+        self.sealed.notify()
+        self.work.notify()
+        await self.settle()
+
+    async def _until_stored(self, sealing: Callable[[], e.BatchSealed]) -> e.BatchSealed:
+        """Write a batch's files, again and again while the store has no place for them."""
+        since = self.clock()
+        while True:
+            try:
+                event = await asyncio.to_thread(sealing)
+            except UnavailableError as error:
+                if self.clock() - since >= STORE_PATIENCE_S:
+                    raise
+                _log.error("store.blocked", reason=str(error))
+                self._store_blocked = error
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._store_blocked = None
+                return event
+
+    async def _watch_deadlines(self) -> None:
+        tick = min(LONGEST_TICK_S, max(SHORTEST_TICK_S, self.config.coordinator.heartbeat_s / 2))
+        while self.failure is None:
+            await asyncio.sleep(tick)
+            now = self.clock()
+            for member in self.fleet.silent(now):
+                self.lose(member, f"no heartbeat for {now - member.seen_s:.1f} s")
+            for held in self.leases.expired(now):
+                self.take_back(held, f"no sign of life for {self.config.coordinator.lease_s:g} s")
+
+    def draining(self, member: Member) -> None:
+        """Ask a worker to leave once its leases are done."""
+        member.state = WorkerState.DRAINING
+        self.record(e.WorkerDraining(member.worker_id))
+        self.work.notify()
+
+
+def new_state(config: RunConfig) -> RunState:
+    """Return the state of a run before its first event."""
+    return RunState(group_size=config.loop.group_size, history_batches=config.coordinator.history_batches)

@@ -1,0 +1,1 @@
+"""Replay: recorded steps and rollouts executed again from artifacts."""

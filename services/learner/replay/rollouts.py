@@ -1,0 +1,201 @@
+"""Replay of rollouts: recorded tokens scored again under the versions that sampled them.
+
+Teacher forcing: one forward pass over prompt and completion gives every token's distribution at
+once, where the worker had one pass for each token. Sampling parameters shape the distribution as
+the engine's sampler does. A completion that changed versions is scored under each of them, whole,
+since a worker recomputes what it has when weights are swapped.
+
+Both programs round. A trajectory that float32 puts outside the tolerance is scored again in
+float64, so that what remains is the rounding of the engine that sampled it, not one's own.
+
+Legend: N trajectories of one pass, W the longest of them, H hidden, V vocabulary.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from antiphon.core.errors import IntegrityError
+from antiphon.core.records import BatchRow, FloatArray, SamplingParameters
+from antiphon.core.reporting.replay_checks import LOGPROB_TOLERANCE, LogprobCheck, compare_logprobs
+from antiphon.lineage.documents.replay_copy import ReplayCopy
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.learner.replay.base import load_version
+from antiphon.services.rollout.engine.keyed_sampler import RowSampling, score
+
+BoolArray = npt.NDArray[np.bool_]
+
+PASS_TOKENS = 8192
+"""Positions of one forward pass."""
+
+PASS_LOGITS = 1 << 24
+"""Most logits held at once: 128 MiB of float64."""
+
+
+class RolloutScorer:
+    """One model whose weights are exchanged for those of any recorded version."""
+
+    def __init__(self, copy: ReplayCopy, model_path: str) -> None:
+        """Load the model.
+
+        Args:
+            copy: the run's artifacts.
+            model_path: folder of the base model; only its shape matters.
+
+        Raises:
+            ConfigError: when it cannot be loaded.
+        """
+        self._copy = copy
+        self._sampling = copy.config.sampling.parameters()
+        self._model = _load(model_path, torch.float32)
+        exact = copy.config.model.dtype == "float32"  # bfloat16 rounds a thousand times more than this
+        self._exact = _load(model_path, torch.float64) if exact else None
+
+    def check(self, step: int) -> LogprobCheck:
+        """Score the batch of a step again and compare with what the workers reported.
+
+        Raises:
+            IntegrityError: when the batch or recorded weights are missing or altered.
+        """
+        rows = decode_batch(self._copy.batch(step))
+        scored = [np.full(len(row.token_ids), np.nan, dtype=np.float32) for row in rows]
+        sampled_by = [_versions(row) for row in rows]
+        for version in sorted({span.version for row in rows for span in row.spans}):
+            if self._copy.weights(version) is not None:
+                own = {place: by == version for place, by in enumerate(sampled_by) if (by == version).any()}
+                self._score_version(version, rows, own, scored)
+        return compare_logprobs(
+            step,
+            [row.behaviour_logprobs for row in rows],
+            scored,
+            [f"sample {row.sample_index} of group {row.group_id}" for row in rows],
+            sampled_by,
+        )
+
+    def _score_version(
+        self,
+        version: int,
+        rows: Sequence[BatchRow],
+        own: Mapping[int, BoolArray],
+        scored: Sequence[FloatArray],
+    ) -> None:
+        """Write the logprobs of a version's own tokens (place -> [T] mask) into `scored`."""
+        tensors = load_version(self._copy, version)
+        # Later tokens do not change earlier ones, so what other versions went on with is left off.
+        parts = {place: _until(rows[place], int(np.flatnonzero(own[place])[-1]) + 1) for place in own}
+        for model in (self._model, self._exact):
+            if model is None or not parts:
+                return
+            self._fill(model, tensors, version)
+            for place, logprobs in zip(parts, self._score(model, list(parts.values())), strict=True):
+                mask = own[place]
+                scored[place][mask] = logprobs[mask[: len(logprobs)]]
+            parts = {
+                place: part
+                for place, part in parts.items()
+                if _beyond(rows[place].behaviour_logprobs[own[place]], scored[place][own[place]])
+            }
+
+    def _fill(self, model: Any, tensors: dict[str, torch.Tensor], version: int) -> None:
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        strange = next((name for name in tensors if shapes.get(name) != tensors[name].shape), None)
+        if strange is not None:
+            raise IntegrityError(
+                f"version {version} of {self._copy.run_id} has a tensor {strange} that the base model lacks "
+                "or has in another shape; give the run's own model with --model"
+            )
+        model.load_state_dict(tensors, strict=False)  # a tied head is recorded once
+
+    def _score(self, model: Any, rows: Sequence[BatchRow]) -> list[FloatArray]:
+        """Return the logprobs [T] of each row's completion under a model's weights."""
+        found: list[FloatArray] = [np.empty(0, dtype=np.float32)] * len(rows)
+        head = model.get_output_embeddings().weight
+        for part in _passes(rows):
+            width = max(_length(rows[place]) for place in part)
+            inputs = np.zeros((len(part), width), dtype=np.int64)
+            for line, place in enumerate(part):
+                row = rows[place]
+                inputs[line, : _length(row)] = np.concatenate([row.prompt_token_ids, row.token_ids])
+            with torch.no_grad():
+                # Padding stands on the right, where a causal model never looks at it.
+                hidden = model.get_decoder()(input_ids=torch.from_numpy(inputs), use_cache=False)
+                for line, place in enumerate(part):
+                    row = rows[place]
+                    first = len(row.prompt_token_ids) - 1
+                    states = hidden.last_hidden_state[line, first : first + len(row.token_ids)]
+                    found[place] = _token_logprobs(states, head, row, self._sampling)
+        return found
+
+
+def row_sampling(sampling: SamplingParameters, rows: int, vocabulary: int) -> RowSampling:
+    """Return the sampling of `rows` tokens drawn alike, as the engine's sampler takes it."""
+    greedy = sampling.temperature == 0.0
+    warm = not greedy and sampling.temperature != 1.0
+    return RowSampling(
+        temperature=_column(sampling.temperature, rows, torch.float64, used=warm),
+        top_k=_column(sampling.top_k, rows, torch.int64, used=0 < sampling.top_k < vocabulary),
+        top_p=_column(sampling.top_p, rows, torch.float64, used=sampling.top_p < 1.0),
+        greedy=_column(True, rows, torch.bool, used=greedy),
+        all_greedy=greedy,
+    )
+
+
+def _column(value: Any, rows: int, dtype: torch.dtype, used: bool) -> torch.Tensor | None:
+    return torch.full((rows,), value, dtype=dtype) if used else None
+
+
+def _token_logprobs(
+    states: torch.Tensor, head: torch.Tensor, row: BatchRow, sampling: SamplingParameters
+) -> FloatArray:
+    """Return the logprobs [T] of the tokens that follow `states` [T, H] under `head` [V, H]."""
+    vocabulary = head.shape[0]
+    tokens = torch.from_numpy(row.token_ids.astype(np.int64))
+    at_once = max(1, PASS_LOGITS // vocabulary)
+    parts = []
+    for start in range(0, len(tokens), at_once):
+        chosen = tokens[start : start + at_once]
+        logits = states[start : start + at_once] @ head.T
+        parts.append(score(logits, chosen, row_sampling(sampling, len(chosen), vocabulary)))
+    found: FloatArray = torch.cat(parts).numpy()
+    return found
+
+
+def _passes(rows: Sequence[BatchRow]) -> Iterator[list[int]]:
+    """Cut rows, shortest first, into passes of at most `PASS_TOKENS` padded positions."""
+    part: list[int] = []
+    for place in sorted(range(len(rows)), key=lambda place: _length(rows[place])):
+        if part and (len(part) + 1) * _length(rows[place]) > PASS_TOKENS:
+            yield part
+            part = []
+        part.append(place)
+    if part:
+        yield part
+
+
+def _load(path: str, dtype: torch.dtype) -> Any:
+    model = load_causal_model(path, torch.float32, gradient_checkpointing=False)
+    return model.to(dtype).eval()
+
+
+def _until(row: BatchRow, tokens: int) -> BatchRow:
+    return replace(row, token_ids=row.token_ids[:tokens], behaviour_logprobs=row.behaviour_logprobs[:tokens])
+
+
+def _beyond(recorded: FloatArray, scored: FloatArray) -> bool:
+    return not bool((np.abs(recorded - scored) <= LOGPROB_TOLERANCE).all())
+
+
+def _length(row: BatchRow) -> int:
+    return len(row.prompt_token_ids) + len(row.token_ids)
+
+
+def _versions(row: BatchRow) -> npt.NDArray[np.int64]:
+    versions = np.full(len(row.token_ids), -1, dtype=np.int64)
+    for span in row.spans:
+        versions[span.start : span.stop] = span.version
+    return versions

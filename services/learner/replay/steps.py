@@ -1,0 +1,291 @@
+"""Replayer: recorded steps executed again by the learner's own code, from artifacts alone.
+
+It is the code that repeats steps after a crash (`services.learner.step`), fed from a copy of a
+run's ledger instead of the run's store and journal. It starts at the nearest pinned checkpoint or
+at the base model, and compares what comes out; a difference is told, not raised, and the steps
+after it are still executed. Everything runs on one thread whose numerics are pinned.
+"""
+
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+import torch
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.reporting.replay_checks import (
+    LogprobCheck,
+    ReplaySummary,
+    StepCheck,
+    TensorDifference,
+    compare_metrics,
+)
+from antiphon.lineage.documents.manifest import build_manifest, source_tree
+from antiphon.lineage.documents.replay_copy import ReplayCopy
+from antiphon.lineage.documents.replay_environment import environment_differences
+from antiphon.lineage.run_log import is_timing
+from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
+from antiphon.services.learner.replay.base import base_model, load_version
+from antiphon.services.learner.replay.rollouts import RolloutScorer
+from antiphon.services.learner.step import Trainer, config_digest
+from antiphon.services.learner.training import TrainedStep
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+
+
+class Replayer:
+    """Executes recorded steps again; methods may be called from any thread, one at a time."""
+
+    def __init__(
+        self,
+        copy: ReplayCopy,
+        *,
+        model: Path | None = None,
+        threads: int | None = None,
+        own_checkpoints: Path | None = None,
+    ) -> None:
+        """Prepare; nothing is loaded before `start` or `score`.
+
+        Args:
+            copy: the run's artifacts; never written to.
+            model: folder of the base model, when the copy's own is not to be used.
+            threads: CPU threads, when not those of the record.
+            own_checkpoints: the run's checkpoint folder on the machine it ran on; unlike a copy's
+                it is trusted to hold pickles.
+        """
+        self._copy = copy
+        self._given = model
+        self._own = own_checkpoints
+        recorded = copy.config.learner.threads
+        self._threads = recorded if threads is None else threads
+        if self._threads < 1:
+            raise ConfigError(f"--threads {threads} is not possible; give 1 or more")
+        self._work = Path(tempfile.mkdtemp(prefix="antiphon-replay-"))
+        self._base: str | None = None
+        self._trainer: Trainer | None = None
+        self._scorer: RolloutScorer | None = None
+        self._thread = ThreadPoolExecutor(1, "replay", pin_numerics, (self._threads,))
+        here = build_manifest(copy.config, copy.run_id, source_tree())
+        changes = environment_differences(copy.manifest, here)
+        if self._threads != recorded:
+            changes = (f"learner.threads was {recorded} and is {self._threads}", *changes)
+        exact = copy.config.model.dtype == "float32"
+        self.summary = ReplaySummary(copy.run_id, 0, changes, judges_logprobs=exact)
+        """What was found so far."""
+
+    def start(self, first: int) -> int:
+        """Restore the newest version up to `first` that can be had, and return it.
+
+        Raises:
+            ConfigError: when the base model cannot be loaded, or a checkpoint belongs to another
+                configuration.
+            IntegrityError: when what was restored is not the recorded version.
+        """
+        return self._timed(lambda: self._start(first))
+
+    def step(self, step: int) -> StepCheck:
+        """Execute the next step again and compare it with its record.
+
+        Raises:
+            IntegrityError: when the batch is missing or altered, or the step is not the next one.
+        """
+        return self._timed(lambda: self._step(step))
+
+    def score(self, step: int) -> LogprobCheck:
+        """Score the trajectories that a step trained on again and compare.
+
+        Raises:
+            IntegrityError: when the batch or the weights of a version are missing or altered.
+        """
+        begun = time.perf_counter()
+        try:
+            return self._thread.submit(self._score, step).result()
+        finally:
+            self.summary.score_seconds += time.perf_counter() - begun
+
+    def close(self) -> None:
+        """Drop the engine and everything that was laid out for it."""
+        trainer = self._trainer
+        if trainer is not None:
+            self._thread.submit(trainer.stop).result()
+        self._thread.shutdown()
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def _timed(self, work: Callable[[], _T]) -> _T:
+        begun = time.perf_counter()
+        try:
+            return self._thread.submit(work).result()
+        finally:
+            self.summary.seconds += time.perf_counter() - begun
+
+    def _start(self, first: int) -> int:
+        version, shelf = self._nearest(first)
+        # Another place of the model or number of threads must not look like another configuration:
+        # checkpoints are compared with the recorded one, and only the engine sees the change.
+        self._trainer = Trainer(self._copy.config, shelf, lambda config: DeepSpeedEngine(self._moved(config)))
+        try:
+            held = self._trainer.start(version)
+        except RuntimeError as error:  # torch's word for tensors of other shapes
+            raise IntegrityError(
+                f"{self._source(version)} does not fit the model of {self._copy.run_id}: "
+                f"{' '.join(str(error).split())[:200]}"
+            ) from error
+        wanted = self._copy.weights_digest(held.version)
+        if held.weights_digest != wanted:
+            raise IntegrityError(
+                f"{self._source(held.version)} has weights {held.weights_digest[:12]}, but version "
+                f"{held.version} of {self._copy.run_id} was recorded with {wanted[:12]}; "
+                f"{self._mend(held.version)}"
+            )
+        self.summary.started_from = held.version
+        return held.version
+
+    def _nearest(self, first: int) -> tuple[int, CheckpointShelf]:
+        """Return the newest usable checkpoint up to `first`, or 0 and a shelf without any."""
+        shelves = [(CheckpointShelf(folder, 1), False) for folder in self._copy.checkpoints]
+        if self._own is not None:
+            shelves.append((CheckpointShelf(self._own, 1), True))
+        best = (0, CheckpointShelf(self._work / "no-checkpoints", 1))
+        for shelf, trusted in shelves:
+            version = shelf.newest_sound(first)
+            while version is not None and not self._usable(shelf.folder(version), version, trusted):
+                version = shelf.newest_sound(version - 1)
+            if version is not None and version > best[0]:
+                best = (version, shelf)
+        return best
+
+    def _usable(self, folder: Path, version: int, trusted: bool) -> bool:
+        """Tell whether a checkpoint may be opened: DeepSpeed would run whatever its pickles say.
+
+        Raises:
+            ConfigError: when it belongs to another configuration.
+        """
+        wanted = config_digest(self._copy.config)
+        for path in sorted(folder.rglob("*.pt")):
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+                if trusted:
+                    continue
+                _log.warning("checkpoint.refused", version=version, reason=str(error).split("\n")[0][:200])
+                return False
+            if "config_digest" in state and state["config_digest"] != wanted:
+                raise ConfigError(
+                    f"the checkpoint of version {version} in {folder.parent} belongs to another model, "
+                    f"algorithm or learner configuration than {self._copy.run_id}; remove its folder, and "
+                    "the replay starts earlier"
+                )
+        return True
+
+    def _moved(self, config: RunConfig) -> RunConfig:
+        model = config.model.model_copy(update={"path": self._model()})
+        learner = config.learner.model_copy(update={"threads": self._threads})
+        return config.model_copy(update={"model": model, "learner": learner})
+
+    def _model(self) -> str:
+        if self._base is None:
+            self._base = base_model(self._copy, self._work / "model", self._given)
+        return self._base
+
+    def _step(self, step: int) -> StepCheck:
+        trainer = self._trainer
+        if trainer is None:
+            raise IntegrityError("the replay has not begun; call start first")
+        begun = time.perf_counter()
+        recorded = self._copy.steps[step]
+        trained = trainer.train(step, self._copy.batch(step))
+        figures = {name: value for name, value in trained.metrics.items() if not is_timing(name)}
+        differs = trained.weights_digest != recorded.weights_digest
+        check = StepCheck(
+            step=step,
+            version=trained.version,
+            recorded_digest=recorded.weights_digest,
+            found_digest=trained.weights_digest,
+            metrics=compare_metrics(recorded.figures, figures),
+            tensor=self._compare_tensors(trained) if differs else None,
+            seconds=time.perf_counter() - begun,
+        )
+        self.summary.steps.append(check)
+        return check
+
+    def _compare_tensors(self, trained: TrainedStep) -> TensorDifference | None:
+        if self._copy.weights(trained.version) is None:
+            return None  # versions that were not published are recorded by digest alone
+        return first_tensor_difference(load_version(self._copy, trained.version), dict(trained.weights))
+
+    def _score(self, step: int) -> LogprobCheck:
+        if self._scorer is None:
+            self._scorer = RolloutScorer(self._copy, self._model())
+        check = self._scorer.check(step)
+        self.summary.logprobs.append(check)
+        return check
+
+    def _source(self, version: int) -> str:
+        return f"the checkpoint of version {version}" if version else f"the base model in {self._model()}"
+
+    def _mend(self, version: int) -> str:
+        if version:
+            return "remove its folder, and the replay starts earlier"
+        return "give the folder of the model the run began with, with --model"
+
+
+def first_tensor_difference(
+    recorded: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
+) -> TensorDifference | None:
+    """Return the first tensor, in the order of the model, that differs, and how many others do."""
+    names = [*found, *(name for name in recorded if name not in found)]
+    unequal = [name for name in names if not _equal(recorded.get(name), found.get(name))]
+    if not unequal:
+        return None
+    name = unequal[0]
+    old, new = recorded.get(name), found.get(name)
+    others = len(unequal) - 1
+    if old is None or new is None or old.shape != new.shape:
+        return TensorDifference(name, 0, 0, float("inf"), 0.0, others)
+    gap = (old.double() - new.double()).abs()
+    return TensorDifference(
+        name=name,
+        elements=old.numel(),
+        different=int((old != new).sum()),
+        largest=float(gap.max()),
+        scale=float(old.double().abs().max()),
+        others=others,
+    )
+
+
+def _equal(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
+    return old is not None and new is not None and old.dtype == new.dtype and torch.equal(old, new)
+
+
+def replay_run(
+    replayer: Replayer,
+    steps: Sequence[int],
+    rollouts: bool,
+    tell: Callable[[str], Any] = lambda _: None,
+) -> ReplaySummary:
+    """Execute steps again, from the nearest version that can be restored, and compare them all.
+
+    Args:
+        replayer: a fresh one.
+        steps: consecutive steps; those between the restored version and the first are executed too.
+        rollouts: score the trajectories of `steps` as well.
+        tell: gets one sentence for each step.
+
+    Raises:
+        AntiphonError: for artifacts that cannot be used; differences are in the summary instead.
+    """
+    begun = replayer.start(steps[0])
+    for step in range(begun, steps[-1] + 1):
+        tell(replayer.step(step).words())
+    for step in steps if rollouts else ():
+        tell(replayer.score(step).words())
+    return replayer.summary

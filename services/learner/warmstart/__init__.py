@@ -1,0 +1,1 @@
+"""Warm start: the demo's base model, made from nothing."""

@@ -1,0 +1,156 @@
+"""Warm start: the demo's base model from nothing, the same bytes on every repetition.
+
+The recipe is the only input, so the digest of the weights can be checked by making them again
+on a machine of the same kind (another CPU generation or library version may round otherwise;
+both are recorded beside the weights).
+"""
+
+import json
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphon.core.digests import digest_file
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.environments.registry import make_environment
+from antiphon.services.learner.warmstart.imitation import Progress, deterministic, imitate
+from antiphon.services.learner.warmstart.recipe import WarmstartRecipe, recipe_as_json
+from antiphon.services.learner.warmstart.tiny_model import (
+    WEIGHTS,
+    build_model,
+    build_tokenizer,
+    save_tiny_model,
+)
+
+RECORD = "warmstart.json"
+"""Name of the file that says how a model directory was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmstartResult:
+    """What a warm start left behind."""
+
+    model_dir: Path
+    weights_digest: str
+    """blake3 of model.safetensors."""
+    parameters: int
+    steps: int
+    tokens: int
+    """Tokens seen, padding included."""
+    final_loss: float
+    """Mean over the last phase's final tenth, nats per completion token."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmstartCheck:
+    """What came of making a committed model again."""
+
+    expected: str
+    """Digest of the committed weights."""
+    found: str
+    """Digest of the weights made now."""
+    differences: Mapping[str, tuple[str, str]]
+    """What differs from the machine of the record: name -> (there, here). Only when this is
+    empty must the digests agree."""
+
+    @property
+    def agrees(self) -> bool:
+        """Tell whether the same bytes came out."""
+        return self.expected == self.found
+
+
+def warmstart(recipe: WarmstartRecipe, out: Path, progress: Progress) -> WarmstartResult:
+    """Train the recipe's model from nothing and write it to `out`.
+
+    Args:
+        recipe: decides every byte of the weights.
+        out: model directory; made if missing, its files are replaced once training is over.
+        progress: called after every step.
+
+    Raises:
+        ConfigError: when the recipe cannot be followed.
+        IntegrityError: when the loss stops being a number; nothing is written then.
+    """
+    environment = make_environment(
+        recipe.environment, recipe.parameters, recipe.seed, train_size=recipe.problems, heldout_size=1
+    )
+    tokenizer = build_tokenizer(environment.problem("train", 0).text, recipe.shape)
+    model = build_model(recipe.shape, recipe.seed)
+    with deterministic():
+        losses, tokens = imitate(model, tokenizer, environment, recipe, progress)
+    tail = losses[-max(1, recipe.phases[-1].steps // 10) :]
+    weights = save_tiny_model(model, tokenizer, out)
+    result = WarmstartResult(
+        model_dir=out,
+        weights_digest=digest_file(weights),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        steps=recipe.steps,
+        tokens=tokens,
+        final_loss=round(sum(tail) / len(tail), 6),
+    )
+    (out / RECORD).write_text(json.dumps(_record(recipe, result), indent=2, sort_keys=True) + "\n")
+    return result
+
+
+def check_warmstart(recipe: WarmstartRecipe, model_dir: Path, progress: Progress) -> WarmstartCheck:
+    """Make a committed model again and compare the digests; `model_dir` is only read.
+
+    Raises:
+        ConfigError: when the directory has no record, or was made by another recipe.
+        IntegrityError: when its weights are not those of its own record.
+    """
+    path = model_dir / RECORD
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; make the model with `antiphon warmstart` first")
+    record = json.loads(path.read_text())
+    if record["recipe"] != recipe_as_json(recipe):
+        raise ConfigError(f"{path} was made by another recipe than {recipe.name!r}; make the model again")
+    expected = record["result"]["weights_digest"]
+    present = digest_file(model_dir / WEIGHTS)
+    if present != expected:
+        raise IntegrityError(
+            f"{model_dir / WEIGHTS} has digest {present}, but {path.name} says {expected}; "
+            "restore both from one commit or make the model again"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        found = warmstart(recipe, Path(scratch), progress).weights_digest
+    here = made_with()
+    differences = {
+        name: (there, here.get(name, "none"))
+        for name, there in record["made_with"].items()
+        if there != here.get(name)
+    }
+    return WarmstartCheck(expected=expected, found=found, differences=differences)
+
+
+def _record(recipe: WarmstartRecipe, result: WarmstartResult) -> dict[str, Any]:
+    return {
+        "recipe": recipe_as_json(recipe),
+        "result": {
+            "weights_digest": result.weights_digest,
+            "parameters": result.parameters,
+            "steps": result.steps,
+            "tokens": result.tokens,
+            "final_loss": result.final_loss,
+        },
+        "made_with": made_with(),
+    }
+
+
+def made_with() -> dict[str, str]:
+    """Return what rounding may depend on: library versions, processor, vector instructions."""
+    packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "reasoning-gym")
+    versions = {package: metadata.version(package) for package in packages}
+    return {
+        **versions,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": "1",
+    }

@@ -1,0 +1,1 @@
+"""Drafting in the rollout engine: what is drafted at each step of vLLM."""

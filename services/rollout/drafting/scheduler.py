@@ -1,0 +1,365 @@
+"""Draft desk: decides for every engine step what is drafted, and keeps the account of it.
+
+The engine tells it which requests came, what was verified and how long a step took; it answers
+with drafts. Groups share what their prompt's history and their finished siblings say. Nothing
+here knows vLLM, and nothing here can change a token: a draft is only ever a guess to verify. Nor
+can a fault in here end a run: the desk says so once, closes, and the engine goes on without it.
+
+Legend: B rows of the batch, one per request; slots are small numbers that stand for requests.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from time import perf_counter
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.forest import DraftForest
+from antiphon.core.drafting.gate import DraftGate, StepPlan
+from antiphon.core.drafting.history import weighted
+from antiphon.core.drafting.windows import make_window
+from antiphon.core.records import DraftingFigures, IntArray
+from antiphon.services.rollout.engine.api import EngineRequest
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Script = Callable[[str, list[int]], Sequence[int]]
+"""(request id, completion so far) -> drafted tokens."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_F = TypeVar("_F")
+
+_log = structlog.get_logger(__name__)
+
+_REST = StepPlan(draft=False, floor=1.0)
+
+IDLE_SHARE = 8
+"""Of the steps in which there is nothing to draft from, one in so many is shown to the gate."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests that draft from one another."""
+
+    prompt: Sequence[int]
+    past: Sequence[tuple[IntArray, float]]
+    """Past completions and their weights, until the forest has them."""
+    capacity: int
+    """Most tokens of one of its requests."""
+    handle: int | None
+    """The forest's name for it; None before anything was drafted for one of its requests."""
+    live: int
+    sourced: bool
+    """Whether there is anything but the requests' own text to draft from."""
+    history: bool
+
+
+def _guarded(
+    fallback: _F,
+) -> Callable[[Callable[Concatenate["DraftDesk", _P], _T]], Callable[Concatenate["DraftDesk", _P], _T | _F]]:
+    """Let a method answer `fallback` once the desk is closed, and close the desk if the method fails."""
+
+    def wrap(
+        method: Callable[Concatenate["DraftDesk", _P], _T],
+    ) -> Callable[Concatenate["DraftDesk", _P], _T | _F]:
+        @wraps(method)
+        def call(desk: "DraftDesk", /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
+            if desk.closed:
+                return fallback
+            try:
+                return method(desk, *arguments, **options)
+            # Whatever is wrong with a draft source, the run must go on: drafts only save time.
+            except Exception as error:  # noqa: BLE001
+                desk.close(f"the drafter failed: {type(error).__name__}: {error}")
+                return fallback
+
+        return call
+
+    return wrap
+
+
+class DraftDesk:
+    """Drafts of one engine. Slots are the caller's; it reuses them after `release`."""
+
+    def __init__(self, settings: DraftingSection, max_window: int, slots: int, vocabulary: int) -> None:
+        """Start empty.
+
+        Args:
+            settings: the run's drafting section.
+            max_window: most tokens of one draft the engine has room for.
+            slots: requests in flight at the same time; more are allowed.
+            vocabulary: token ids outside [0, vocabulary) are never drafted.
+        """
+        self._settings = settings
+        self._max_window = max_window
+        self._window_size = min(max_window, settings.max_window)
+        self._vocabulary = vocabulary
+        self._drafter_s = self._sampler_s = 0.0
+        self._drafter_share_s = self._sampler_share_s = 0.0
+        self._calls = 0
+        self._size(slots)
+        self.script: Script | None = None
+        """Drafts come from here instead, ungated; for tests of the engine."""
+        self.on = True
+        """Whether drafts are wanted at all."""
+        self.open()
+
+    def open(self) -> None:
+        """Begin, or begin anew after a fault; no request may be in flight."""
+        slots, settings = len(self._prompt_length), self._settings
+        self._forest = DraftForest(slots, self._max_window, settings.min_match)
+        self._window = make_window(settings.window, slots, self._window_size)
+        self._gate = DraftGate(settings.probe_steps)
+        self._groups: dict[str, _Group] = {}
+        self._group_of: dict[int, str] = {}
+        self._request_of: dict[int, str] = {}
+        self._waiting: set[int] = set()
+        """Slots that the forest was not told of yet: nothing was drafted since they came."""
+        self._idle_steps = 0
+        self._sourced = 0
+        self._plan = self._previous = _REST
+        self.closed = False
+        """Whether a fault ended drafting."""
+
+    def close(self, reason: str) -> None:
+        """Draft no more: one line in the log, and every call from now on does nothing."""
+        self.closed, self.on, self.script = True, False, None
+        _log.warning("drafting.off", reason=reason)
+
+    def _size(self, slots: int) -> None:
+        self._prompt_length = np.zeros(slots, dtype=np.int64)
+        self._max_tokens = np.zeros(slots, dtype=np.int64)
+        self._counts = np.zeros((slots, 4), dtype=np.int64)
+        self._since = np.zeros((slots, 2), dtype=np.float64)
+
+    @property
+    def gain(self) -> float:
+        """Tokens per second relative to the last undrafted probe; 0 before the first."""
+        return self._gate.gain
+
+    @property
+    def drafter_ms(self) -> float:
+        """Mean milliseconds of one call of the drafter."""
+        return 1e3 * self._drafter_s / max(1, self._calls)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of the draft index."""
+        return self._forest.bytes_used
+
+    @_guarded(None)
+    def admit(self, slot: int, request: EngineRequest) -> None:
+        """Take a request in; the first one of a group opens it, with its history."""
+        if slot >= len(self._prompt_length):
+            self._grow(slot + 1)
+        name = request.group or f"\0{request.request_id}"
+        group = self._groups.get(name) or self._open_group(name, request)
+        group.live += 1
+        self._sourced += group.sourced
+        self._group_of[slot] = name
+        self._request_of[slot] = request.request_id
+        self._waiting.add(slot)
+        self._window.open(slot)
+        self._prompt_length[slot] = len(request.prompt_token_ids)
+        self._max_tokens[slot] = request.sampling.max_tokens
+        self._counts[slot] = 0
+        self._since[slot] = self._drafter_share_s, self._sampler_share_s
+
+    @_guarded(None)
+    def release(self, slot: int, completion: IntArray | None, given: int = 0) -> DraftingFigures | None:
+        """Let a request go and say what drafting did for it.
+
+        Args:
+            slot: the request's; it may be given to another one.
+            completion: [T] int32 what was sampled, which its siblings may draft from; None when the
+                request was given up.
+            given: tokens of it that the request came with; the figures leave them out.
+
+        Returns:
+            None once drafting has ended by a fault.
+        """
+        name = self._group_of.pop(slot)
+        del self._request_of[slot]
+        group = self._groups[name]
+        group.live -= 1
+        self._sourced -= group.sourced
+        sibling = completion is not None and group.live > 0 and self._settings.siblings != "none"
+        if sibling and completion is not None:
+            self._follow(slot, group)
+            self._take_in(slot, completion)
+        if slot in self._waiting:
+            self._waiting.remove(slot)
+        else:
+            self._forest.close_request(slot, sibling)
+        if group.live == 0:
+            if group.handle is not None:
+                self._forest.close_group(group.handle)
+            del self._groups[name]
+        elif sibling and not group.sourced:
+            group.sourced = True
+            self._found_sources(group.live)
+        passes, drafted, covered, accepted = (int(n) for n in self._counts[slot])
+        drafter_s, sampler_s = self._since[slot]
+        return DraftingFigures(
+            tokens=0 if completion is None else len(completion) - given,
+            passes=passes,
+            drafted=drafted,
+            covered=covered,
+            accepted=accepted,
+            with_history=int(group.history),
+            drafter_s=float(self._drafter_share_s - drafter_s),
+            sampler_s=float(self._sampler_share_s - sampler_s),
+            gain=self._gate.gain,
+        )
+
+    @_guarded(False)
+    def begin_step(self) -> bool:
+        """Decide whether drafts are made at the end of the step that starts now."""
+        self._previous = self._plan
+        live = len(self._group_of)
+        if self.script is not None:
+            self._plan = StepPlan(draft=True, floor=0.0)
+        elif self.on and self._sourced:
+            self._plan = self._gate.plan(live)
+        else:
+            self._plan = _REST
+        return self._plan.draft
+
+    @_guarded(None)
+    def propose(
+        self, slots: Int64Array, token_ids: Int32Array, lengths: Int64Array
+    ) -> list[list[int]] | None:
+        """Draft for the next step.
+
+        Args:
+            slots: [B] slot of each row.
+            token_ids: [>= B, L] sequences so far, prompt first.
+            lengths: [B] their lengths.
+
+        Returns:
+            B lists of drafted tokens, some or all of them empty; None once drafting has ended by a fault.
+        """
+        if not self._plan.draft:
+            return [[] for _ in range(len(slots))]
+        for slot in tuple(self._waiting):
+            self._follow(slot, self._groups[self._group_of[slot]])
+        begun = perf_counter()
+        room = self._max_tokens[slots] - (lengths - self._prompt_length[slots]) - 1
+        if self.script is not None:
+            drafts = self._scripted(slots, token_ids, lengths, room)
+        else:
+            limits = np.maximum(np.minimum(self._window.limits(slots), room), 0)
+            tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
+            widest = int(counts.max(initial=0))
+            drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
+        spent = perf_counter() - begun
+        self._drafter_s += spent
+        self._drafter_share_s += spent / max(1, len(slots))
+        self._calls += 1
+        return drafts
+
+    @_guarded(None)
+    def verified(self, slots: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
+        """Take note of a step that verified drafts: [B] each."""
+        counts = self._counts
+        counts[slots, 0] += 1
+        counts[slots, 1] += drafted
+        counts[slots, 2] += accepted + (accepted < drafted)
+        counts[slots, 3] += accepted
+        if self.script is None:
+            self._window.settle(slots, drafted, accepted)
+            self._forest.settle(slots, accepted)
+
+    @_guarded(None)
+    def passed(self, slots: Int64Array) -> None:
+        """Take note of a step without drafts, [B]."""
+        self._counts[slots, 0] += 1
+
+    @_guarded(None)
+    def sampled(self, requests: int, seconds: float) -> None:
+        """Take note of the seconds that the sampler took for a step of `requests` rows."""
+        self._sampler_s += seconds
+        self._sampler_share_s += seconds / max(1, requests)
+
+    @_guarded(None)
+    def end_step(self, requests: int, rows: int, tokens: int, seconds: float) -> None:
+        """Take note of a step that only decoded: what the gate compares."""
+        if self.script is not None or not requests:
+            return
+        if not self._sourced and not self._previous.draft:
+            # Nothing to decide: one step in a few keeps the undrafted time known.
+            self._idle_steps += 1
+            if self._idle_steps % IDLE_SHARE:
+                return
+        self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
+
+    def _follow(self, slot: int, group: _Group) -> None:
+        """Tell the forest of a request, and of its group, if it was not told yet."""
+        if slot not in self._waiting:
+            return
+        self._waiting.remove(slot)
+        if group.handle is None:
+            group.handle = self._forest.open_group(
+                group.prompt, group.past, group.capacity, self._settings.siblings, self._vocabulary
+            )
+            group.past = ()
+        self._forest.open_request(
+            slot, group.handle, int(self._prompt_length[slot]), int(self._max_tokens[slot])
+        )
+
+    def _take_in(self, slot: int, completion: IntArray) -> None:
+        """Bring the forest's text of a request up to date: it was not asked in steps without drafts."""
+        length = int(self._prompt_length[slot])
+        row = np.zeros((1, length + len(completion)), dtype=np.int32)
+        row[0, length:] = completion
+        slots, none = np.array([slot]), np.zeros(1, dtype=np.int64)
+        self._forest.draft(slots, row, np.array([row.shape[1]]), none, 1.0)
+
+    def _open_group(self, name: str, request: EngineRequest) -> _Group:
+        settings, history = self._settings, request.history
+        past = weighted(history, settings.recency, settings.reward_weight) if history else []
+        lockstep = settings.siblings == "lockstep" and bool(request.group)
+        group = self._groups[name] = _Group(
+            prompt=request.prompt_token_ids,
+            past=past,
+            capacity=request.sampling.max_tokens,
+            handle=None,
+            live=0,
+            sourced=bool(past) or lockstep,
+            history=bool(past),
+        )
+        if group.sourced:
+            self._found_sources(0)
+        return group
+
+    def _found_sources(self, requests: int) -> None:
+        if self._sourced * 2 <= len(self._group_of):
+            self._gate.wake()
+        self._sourced += requests
+
+    def _scripted(
+        self, slots: Int64Array, token_ids: Int32Array, lengths: Int64Array, room: Int64Array
+    ) -> list[list[int]]:
+        assert self.script is not None
+        drafts = []
+        for row, slot in enumerate(slots.tolist()):
+            request_id = self._request_of.get(slot)
+            so_far = token_ids[row, self._prompt_length[slot] : lengths[row]].tolist()
+            wanted = [] if request_id is None else list(self.script(request_id, so_far))
+            drafts.append(wanted[: max(0, min(self._window_size, int(room[row])))])
+        return drafts
+
+    def _grow(self, needed: int) -> None:
+        old, size = len(self._prompt_length), max(needed, 2 * len(self._prompt_length))
+        before = self._prompt_length, self._max_tokens, self._counts, self._since
+        self._size(size)
+        for new, kept in zip(
+            (self._prompt_length, self._max_tokens, self._counts, self._since), before, strict=True
+        ):
+            new[:old] = kept

@@ -1,0 +1,1 @@
+"""The rollout engine: vLLM behind one protocol, in a thread of its own."""

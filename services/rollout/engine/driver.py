@@ -1,0 +1,84 @@
+"""Engine driver: how the worker's event loop talks to whatever drives its engine.
+
+In production that is a thread of its own; in the simulation it is the event loop itself, in
+virtual time. Either way messages are obeyed at step boundaries, in the order in which they came.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
+
+
+class EngineDriver(Protocol):
+    """An engine behind a mailbox. Its methods belong to the event loop that runs `run`."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the engine drafted when it was last looked at: history is of use to it."""
+        ...
+
+    @property
+    def continues(self) -> bool:
+        """Whether the engine goes on after a prefix as if it had sampled that itself."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens of the engine's model; 0 before it is built."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which the engine had requests to run."""
+        ...
+
+    async def run(self) -> None:
+        """Build the engine and drive it until cancelled; a failure of the engine is raised here."""
+        ...
+
+    async def started(self, timeout_s: float) -> None:
+        """Wait until the engine is built.
+
+        Raises:
+            UnavailableError: when building takes longer than `timeout_s` seconds.
+        """
+        ...
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests for the next step."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; an output that is already on its way may still be delivered."""
+        ...
+
+    async def progress(
+        self, since: Mapping[str, int], timeout_s: float, stop: bool = False
+    ) -> list[EngineProgress] | None:
+        """Return what the requests of `since` have sampled by the next step boundary.
+
+        Args:
+            since: request id -> tokens known already.
+            timeout_s: longest wait for a step that takes its time.
+            stop: forget these requests in the same moment.
+
+        Returns:
+            None when the engine did not come to a step boundary within `timeout_s` seconds.
+        """
+        ...
+
+    async def load(
+        self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
+    ) -> None:
+        """Swap weights at the next step boundary and return when they sample.
+
+        Raises:
+            IntegrityError: when the engine does not echo the digest it was given.
+            UnavailableError: when the engine did not take them within `timeout_s` seconds.
+        """
+        ...
+
+
+DriveEngine = Callable[[Callable[[], Engine], Callable[[list[EngineOutput]], None]], EngineDriver]
+"""Makes a driver from what builds the engine and what takes finished completions."""

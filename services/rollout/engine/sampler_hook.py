@@ -1,0 +1,247 @@
+"""Sampler hook: draws the tokens of vLLM's batches and keeps their log-probabilities.
+
+vLLM's runner calls `_sample` once per step with the logits of the whole batch. The hook stands in
+its place, finds every row's request in a table of its own and writes the log-probability of each
+drawn token straight into that table, so the engine carries none through its Python lists. Where a
+step verifies drafts, each request owns one row per draft and one more. With the native sampler
+vLLM draws the tokens and only the bookkeeping is ours.
+
+Legend: B requests of the batch, R rows of the step (B, or B + drafts), L longest sequence.
+"""
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from antiphon.core.errors import ConfigError
+from antiphon.core.records import FloatArray, SamplingParameters
+from antiphon.services.rollout.drafting.scheduler import DraftDesk
+from antiphon.services.rollout.engine.keyed_sampler import (
+    PLAIN,
+    RowSampling,
+    draw,
+    request_key,
+    uniforms,
+    verify_chain,
+)
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class SamplerTable:
+    """Sampling state of the requests in flight, one slot each, found by request id."""
+
+    def __init__(self, capacity: int, max_model_len: int, device: torch.device) -> None:
+        """Make a table of `capacity` slots; it doubles when more requests are in flight.
+
+        Rejected drafts may be noted beyond a sequence's end, so `max_model_len` has room for them.
+        """
+        self._slots: dict[str, int] = {}
+        self._free = list(range(capacity - 1, -1, -1))
+        self.keys = np.zeros(capacity, dtype=np.uint64)
+        self.temperature = np.ones(capacity, dtype=np.float64)
+        self.top_k = np.zeros(capacity, dtype=np.int64)
+        self.top_p = np.ones(capacity, dtype=np.float64)
+        self.greedy = np.zeros(capacity, dtype=np.bool_)
+        self._logprobs = torch.zeros(capacity, max_model_len, dtype=torch.float32, device=device)
+
+    def admit(self, request_id: str, seed: int, sampling: SamplingParameters) -> int:
+        """Give a request a slot and return it."""
+        if not self._free:
+            self._grow()
+        slot = self._slots[request_id] = self._free.pop()
+        greedy = sampling.temperature == 0.0
+        self.keys[slot] = request_key(seed)
+        self.greedy[slot] = greedy
+        self.temperature[slot] = 1.0 if greedy else sampling.temperature
+        self.top_k[slot] = 0 if greedy else sampling.top_k
+        self.top_p[slot] = 1.0 if greedy else sampling.top_p
+        return slot
+
+    def release(self, request_id: str) -> int:
+        """Take a request's slot back and return it."""
+        slot = self._slots.pop(request_id)
+        self._free.append(slot)
+        return slot
+
+    def slots_of(self, request_ids: list[str]) -> Int64Array:
+        """Return the slot of each request, [B] int64."""
+        return np.fromiter(map(self._slots.__getitem__, request_ids), np.int64, len(request_ids))
+
+    def record(self, slots: torch.Tensor, positions: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """Keep the log-probabilities [R] of the tokens drawn at `positions` [R]."""
+        self._logprobs[slots, positions] = logprobs
+
+    def logprobs(self, request_id: str, start: int, stop: int) -> FloatArray:
+        """Return a copy of a request's log-probabilities at positions [start, stop), float32."""
+        row = self._logprobs[self._slots[request_id], start:stop]
+        return np.array(row.cpu().numpy(), dtype=np.float32)
+
+    def _grow(self) -> None:
+        old = len(self.keys)
+        self._free = list(range(2 * old - 1, old - 1, -1))
+        self.keys = np.concatenate([self.keys, np.zeros_like(self.keys)])
+        self.temperature = np.concatenate([self.temperature, np.ones_like(self.temperature)])
+        self.top_k = np.concatenate([self.top_k, np.zeros_like(self.top_k)])
+        self.top_p = np.concatenate([self.top_p, np.ones_like(self.top_p)])
+        self.greedy = np.concatenate([self.greedy, np.zeros_like(self.greedy)])
+        self._logprobs = torch.cat([self._logprobs, torch.zeros_like(self._logprobs)])
+
+
+class SamplerHook:
+    """Stands in for the `_sample` method of one vLLM model runner."""
+
+    def __init__(
+        self, runner: Any, table: SamplerTable, sampler: str, vocabulary: int, desk: DraftDesk | None
+    ) -> None:
+        """Take the place of `runner._sample`.
+
+        Args:
+            runner: vLLM's V1 model runner.
+            table: knows every request in flight.
+            sampler: "keyed" or "native".
+            vocabulary: number of tokens, V.
+            desk: hears what became of drafts; None for an engine that never drafts.
+        """
+        from vllm.v1.outputs import SamplerOutput
+
+        self.slots: Int64Array = np.zeros(0, dtype=np.int64)
+        """[B] slot of each row of the batch in the step that runs or ran last."""
+        self.rows = 0
+        """R of that step."""
+        self.accepted = 0
+        """Drafts accepted in that step."""
+        self.decoded_only = False
+        """Whether that step advanced sequences only, without taking in a prompt."""
+        self._output = SamplerOutput
+        self._runner = runner
+        self._table = table
+        self._desk = desk
+        self._vocabulary = vocabulary
+        self._device = torch.device(runner.device)
+        self._native = runner._sample
+        self._metadata: Any = None
+        self.use(sampler)
+        runner._sample = self._sample
+
+    def use(self, sampler: str) -> None:
+        """Switch between the keyed and the native sampler; no request may be in flight."""
+        self._keyed = sampler == "keyed"
+
+    def _sample(self, logits: torch.Tensor, spec_decode_metadata: Any) -> Any:
+        begun = perf_counter()
+        batch = self._runner.input_batch
+        metadata = batch.sampling_metadata
+        if metadata is not self._metadata:
+            # vLLM makes new metadata exactly when rows come, go or move.
+            self._compose(batch, metadata)
+        size = batch.num_reqs
+        lengths = batch.num_tokens_no_spec[:size].astype(np.int64)
+        self.decoded_only = bool(
+            (batch.num_computed_tokens_cpu[:size] >= batch.num_prompt_tokens[:size]).all()
+        )
+        if spec_decode_metadata is None:
+            output = self._sample_rows(logits, lengths)
+            self.rows, self.accepted = size, 0
+            if self._desk is not None:
+                self._desk.passed(self.slots)
+        else:
+            drafted = np.asarray(spec_decode_metadata.num_draft_tokens, dtype=np.int64)
+            verify = self._verify_keyed if self._keyed else self._verify_native
+            accepted, output = verify(logits, spec_decode_metadata, lengths, drafted)
+            self.rows, self.accepted = size + int(drafted.sum()), int(accepted.sum())
+            if self._desk is not None:
+                self._desk.verified(self.slots, drafted, accepted)
+        if self._desk is not None:
+            self._desk.sampled(size, perf_counter() - begun)
+        return output
+
+    def _sample_rows(self, logits: torch.Tensor, lengths: Int64Array) -> Any:
+        if self._keyed:
+            u = torch.from_numpy(uniforms(self._keys, lengths)).to(self._device)
+            tokens, logprobs = draw(logits, u, self._rows)
+            tokens = tokens.to(torch.int32).unsqueeze(-1)
+        else:
+            drawn = self._native(logits, None)
+            tokens, logprobs = drawn.sampled_token_ids, drawn.logprobs_tensors.logprobs[:, 0]
+        self._table.record(self._slot_rows, torch.from_numpy(lengths).to(self._device), logprobs)
+        return self._output(sampled_token_ids=tokens, logprobs_tensors=None)
+
+    def _verify_keyed(
+        self, logits: torch.Tensor, metadata: Any, lengths: Int64Array, drafted: Int64Array
+    ) -> tuple[Int64Array, Any]:
+        rows = drafted + 1
+        starts = np.cumsum(rows) - rows
+        positions = np.repeat(lengths - starts, rows) + np.arange(int(rows.sum()))
+        u = torch.from_numpy(uniforms(np.repeat(self._keys, rows), positions)).to(self._device)
+        tokens, logprobs = draw(logits, u, self._rows.repeat(torch.from_numpy(rows).to(self._device)))
+        drafts = metadata.draft_token_ids.cpu().numpy().astype(np.int64)
+        accepted, emitted = verify_chain(tokens.cpu().numpy(), drafts, drafted)
+        # Rows after a rejection are noted too; what is drawn there later overwrites them.
+        slots = torch.from_numpy(np.repeat(self.slots, rows)).to(self._device)
+        self._table.record(slots, torch.from_numpy(positions).to(self._device), logprobs)
+        output = self._output(
+            sampled_token_ids=torch.from_numpy(emitted).to(self._device), logprobs_tensors=None
+        )
+        return accepted, output
+
+    def _verify_native(
+        self, logits: torch.Tensor, metadata: Any, lengths: Int64Array, drafted: Int64Array
+    ) -> tuple[Int64Array, Any]:
+        drawn = self._native(logits, metadata)
+        tokens = drawn.sampled_token_ids
+        emitted = (tokens >= 0).cpu().numpy()
+        requests, offsets = np.nonzero(emitted)
+        logprobs = drawn.logprobs_tensors.logprobs[:, 0].view(tokens.shape)[
+            torch.from_numpy(requests).to(self._device), torch.from_numpy(offsets).to(self._device)
+        ]
+        slots = torch.from_numpy(self.slots[requests]).to(self._device)
+        positions = torch.from_numpy(lengths[requests] + offsets).to(self._device)
+        self._table.record(slots, positions, logprobs)
+        accepted = emitted.sum(axis=1).astype(np.int64) - 1
+        return accepted, self._output(sampled_token_ids=tokens, logprobs_tensors=None)
+
+    def _compose(self, batch: Any, metadata: Any) -> None:
+        if self._keyed:
+            _refuse_unkeyed(metadata)
+        table = self._table
+        slots = self.slots = table.slots_of(batch.req_ids[: batch.num_reqs])
+        self._keys = table.keys[slots]
+        self._slot_rows = torch.from_numpy(slots).to(self._device)
+        temperature, top_p = table.temperature[slots], table.top_p[slots]
+        top_k, greedy = table.top_k[slots], table.greedy[slots]
+        if (temperature == 1.0).all() and not top_k.any() and (top_p == 1.0).all() and not greedy.any():
+            self._rows = PLAIN
+        else:
+            top_k = np.where(top_k == 0, self._vocabulary, top_k)
+            self._rows = RowSampling(
+                temperature=None if (temperature == 1.0).all() else self._on_device(temperature),
+                top_k=None if (top_k >= self._vocabulary).all() else self._on_device(top_k),
+                top_p=None if (top_p == 1.0).all() else self._on_device(top_p),
+                greedy=self._on_device(greedy) if greedy.any() else None,
+                all_greedy=bool(greedy.all()),
+            )
+        self._metadata = metadata
+
+    def _on_device(self, values: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _refuse_unkeyed(metadata: Any) -> None:
+    """Refuse what would change the logits behind the keyed sampler's back."""
+    changed = [
+        name
+        for name, used in (
+            ("penalties", not metadata.no_penalties),
+            ("allowed token ids", metadata.allowed_token_ids_mask is not None),
+            ("bad words", bool(metadata.bad_words_token_ids)),
+        )
+        if used
+    ]
+    if changed:
+        raise ConfigError(
+            f"the keyed sampler cannot apply {', '.join(changed)}; use sampling.sampler=native for them"
+        )

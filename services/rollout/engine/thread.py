@@ -1,0 +1,210 @@
+"""Engine thread: one thread owns the engine, and everybody else sends it messages.
+
+Messages are obeyed at step boundaries only, so weights never change in the middle of a step.
+While requests are unfinished the thread steps without pause; otherwise it sleeps. Finished
+completions go back to the event loop. A failure of the engine ends `run` with that error.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.services.rollout.engine.driver import EngineDriver
+from antiphon.system import failpoints
+
+IDLE_S = 1.0
+"""Longest sleep of an idle engine thread before it looks whether it should stop."""
+CLOSE_S = 20.0
+"""Longest wait for the step that runs when the thread is told to stop."""
+_T = TypeVar("_T")
+
+
+class EngineThread(EngineDriver):
+    """The engine behind a mailbox. Its methods belong to the event loop that runs `run`."""
+
+    def __init__(self, make_engine: Callable[[], Engine], deliver: Callable[[list[EngineOutput]], None]):
+        """Prepare the thread; nothing is built before `run`.
+
+        Args:
+            make_engine: builds the engine, in the thread that will own it.
+            deliver: takes finished completions, on the event loop.
+        """
+        self._make_engine = make_engine
+        self._deliver = deliver
+        self._mailbox: queue.SimpleQueue[Callable[[Engine], None]] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._started = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._busy_s = 0.0
+        self._drafts = False
+        self._continues = False
+        self._vocabulary_size = 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the engine drafted when it was last looked at: history is of use to it."""
+        return self._drafts
+
+    @property
+    def continues(self) -> bool:
+        """Whether the engine goes on after a prefix as if it had sampled that itself."""
+        return self._continues
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens of the engine's model; 0 before it is built."""
+        return self._vocabulary_size
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which the engine had requests to run."""
+        return self._busy_s
+
+    async def run(self) -> None:
+        """Build the engine and drive it until `stop`; a failure of the engine is raised here."""
+        self._loop = asyncio.get_running_loop()
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        driving = self._loop.run_in_executor(pool, self._drive)
+        try:
+            await asyncio.shield(driving)
+        finally:
+            self.stop()
+            await asyncio.wait([driving], timeout=CLOSE_S)
+            pool.shutdown(wait=False)
+
+    async def started(self, timeout_s: float) -> None:
+        """Wait until the engine is built; while it fails to build, `run` tells why.
+
+        Raises:
+            UnavailableError: when building takes longer than `timeout_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._started.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                f"the rollout engine was not up after {timeout_s:g} s; raise services.start_timeout_s"
+            ) from None
+
+    def stop(self) -> None:
+        """Ask the thread to end at the next step boundary."""
+        self._stopping.set()
+        self._mailbox.put(lambda engine: None)
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests for the next step."""
+        self._mailbox.put(lambda engine: engine.add(requests))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; an output that is already on its way may still be delivered."""
+        self._mailbox.put(lambda engine: engine.abort(request_ids))
+
+    async def progress(
+        self, since: Mapping[str, int], timeout_s: float, stop: bool = False
+    ) -> list[EngineProgress] | None:
+        """Return what the requests of `since` have sampled by the next step boundary.
+
+        Args:
+            since: request id -> tokens known already.
+            timeout_s: longest wait for a step that takes its time.
+            stop: forget these requests in the same moment.
+
+        Returns:
+            None when the engine did not come to a step boundary within `timeout_s` seconds.
+        """
+
+        def obey(engine: Engine) -> list[EngineProgress]:
+            found = engine.progress(since)
+            if stop:
+                engine.abort(list(since))
+            return found
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ask(obey)
+        except TimeoutError:
+            return None
+
+    async def load(
+        self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
+    ) -> None:
+        """Swap weights at the next step boundary and return when they sample.
+
+        Raises:
+            IntegrityError: when the engine does not echo the digest it was given.
+            UnavailableError: when the engine did not take them within `timeout_s` seconds.
+        """
+
+        def obey(engine: Engine) -> tuple[int | None, str | None]:
+            engine.load_weights(version, tensors, weights_digest)
+            return engine.version, engine.weights_digest
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                echoed = await self._ask(obey)
+        except TimeoutError:
+            raise UnavailableError(
+                f"the rollout engine did not take version {version} within {timeout_s:g} s; look at its log"
+            ) from None
+        if echoed != (version, weights_digest):
+            raise IntegrityError(
+                f"the engine serves version {echoed[0]} with digest {echoed[1]} after loading version "
+                f"{version} with digest {weights_digest}; it must not sample"
+            )
+
+    async def _ask(self, command: Callable[[Engine], _T]) -> _T:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+
+        def resolve(result: _T) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        def obey(engine: Engine) -> None:
+            result = command(engine)
+            self._call_soon(lambda: resolve(result))
+
+        self._mailbox.put(obey)
+        return await answer
+
+    def _drive(self) -> None:
+        engine = self._make_engine()
+        self._drafts, self._continues = engine.drafts, engine.continues
+        self._vocabulary_size = engine.vocabulary_size
+        self._call_soon(self._started.set)
+        try:
+            while not self._stopping.is_set():
+                self._obey(engine)
+                if engine.unfinished:
+                    self._advance(engine)
+        finally:
+            engine.close()
+
+    def _obey(self, engine: Engine) -> None:
+        wait = engine.unfinished == 0
+        while True:
+            try:
+                message = self._mailbox.get(block=wait, timeout=IDLE_S if wait else None)
+            except queue.Empty:
+                return
+            message(engine)
+            wait = False
+
+    def _advance(self, engine: Engine) -> None:
+        started = time.perf_counter()
+        failpoints.reach("worker.generate")
+        outputs = engine.step()
+        self._busy_s += time.perf_counter() - started
+        self._drafts = engine.drafts  # a broken drafter switches itself off in the middle of a run
+        if outputs:
+            self._call_soon(lambda: self._deliver(outputs))
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)

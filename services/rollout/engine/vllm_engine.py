@@ -1,0 +1,545 @@
+"""VllmEngine: vLLM in this process behind the Engine protocol, one policy version at a time.
+
+The engine core is driven directly: requests enter as token ids and leave as arrays, and nothing
+is detokenised, logged or copied per token. Weights are swapped between two steps: every request
+in flight gives up its cache, is recomputed under the new weights, and its next token starts a new
+version span. With drafting, one step may advance a request by several tokens; vLLM's speculative
+path is entered only for the steps that have drafts to verify, so that others cost nothing.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError
+from antiphon.core.records import FinishReason, FloatArray, SamplingParameters, VersionSpan
+from antiphon.core.seeds import derive_seed
+from antiphon.models.directory import end_tokens, expected_tensors
+from antiphon.services.broadcast.snapshot import weights_digest as digest_of
+from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
+from antiphon.services.rollout.drafting.scheduler import DraftDesk, Script
+from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
+from antiphon.services.rollout.engine.environment import (
+    EngineSettings,
+    child_environment,
+    prepare_environment,
+)
+from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
+from antiphon.services.rollout.engine.sampling_rules import check_sampling
+from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries
+from antiphon.services.rollout.engine.vllm_plugin import register
+from antiphon.services.rollout.engine.weight_swap import check_readable, repack_heads
+
+__all__ = ["EngineSettings", "VllmEngine", "child_environment", "prepare_environment"]
+
+
+@dataclass(slots=True)
+class _Live:
+    """One request in flight."""
+
+    external_id: str
+    request: Any
+    given: int
+    """Tokens that it came with: those of the prompt and of the prefix."""
+    prefix: tuple[int, ...]
+    spans: list[tuple[int, int]]
+    """(version, first token sampled under it), in order; the prefix does not count."""
+
+
+class VllmEngine:
+    """The rollout engine of one worker process. Not thread-safe: its owner's thread drives it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Start the engine from the model directory; its start-up weights are not served.
+
+        Raises:
+            ConfigError: when the model directory or a setting cannot be used.
+        """
+        self.settings = settings
+        self._expected = expected_tensors(settings.model_dir)
+        self._stop = settings.stop_token_ids
+        if self._stop is None:
+            self._stop = end_tokens(settings.model_dir)
+        prepare_environment(settings)
+        torch.set_num_threads(settings.threads)
+        self._core = _start_core(settings)
+        # Every reload would warn of layers without tensors of their own; `weight_swap` sees to them.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        self._runner = runner
+        self.vocabulary_size: int = int(runner.model_config.get_vocab_size())
+        device = torch.device(runner.device)
+        self._table = SamplerTable(
+            settings.max_num_seqs, settings.max_model_len + settings.draft_tokens, device
+        )
+        self._speculative_config = runner.speculative_config
+        # On one CPU thread a step's own time is known exactly, whoever else wants the core.
+        alone = device.type == "cpu" and settings.threads == 1
+        self._clock = time.thread_time if alone else time.perf_counter
+        self._drafter: HistoryDrafter | None = None
+        self._desk: DraftDesk | None = None
+        if settings.draft_tokens:
+            self._desk = DraftDesk(
+                settings.drafting, settings.draft_tokens, settings.max_num_seqs, self.vocabulary_size
+            )
+            self._drafter = runner.drafter
+            # Else vLLM pads a prompt of one token, or cached but for one, with token ids of -1.
+            self._core.scheduler.num_spec_tokens = 0
+        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size, self._desk)
+        if self._drafter is not None and self._desk is not None:
+            self._drafter.bind(runner, self._hook, self._desk)
+        self._sampler: str = settings.sampler
+        self._live: dict[str, _Live] = {}
+        self._internal_ids: dict[str, str] = {}
+        self._counter = 0
+        self._plain_parameters: dict[int, Any] = {}
+        self._read_prompts()
+        self._version: int | None = None
+        self._digest: str | None = None
+        self._rehearsing = False
+        self.continues = True
+        """Whether prefixes are to be trusted to change nothing; the self-test decides."""
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights that sample now; None before the first snapshot."""
+        return self._version
+
+    @property
+    def weights_digest(self) -> str | None:
+        """Digest of the tensors that `load_weights` handed to vLLM, computed from them, or None.
+
+        It speaks of what went in: on CPU vLLM repacks linear weights for its kernels, so not all
+        of them can be read back. Before it is echoed, names and shapes were checked against the
+        model directory, every parameter that stayed readable was compared with its tensor, and
+        output heads were probed.
+        """
+        return self._digest
+
+    @property
+    def sampler(self) -> str:
+        """Name of the sampler in use: keyed or native."""
+        return self._sampler
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests queued or running."""
+        return len(self._live)
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Serve these weights from the next `step` on; requests in flight continue under them.
+
+        Args:
+            version: policy version of the tensors.
+            tensors: checkpoint name -> torch tensor; a tied lm_head.weight may be left out.
+            weights_digest: digest of the payload the tensors came from; recomputed and echoed.
+
+        Raises:
+            IntegrityError: when tensors are missing, unknown, of another shape or digest (the
+                weights in use are then untouched), or when vLLM did not take them (nothing is
+                served until the next load).
+        """
+        if version == self._version and weights_digest == self._digest:
+            return
+        self._check_tensors(tensors)
+        if (found := digest_of(tensors)) != weights_digest:
+            raise IntegrityError(
+                f"the weights handed over as version {version} have digest {found}, not {weights_digest}; "
+                "fetch the snapshot again"
+            )
+        # From here to the end the engine holds neither the old policy nor the new one.
+        self._version = self._digest = None
+        self._runner.reload_weights(weights_iterator=((name, tensors[name]) for name in self._expected))
+        repack_heads(self._runner.get_model())
+        check_readable(self._runner.get_model(), tensors)
+        self._core.reset_prefix_cache(reset_running_requests=True)
+        self._version, self._digest = version, weights_digest
+        for live in self._live.values():
+            done = len(live.request.output_token_ids)
+            if live.spans[-1][1] == done:
+                live.spans.pop()
+            live.spans.append((version, done))
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests; they start with the next `step`.
+
+        Raises:
+            ContractError: for a repeated id, an impossible prompt, or before any weights.
+            ConfigError: for sampling parameters this engine cannot honour.
+        """
+        if self._version is None and not self._rehearsing:
+            raise ContractError("the engine holds no snapshot yet; load_weights must come before add")
+        for request in requests:
+            self._check_request(request)
+            self._admit(request, self._vllm_parameters(request))
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every running request by one token and return those that finished.
+
+        Raises:
+            IntegrityError: when the weights in use give NaN.
+        """
+        if not self._live:
+            return []
+        outputs = self._advance()
+        if not outputs:
+            return []
+        return [self._finish(done) for done in outputs[0].outputs if done.finish_reason is not None]
+
+    def _advance(self) -> Any:
+        """Run one step of the engine core and return its outputs, drafts for the next one handed in."""
+        drafter, desk = self._drafter, self._desk
+        if drafter is None or desk is None:
+            outputs, executed = self._core.step_fn()
+            self._core.post_step(executed)
+            return outputs
+        begun = self._clock()
+        drafting, verifying = desk.begin_step(), drafter.outstanding
+        # vLLM lays every step out for verification as soon as it knows of a drafter.
+        self._runner.speculative_config = self._speculative_config if verifying else None
+        drafter.outstanding = False
+        outputs, executed = self._core.step_fn()
+        if executed and verifying:
+            self._core.post_step(executed)
+        elif executed and drafting:
+            self._hand_in(drafter.propose_now())
+        if executed and self._hook.decoded_only:
+            requests, rows = len(self._hook.slots), self._hook.rows
+            desk.end_step(requests, rows, requests + self._hook.accepted, self._clock() - begun)
+        return outputs
+
+    def _hand_in(self, drafts: list[list[int]]) -> None:
+        if any(drafts):
+            from vllm.v1.outputs import DraftTokenIds
+
+            ids = self._runner.input_batch.req_ids
+            self._core.scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Return what requests in flight have sampled, from the token that `since` names on.
+
+        Raises:
+            IntegrityError: when the weights in use gave NaN.
+        """
+        found = []
+        for request_id, known in since.items():
+            internal_id = self._internal_ids.get(request_id)
+            if internal_id is None:
+                continue
+            live = self._live[internal_id]
+            tokens = live.request.output_token_ids
+            if len(tokens) > known:
+                found.append(
+                    EngineProgress(
+                        request_id,
+                        known,
+                        np.array(tokens[known:], dtype=np.int32),
+                        self._logprobs(internal_id, live, known, len(tokens)),
+                        _spans(live, known, len(tokens)),
+                    )
+                )
+        return found
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; unknown ids are ignored."""
+        internal = [self._internal_ids.pop(i) for i in request_ids if i in self._internal_ids]
+        if internal:
+            self._core.abort_requests(internal)
+        for internal_id in internal:
+            del self._live[internal_id]
+            slot = self._table.release(internal_id)
+            if self._desk is not None:
+                self._desk.release(slot, None)
+
+    def close(self) -> None:
+        """Free the engine; it is not used again."""
+        self.abort(list(self._internal_ids))
+        self._core.shutdown()
+
+    def use_sampler(self, sampler: str) -> None:
+        """Switch to the keyed or the native sampler while no request is in flight.
+
+        Raises:
+            ConfigError: for another name or while requests are in flight.
+        """
+        if sampler not in ("keyed", "native"):
+            raise ConfigError(f"sampling.sampler={sampler} is unknown; choose keyed or native")
+        if self._live:
+            raise ConfigError(f"the sampler cannot change while {len(self._live)} requests are in flight")
+        self._hook.use(sampler)
+        self._sampler = sampler
+        self._read_prompts()
+
+    def _read_prompts(self) -> None:
+        # In parts, or in one go: vLLM draws at the end of each part, and on CPU its own sampler cannot
+        # take back what that drew from a request's generator.
+        self._core.scheduler.scheduler_config.enable_chunked_prefill = self._sampler == "keyed"
+
+    @property
+    def drafts(self) -> bool:
+        """Tell whether the engine drafts, so that history is of use to it."""
+        return self._desk is not None and self._desk.on
+
+    @property
+    def desk(self) -> DraftDesk | None:
+        """The desk that drafts, for its figures; None in an engine without drafting."""
+        return self._desk
+
+    def use_drafts(self, on: bool) -> None:
+        """Switch drafting on or off while no request is in flight.
+
+        Raises:
+            ConfigError: while requests are in flight, or to switch it on in an engine without it.
+        """
+        if self._live:
+            raise ConfigError(f"drafting cannot change while {len(self._live)} requests are in flight")
+        if self._desk is None:
+            if on:
+                raise ConfigError(
+                    "drafting.enabled needs an engine started with room for drafts; start it anew"
+                )
+            return
+        if on and self._desk.closed:
+            self._desk.open()
+        self._desk.on = on
+
+    @contextmanager
+    def scripted_drafts(self, script: Script) -> Iterator[None]:
+        """Draft from `script` inside the block, whatever it says and whether it pays or not.
+
+        Args:
+            script: (request id, completion so far) -> tokens; they must be in the vocabulary.
+
+        Raises:
+            ConfigError: in an engine without drafting.
+        """
+        if self._desk is None:
+            raise ConfigError("drafts need an engine started with draft_tokens > 0; start it anew")
+        self._desk.script = script
+        try:
+            yield
+        finally:
+            self._desk.script = None
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Let the start-up weights answer inside the block; what they sample must be thrown away."""
+        self._rehearsing = True
+        try:
+            yield
+        finally:
+            self._rehearsing = False
+
+    def distribution(self, prompt_token_ids: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return vLLM's own log-probabilities of the token after a prompt, [V], temperature 1.
+
+        They come from the engine's scoring of prompts, which the sampler has no part in.
+        """
+        from vllm import SamplingParams
+
+        prompt = (*prompt_token_ids, prompt_token_ids[0])  # scoring covers all prompt tokens but the first
+        request = EngineRequest("distribution", prompt, 0, SamplingParameters(max_tokens=1))
+        scored = SamplingParams(max_tokens=1, detokenize=False, prompt_logprobs=-1, logprobs=0)
+        internal_id = self._admit(request, scored)
+        try:
+            while True:
+                outputs = self._advance()
+                for output in outputs[0].outputs if outputs else ():
+                    if output.request_id == internal_id and output.new_prompt_logprobs_tensors is not None:
+                        return _last_row(output.new_prompt_logprobs_tensors, self.vocabulary_size)
+        finally:
+            self.abort(["distribution"])
+
+    def _check_tensors(self, tensors: Mapping[str, Any]) -> None:
+        missing = [name for name in self._expected if name not in tensors]
+        unknown = [name for name in tensors if name not in self._expected and name != "lm_head.weight"]
+        if missing or unknown:
+            raise IntegrityError(
+                f"the snapshot does not fit {self.settings.model_dir}: {len(missing)} tensors missing "
+                f"{missing[:3]}, {len(unknown)} unknown {unknown[:3]}; publish the model it was made from"
+            )
+        for name, shape in self._expected.items():
+            if tuple(tensors[name].shape) != shape:
+                raise IntegrityError(
+                    f"tensor {name} has shape {tuple(tensors[name].shape)}, but {self.settings.model_dir} "
+                    f"has {shape}; publish the model it was made from"
+                )
+
+    def _check_request(self, request: EngineRequest) -> None:
+        if request.request_id in self._internal_ids:
+            raise ContractError(f"request {request.request_id} is already in flight; ids must be unique")
+        check_sampling(request.sampling, self._sampler)
+        prompt = (*request.prompt_token_ids, *request.prefix_token_ids)
+        if not request.prompt_token_ids or min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
+            raise ContractError(
+                f"the prompt of request {request.request_id} must hold token ids in "
+                f"[0, {self.vocabulary_size}), at least one; check the tokenizer"
+            )
+        if len(request.prefix_token_ids) >= request.sampling.max_tokens:
+            raise ContractError(
+                f"the prefix of request {request.request_id} has {len(request.prefix_token_ids)} tokens, but "
+                f"sampling.max_tokens={request.sampling.max_tokens} leaves none to sample"
+            )
+        if not 0 <= request.seed < 1 << 64:
+            raise ContractError(f"seed {request.seed} of request {request.request_id} is not unsigned 64-bit")
+        longest = len(request.prompt_token_ids) + request.sampling.max_tokens
+        if longest > self.settings.max_model_len:
+            raise ConfigError(
+                f"a prompt of {len(request.prompt_token_ids)} tokens and "
+                f"sampling.max_tokens={request.sampling.max_tokens} exceed "
+                f"rollout.max_model_tokens={self.settings.max_model_len}; raise the latter"
+            )
+
+    def _vllm_parameters(self, request: EngineRequest) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling, known = request.sampling, len(request.prefix_token_ids)
+        most = sampling.max_tokens - known
+        common: dict[str, Any] = {
+            "max_tokens": most,
+            "stop_token_ids": list(self._stop or ()),
+            "detokenize": False,
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+            "skip_clone": True,
+        }
+        if self._sampler == "native":
+            # Its stream starts anew, and must not repeat what the prefix was drawn with.
+            seed = derive_seed("continued", request.seed, known) if known else request.seed
+            return SamplingParams(
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                seed=seed >> 1,  # torch generators take signed 64-bit seeds
+                logprobs=0,
+                **common,
+            )
+        # The table holds everything else, so one object serves all requests of this length.
+        if most not in self._plain_parameters:
+            self._plain_parameters[most] = SamplingParams(**common)
+        return self._plain_parameters[most]
+
+    def _admit(self, request: EngineRequest, parameters: Any) -> str:
+        from vllm.v1.engine import EngineCoreRequest
+
+        # Ids of our own: a caller may reuse one in the very step in which vLLM forgets it.
+        self._counter += 1
+        internal_id = str(self._counter)
+        core_request, wave = self._core.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=internal_id,
+                prompt_token_ids=[*request.prompt_token_ids, *request.prefix_token_ids],
+                mm_features=None,
+                sampling_params=parameters,
+                pooling_params=None,
+                arrival_time=0.0,
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )
+        slot = self._table.admit(internal_id, request.seed, request.sampling)
+        if self._desk is not None:
+            self._desk.admit(slot, request)
+        self._core.add_request(core_request, wave)
+        self._internal_ids[request.request_id] = internal_id
+        self._live[internal_id] = _Live(
+            external_id=request.request_id,
+            request=core_request,
+            given=len(request.prompt_token_ids) + len(request.prefix_token_ids),
+            prefix=request.prefix_token_ids,
+            spans=[(self._version or 0, 0)],
+        )
+        return internal_id
+
+    def _finish(self, done: Any) -> EngineOutput:
+        internal_id = done.request_id
+        live = self._live.pop(internal_id)
+        del self._internal_ids[live.external_id]
+        token_ids = np.array(live.request.output_token_ids, dtype=np.int32)
+        count = len(token_ids)
+        logprobs = self._logprobs(internal_id, live, 0, count)
+        slot = self._table.release(internal_id)
+        figures = None
+        if self._desk is not None:
+            # Siblings draft from all of it; the figures are about what was sampled here.
+            whole = np.array([*live.prefix, *token_ids.tolist()], dtype=np.int32)
+            figures = self._desk.release(slot, whole, len(live.prefix))
+        reason = str(done.finish_reason)
+        if reason not in ("stop", "length"):
+            raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
+        return EngineOutput(
+            live.external_id, token_ids, logprobs, _spans(live, 0, count), FinishReason(reason), figures
+        )
+
+    def _logprobs(self, internal_id: str, live: _Live, start: int, stop: int) -> FloatArray:
+        """Return the log-probabilities [T] of a request's sampled tokens [start, stop)."""
+        logprobs = self._table.logprobs(internal_id, live.given + start, live.given + stop)
+        if not np.isfinite(logprobs).all():
+            raise IntegrityError(
+                f"the weights of version {self._version} gave a log-probability that is not finite in "
+                f"request {live.external_id}; the snapshot is damaged or training diverged"
+            )
+        return logprobs
+
+
+def _spans(live: _Live, start: int, stop: int) -> tuple[VersionSpan, ...]:
+    """Return the version spans of a request's sampled tokens [start, stop)."""
+    stops = [begin for _, begin in live.spans[1:]] + [stop]
+    found = (
+        VersionSpan(version, max(begin, start), min(end, stop))
+        for (version, begin), end in zip(live.spans, stops, strict=True)
+    )
+    return tuple(span for span in found if span.stop > span.start)
+
+
+def _start_core(settings: EngineSettings) -> Any:
+    # Imported late: vLLM reads the environment on import and takes seconds.
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    spare_foreign_libraries()
+    register()  # as an entry point it is seen only once the package was installed anew
+    drafts = settings.draft_tokens
+    arguments = EngineArgs(
+        model=str(settings.model_dir),
+        skip_tokenizer_init=True,
+        dtype=settings.dtype,
+        # vLLM drafts for nobody once one sequence comes within a draft of the end.
+        max_model_len=settings.max_model_len + drafts,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=max(2048, settings.max_model_len, settings.max_num_seqs * (1 + drafts)),
+        kv_cache_memory_bytes=settings.kv_cache_bytes,
+        block_size=settings.block_size,
+        enable_prefix_caching=settings.prefix_caching,
+        enforce_eager=settings.eager,
+        async_scheduling=False,  # tokens must be on the host before the next step is laid out
+        disable_log_stats=True,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",  # sampling defaults of the model directory play no part
+        seed=0,
+        speculative_config={"method": "custom_class", "model": CLASS_PATH, "num_speculative_tokens": drafts}
+        if drafts
+        else None,
+    )
+    try:
+        config = arguments.create_engine_config()
+        return EngineCore(config, Executor.get_class(config), log_stats=False)
+    except ValueError as error:  # vLLM's own word for settings it cannot take
+        raise ConfigError(
+            f"vLLM cannot serve {settings.model_dir}: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _last_row(scores: Any, vocabulary: int) -> npt.NDArray[np.float64]:
+    row = np.full(vocabulary, -np.inf)
+    row[scores.logprob_token_ids[-1].numpy()] = scores.logprobs[-1].numpy()
+    return row

@@ -1,0 +1,172 @@
+"""The worker process: one engine, one coordinator, one folder of chunks."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.records import SnapshotManifest
+from antiphon.models.codec import local_model_directory
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
+from antiphon.services.rollout.engine.api import Engine
+from antiphon.services.rollout.engine.environment import EngineSettings
+from antiphon.services.rollout.weights import WeightSource
+from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.services.security.credentials import Credentials
+
+_log = structlog.get_logger(__name__)
+
+
+class ChunkSource(WeightSource):
+    """Snapshots from the origin that each manifest names, kept in one chunk store."""
+
+    def __init__(self, root: Path, config: RunConfig, credentials: Credentials | None = None) -> None:
+        """Keep chunks under `root`, with the time limits of `config`; show `credentials` to origins."""
+        self._credentials = credentials
+        self._store = ChunkStore(root)
+        self._timeout_s = config.broadcast.transfer_timeout_s
+
+    async def fetch(self, manifest: SnapshotManifest) -> None:
+        """Bring every chunk here, verified; goes on where an earlier attempt stopped."""
+        origin = BroadcastClient(
+            manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
+        )
+        try:
+            await fetch_snapshot(manifest, origin, self._store, self._timeout_s)
+        finally:
+            await origin.close()
+
+    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the tensors of a fetched snapshot, the whole payload checked against its digest."""
+        from antiphon.services.broadcast.snapshot import rebuild  # torch, after the engine set it up
+
+        return rebuild(manifest, self._store.get)
+
+    def prune(self, kept: Sequence[SnapshotManifest]) -> None:
+        """Forget the chunks that no manifest in `kept` needs."""
+        self._store.prune(kept)
+
+
+def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
+    """Return the settings of one worker's engine.
+
+    Args:
+        config: the run's resolved configuration.
+        model_path: as `resolve_model_path` returns it.
+
+    Raises:
+        ConfigError: when the model is no folder on this machine.
+    """
+    if not Path(model_path).is_dir():
+        raise ConfigError(
+            f"model.path={model_path!r} is no folder here, and the rollout engine needs its config.json; "
+            "download the model and give its directory"
+        )
+    return EngineSettings(
+        model_dir=Path(model_path),
+        max_model_len=config.rollout.max_model_tokens,
+        max_num_seqs=config.rollout.concurrent_groups * config.loop.group_size,
+        kv_cache_bytes=config.rollout.kv_cache_mib << 20,
+        dtype=config.model.dtype,
+        threads=config.rollout.threads,
+        sampler=config.sampling.sampler,
+        draft_tokens=config.drafting.max_window if config.drafting.enabled else 0,
+        drafting=config.drafting,
+    )
+
+
+def build_engine(config: RunConfig) -> Engine:
+    """Build and test the vLLM engine of a run; it takes seconds and belongs in the engine's thread.
+
+    Drafting is left on only where the test shows that drafts change nothing.
+
+    Raises:
+        ConfigError: when the model or a setting cannot be used here.
+        IntegrityError: when the engine's tokens do not follow its own distribution.
+    """
+    settings = engine_settings(config, str(local_model_directory(config.model.path)))
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+
+    engine = VllmEngine(settings)
+    report = run_self_test(engine)
+    worst = max(report.law, key=lambda check: (not check.holds, check.z))
+    _log.info(
+        "engine.tested",
+        sampler=report.sampler,
+        law_z=round(worst.z, 2),
+        bits_equal=report.bits_equal,
+        drafts_hold=report.drafts_hold(bits=config.loop.mode == "fixed"),
+    )
+    if not report.law_holds:
+        raise IntegrityError(
+            f"tokens sampled with sampling.sampler={config.sampling.sampler} do not follow the engine's own "
+            f"distribution ({worst.sampling}: z={worst.z:.1f}, {worst.impossible} impossible tokens); "
+            "try the other sampler"
+        )
+    if config.loop.mode == "fixed" and not report.bits_equal:
+        _log.warning("engine.uneven", logprob_difference=report.logprob_difference)
+    # A group that was begun elsewhere must end as if one engine had sampled all of it.
+    engine.continues = config.loop.mode == "elastic" or report.continues
+    if report.drafts is not None and (reason := report.drafts.why_not(bits=config.loop.mode == "fixed")):
+        engine.use_drafts(False)
+        _log.warning("drafting.off", reason=reason)
+    return engine
+
+
+async def serve_worker(
+    coordinator_address: str,
+    worker_name: str,
+    run_id: str,
+    work_dir: Path,
+    ready: Callable[[], None],
+    make_engine: Callable[[RunConfig], Engine] = build_engine,
+    make_source: Callable[[RunConfig], WeightSource] | None = None,
+    coordinator: CoordinatorClient | None = None,
+    credentials: Credentials | None = None,
+) -> None:
+    """Sample for one run until it is finished, the worker is drained, or a signal says to leave.
+
+    The process must have been started with `engine_environment.child_environment`.
+
+    Args:
+        coordinator_address: host:port of the run's coordinator; its configuration comes from there.
+        worker_name: unique in the run; letters, digits, dot, dash, underscore.
+        run_id: the run to serve, or "" for whichever the coordinator serves.
+        work_dir: folder of this worker; chunks are kept in it.
+        ready: called once the worker is registered and its engine is up.
+        make_engine: builds the engine, in its own thread; vLLM by default.
+        make_source: where snapshots come from; by default from the origin that each manifest names.
+        coordinator: a client to use instead of a new one.
+        credentials: the worker's bundle; None speaks without encryption, on loopback alone.
+
+    Raises:
+        ConfigError: when the model or a setting cannot be used here.
+        ContractError: when the coordinator refuses the worker.
+        UnavailableError: when a peer is away for longer than services.stall_timeout_s.
+        IntegrityError: when weights do not match their digest.
+    """
+    coordinator = coordinator or WorkerClient(coordinator_address, credentials=credentials)
+    worker = RolloutWorker(
+        coordinator,
+        worker_name,
+        run_id,
+        make_engine,
+        make_source or (lambda config: ChunkSource(work_dir / "chunks", config, credentials)),
+        learner_key=None if credentials is None else credentials.learner_key,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    try:
+        await worker.run(ready)
+    finally:
+        await coordinator.close()

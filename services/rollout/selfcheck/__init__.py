@@ -1,0 +1,1 @@
+"""What a worker's engine shows before it serves."""

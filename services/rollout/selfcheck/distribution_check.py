@@ -1,0 +1,129 @@
+"""Law test: do sampled tokens follow a distribution that is known exactly?
+
+Tokens drawn from one distribution are counted; tokens drawn from many different ones are first
+carried to the unit interval, where all of them must be uniform.
+
+Legend: V vocabulary, N draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.core.records import SamplingParameters
+from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineRequest
+
+Float64Array = npt.NDArray[np.float64]
+
+Z_LIMIT = 6.0
+"""A sound sampler exceeds it about once in 10^9 tests."""
+
+LAW_CASES = (
+    SamplingParameters(temperature=1.0, max_tokens=1),
+    SamplingParameters(temperature=0.7, max_tokens=1),
+    SamplingParameters(temperature=1.0, top_k=8, top_p=0.9, max_tokens=1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LawCheck:
+    """Sampled tokens against the exact distribution, for one way of sampling."""
+
+    sampling: SamplingParameters
+    draws: int
+    degrees: int
+    """Degrees of freedom of the test; 0 where the policy left nothing to chance."""
+    z: float
+    """Chi-square statistic as a standard normal number; large means another law."""
+    impossible: int
+    """Sampled tokens that the distribution rules out."""
+    logprob_error: float
+    """Largest difference between reported and exact log-probability, nats."""
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether the sampler can be trusted."""
+        return self.z < Z_LIMIT and self.impossible == 0
+
+
+def run_to_end(engine: Engine, requests: Sequence[EngineRequest]) -> list[EngineOutput]:
+    """Sample requests on an idle engine; outputs in the order of the requests."""
+    engine.add(requests)
+    outputs: dict[str, EngineOutput] = {}
+    while engine.unfinished:
+        outputs |= {output.request_id: output for output in engine.step()}
+    return [outputs[request.request_id] for request in requests]
+
+
+def processed(logprobs: Float64Array, sampling: SamplingParameters) -> Float64Array:
+    """Return the probabilities [V] left by temperature, top-k and top-p; written apart from the sampler."""
+    scaled = logprobs / sampling.temperature
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")[: sampling.top_k or len(p)]
+    mass = np.cumsum(p[order]) / p[order].sum()
+    order = order[: int(np.searchsorted(mass, sampling.top_p)) + 1] if sampling.top_p < 1.0 else order
+    kept: Float64Array = np.zeros_like(p)
+    kept[order] = p[order] / p[order].sum()
+    return kept
+
+
+def chi_square_z(counts: Float64Array, probabilities: Float64Array) -> tuple[float, int]:
+    """Return how far counts [V] lie from n * probabilities, and the degrees of freedom.
+
+    The chi-square statistic is carried to a standard normal number by the cube root of Wilson and
+    Hilferty (1931), so that one limit serves few degrees of freedom and many. Tokens expected
+    fewer than five times are counted as one.
+    """
+    expected = probabilities * counts.sum()
+    common = expected >= 5
+    seen = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    if wanted[-1] < 1:
+        seen, wanted = seen[:-1], wanted[:-1]
+    degrees = len(seen) - 1
+    if degrees < 1:
+        return 0.0, 0
+    ratio = float(((seen - wanted) ** 2 / wanted).sum()) / degrees
+    spread = 2 / (9 * degrees)
+    return (ratio ** (1 / 3) - (1 - spread)) / spread**0.5, degrees
+
+
+class PreferredFirst:
+    """One distribution [V], laid on the unit interval with a token of one's choice first."""
+
+    def __init__(self, probabilities: Float64Array) -> None:
+        """Order the tokens by probability, the largest first."""
+        order = np.argsort(-probabilities, kind="stable")
+        below = np.cumsum(probabilities[order]) - probabilities[order]
+        self.probabilities = probabilities
+        self._below = np.empty_like(below)
+        self._below[order] = below
+
+    def place(self, token: int, preferred: int, within: float) -> float:
+        """Return where a drawn token lies: uniform in [0, 1) if it was drawn from this distribution.
+
+        The randomised probability integral transform; the preferred token fills the beginning, so
+        that too many and too few of it are seen at once.
+
+        Args:
+            token: what was drawn; must be possible.
+            preferred: any token that was chosen without knowing the drawn one.
+            within: a uniform number in [0, 1), independent of the draw.
+        """
+        p = self.probabilities
+        if token == preferred:
+            return float(within * p[token])
+        moved = p[preferred] if self._below[preferred] > self._below[token] else 0.0
+        return float(self._below[token] + moved + within * p[token])
+
+
+def uniform_z(places: Float64Array) -> tuple[float, int]:
+    """Return how far [N] numbers are from uniform in [0, 1), as `chi_square_z` does."""
+    bins = min(16, len(places) // 16)
+    if bins < 2:
+        return 0.0, 0
+    counts = np.bincount(np.minimum((places * bins).astype(np.int64), bins - 1), minlength=bins)
+    return chi_square_z(counts.astype(np.float64), np.full(bins, 1 / bins))

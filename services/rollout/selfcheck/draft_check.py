@@ -1,0 +1,221 @@
+"""Draft test: before drafts are verified in earnest, the engine shows that they change nothing.
+
+Law: do tokens at drafted places follow the engine's own distribution, whatever was drafted?
+Identity: are tokens and log-probabilities with right, half-right and senseless drafts those
+without drafts? With the keyed sampler they must be; vLLM's own sampler uses its random stream up
+differently when it verifies, so there the law alone decides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from antiphon.core.records import SamplingParameters
+from antiphon.core.seeds import derive_seed, generator
+from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
+from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+from antiphon.services.rollout.selfcheck.distribution_check import (
+    LAW_CASES,
+    Float64Array,
+    LawCheck,
+    PreferredFirst,
+    processed,
+    run_to_end,
+    uniform_z,
+)
+
+LOGPROB_LIMIT = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.15}
+"""Largest difference of a log-probability with and without drafts, nats: rounding in other batch shapes."""
+FLIPPED_SHARE = 0.5
+"""Largest share of requests whose tokens rounding may change, where the precision is below float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityCheck:
+    """Drafted against undrafted answers to the same requests, under the keyed sampler."""
+
+    requests: int
+    flipped: int
+    """Requests in which any token differed."""
+    logprob_difference: float
+    """Largest difference as long as tokens were the same, nats."""
+    bits_equal: bool
+    """Tokens and the bits of every log-probability were the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """What drafts were seen to change in the engine in use."""
+
+    law: tuple[LawCheck, ...]
+    identity: IdentityCheck | None
+    """None with vLLM's own sampler: its tokens depend on what was drafted, by design."""
+    accepted: int
+    """Drafted tokens that the engine accepted during the test."""
+    dtype: str
+
+    def why_not(self, bits: bool) -> str | None:
+        """Say why drafts should stay off, or None if they may be used.
+
+        Args:
+            bits: the run's mode needs answers that are the same bit for bit.
+        """
+        worst = max(self.law, key=lambda check: (not check.holds, check.z))
+        if not worst.holds:
+            return (
+                f"tokens at drafted places do not follow the engine's distribution ({worst.sampling}: "
+                f"z={worst.z:.1f}, {worst.impossible} impossible tokens)"
+            )
+        if not self.accepted:
+            return "the engine accepted none of the drafts it was handed, so it does not verify them"
+        if self.identity is None:
+            return "with sampling.sampler=native drafts change tokens; the mode forbids it" if bits else None
+        return self._why_not_identical(self.identity, bits)
+
+    def _why_not_identical(self, check: IdentityCheck, bits: bool) -> str | None:
+        allowed = 0 if self.dtype == "float32" else int(FLIPPED_SHARE * check.requests)
+        if check.flipped > allowed:
+            return f"drafts changed tokens in {check.flipped} of {check.requests} requests"
+        if check.logprob_difference > LOGPROB_LIMIT[self.dtype]:
+            return f"drafts changed log-probabilities by {check.logprob_difference:.2g} nats"
+        if bits and not check.bits_equal:
+            return "answers with drafts are not the same bit for bit, which loop.mode=fixed promises"
+        return None
+
+
+def run_draft_test(
+    engine: VllmEngine, prompt: tuple[int, ...], requests: Sequence[EngineRequest], draws: int, seed: int
+) -> DraftReport:
+    """Test an idle engine that drafts; call inside its rehearsal.
+
+    Args:
+        engine: `engine.drafts` must be true; nothing may be in flight.
+        prompt: token ids the law is tested after.
+        requests: what the identity is tested on.
+        draws: requests sampled for each way of sampling.
+        seed: seed of the test's own streams.
+    """
+    known = _known_distributions(engine, prompt)
+    law, accepted = [], 0
+    for case in LAW_CASES:
+        check, taken = _check_law(engine, prompt, case, known, draws, seed)
+        law.append(check)
+        accepted += taken
+    identity = None
+    if engine.sampler == "keyed":
+        identity, taken = _check_identity(engine, requests, seed)
+        accepted += taken
+    return DraftReport(tuple(law), identity, accepted, engine.settings.dtype)
+
+
+def _known_distributions(engine: VllmEngine, prompt: tuple[int, ...]) -> dict[tuple[int, ...], Float64Array]:
+    """Return log-probabilities [V] after the likeliest beginnings of one and of two tokens."""
+    first = engine.distribution(prompt)
+    known: dict[tuple[int, ...], Float64Array] = {}
+    for token in np.argsort(-first, kind="stable")[:8].tolist():
+        known[(token,)] = engine.distribution((*prompt, token))
+    pairs = sorted(
+        ((token, other) for (token, *_), row in known.items() for other in np.argsort(-row)[:4].tolist()),
+        key=lambda pair: -(first[pair[0]] + known[pair[:1]][pair[1]]),
+    )
+    for pair in pairs[:8]:
+        known[pair] = engine.distribution((*prompt, *pair))
+    return known
+
+
+def _check_law(
+    engine: VllmEngine,
+    prompt: tuple[int, ...],
+    case: SamplingParameters,
+    known: dict[tuple[int, ...], Float64Array],
+    draws: int,
+    seed: int,
+) -> tuple[LawCheck, int]:
+    chance = generator("self-test-draft-law", seed)
+    sampling = replace(case, max_tokens=3)
+    laws = {prefix: PreferredFirst(processed(row, case)) for prefix, row in known.items()}
+    stray: list[list[int]] = chance.integers(engine.vocabulary_size, size=(draws, 2)).tolist()
+
+    def drafts(index: int, start: int) -> list[int]:
+        # One third always the likeliest token, one third one of the three likeliest, the rest anything.
+        # The second token of the chain stands for whatever follows a right first one.
+        if index % 3 == 2 or (start,) not in known:
+            return stray[index]
+        rank = 0 if index % 3 == 0 else index // 3 % 3
+        second = int(np.argsort(-known[(start,)], kind="stable")[rank])
+        follows = known.get((start, second))
+        return [second, stray[index][1] if follows is None else int(follows.argmax())]
+
+    def script(request_id: str, so_far: list[int]) -> list[int]:
+        return drafts(int(request_id.rpartition("-")[2]), so_far[0]) if len(so_far) == 1 else []
+
+    requests = [
+        EngineRequest(f"draft-law-{i}", prompt, derive_seed("self-test-drafts", seed, i), sampling)
+        for i in range(draws)
+    ]
+    with engine.scripted_drafts(script):
+        outputs = run_to_end(engine, requests)
+    places, impossible, error = [], 0, 0.0
+    within = chance.random((draws, 2))
+    for index, output in enumerate(outputs):
+        tokens = output.token_ids.tolist()
+        for at in range(1, len(tokens)):
+            exact = laws.get(tuple(tokens[:at]))
+            if exact is None:
+                break
+            p = float(exact.probabilities[tokens[at]])
+            if p == 0.0:
+                impossible += 1
+                break
+            error = max(error, abs(float(output.logprobs[at]) - float(np.log(p))))
+            if exact.probabilities.max() < 0.999:
+                preferred = drafts(index, tokens[0])[at - 1]
+                places.append(exact.place(tokens[at], preferred, float(within[index, at - 1])))
+    z, degrees = uniform_z(np.array(places))
+    return LawCheck(case, len(places), degrees, z, impossible, error), _accepted(outputs)
+
+
+def _check_identity(
+    engine: VllmEngine, requests: Sequence[EngineRequest], seed: int
+) -> tuple[IdentityCheck, int]:
+    engine.use_drafts(False)
+    plain = run_to_end(engine, requests)
+    engine.use_drafts(True)
+    chance = generator("self-test-draft-identity", seed)
+    window, vocabulary = engine.settings.draft_tokens, engine.vocabulary_size
+    texts = {}
+    for index, output in enumerate(plain):
+        right = output.token_ids.astype(np.int64)
+        noise = chance.integers(vocabulary, size=len(right) + window)
+        wrong = chance.random(len(right)) < (0.0, 0.3, 1.0)[index % 3]
+        texts[output.request_id] = [*np.where(wrong, noise[: len(right)], right).tolist(), *noise.tolist()]
+    width = {output.request_id: 1 + index % window for index, output in enumerate(plain)}
+
+    def script(request_id: str, so_far: list[int]) -> list[int]:
+        return texts[request_id][len(so_far) : len(so_far) + width[request_id]]
+
+    with engine.scripted_drafts(script):
+        drafted = run_to_end(engine, requests)
+        chosen = range(0, len(requests), max(1, len(requests) // 2))
+        drafted += [run_to_end(engine, [requests[index]])[0] for index in chosen]
+    plain += [plain[index] for index in chosen]
+    return compare(plain, drafted), _accepted(drafted)
+
+
+def compare(plain: Sequence[EngineOutput], drafted: Sequence[EngineOutput]) -> IdentityCheck:
+    """Compare answers to the same requests, in the same order."""
+    flipped, difference, bits = 0, 0.0, True
+    for want, got in zip(plain, drafted, strict=True):
+        common = min(len(want.token_ids), len(got.token_ids))
+        unequal = np.flatnonzero(want.token_ids[:common] != got.token_ids[:common])
+        same = int(unequal[0]) if len(unequal) else common
+        flipped += not np.array_equal(want.token_ids, got.token_ids)
+        gap = np.abs(want.logprobs[:same].astype(np.float64) - got.logprobs[:same])
+        difference = max(difference, float(gap.max(initial=0.0)))
+        bits &= want.logprobs.tobytes() == got.logprobs.tobytes()
+    return IdentityCheck(len(plain), flipped, difference, bits and not flipped)
+
+
+def _accepted(outputs: Sequence[EngineOutput]) -> int:
+    return sum(output.drafting.accepted for output in outputs if output.drafting is not None)

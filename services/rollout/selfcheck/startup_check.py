@@ -1,0 +1,188 @@
+"""Self-test: before a worker serves, its engine shows that it draws from its own distribution.
+
+Three questions are put to the engine in use, on whatever weights it holds. Law: do sampled tokens
+follow the distribution that the engine itself computes for the prompt (its prompt scoring, in
+which the sampler has no part)? Bits: are tokens and log-probabilities of a request the same alone
+and in a full batch, and when it goes on from tokens that another engine sampled? Drafts: do they
+change anything? Fixed mode needs law and bits, elastic mode the law; drafts, and in fixed mode the
+groups of lost workers, are used only where they are seen to change nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from antiphon.core.records import SamplingParameters
+from antiphon.core.seeds import derive_seed, generator
+from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
+from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+from antiphon.services.rollout.selfcheck.distribution_check import (
+    LAW_CASES,
+    Float64Array,
+    LawCheck,
+    chi_square_z,
+    processed,
+    run_to_end,
+)
+from antiphon.services.rollout.selfcheck.draft_check import DraftReport, compare, run_draft_test
+
+MIXED = (
+    SamplingParameters(temperature=1.0),
+    SamplingParameters(temperature=0.7),
+    SamplingParameters(temperature=0.0),
+    SamplingParameters(temperature=1.0, top_k=8, top_p=0.9),
+)
+"""Ways of sampling that share a batch in the tests of bits and of drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestReport:
+    """What the engine in use was seen to do."""
+
+    sampler: str
+    law: tuple[LawCheck, ...]
+    tokens_equal: bool
+    """Tokens of a request were the same alone and in a full batch."""
+    bits_equal: bool
+    """So were the bits of its log-probabilities."""
+    logprob_difference: float
+    """Largest difference as long as tokens were the same, nats."""
+    continues: bool
+    """So they were when the request went on from the middle of its completion."""
+    drafts: DraftReport | None
+    """None for an engine that does not draft."""
+
+    @property
+    def law_holds(self) -> bool:
+        """Tell whether undrafted tokens follow the policy's distribution."""
+        return all(check.holds for check in self.law)
+
+    def drafts_hold(self, bits: bool) -> bool:
+        """Tell whether drafts may be used; `bits` asks for answers that are equal bit for bit."""
+        return self.drafts is not None and self.drafts.why_not(bits) is None
+
+
+def run_self_test(
+    engine: VllmEngine, prompt: Sequence[int] | None = None, draws: int = 768, seed: int = 0
+) -> SelfTestReport:
+    """Test law, bits and drafts on an idle engine; takes about two seconds for a small model.
+
+    Args:
+        engine: nothing may be in flight. Drafts are left on or off as they were.
+        prompt: token ids the law is tested at; by default the one of 8 random prompts after
+            which the engine's distribution is widest, so that the test can tell laws apart.
+        draws: tokens sampled for each way of sampling.
+        seed: seed of the test's own streams.
+    """
+    drafting = engine.drafts
+    with engine.rehearsal():
+        start = tuple(prompt) if prompt is not None else _widest_prompt(engine, seed)
+        engine.use_drafts(False)
+        logprobs = engine.distribution(start)
+        law = tuple(_check_law(engine, start, case, logprobs, draws, seed) for case in LAW_CASES)
+        requests = _mixed_requests(engine, seed)
+        chosen = requests[:: max(1, len(requests) // 4)]
+        alone = [run_to_end(engine, [request])[0] for request in chosen]
+        everyone = {output.request_id: output for output in run_to_end(engine, requests)}
+        engine.use_drafts(drafting)
+        bits = compare(alone, [everyone[request.request_id] for request in chosen])
+        continued = compare(alone, _continued(engine, chosen, alone))
+        drafts = run_draft_test(engine, start, requests, draws // 2, seed) if drafting else None
+    return SelfTestReport(
+        sampler=engine.sampler,
+        law=law,
+        tokens_equal=not bits.flipped,
+        bits_equal=bits.bits_equal,
+        logprob_difference=bits.logprob_difference,
+        continues=continued.bits_equal,
+        drafts=drafts,
+    )
+
+
+def _continued(
+    engine: VllmEngine, requests: Sequence[EngineRequest], whole: Sequence[EngineOutput]
+) -> list[EngineOutput]:
+    """Sample the second half of each completion again, all at once, and return it behind the first half."""
+    halves = {output.request_id: len(output.token_ids) // 2 for output in whole}
+    again = {
+        output.request_id: output
+        for output in run_to_end(
+            engine,
+            [
+                replace(
+                    request, prefix_token_ids=tuple(output.token_ids[: halves[request.request_id]].tolist())
+                )
+                for request, output in zip(requests, whole, strict=True)
+            ],
+        )
+    }
+    return [
+        replace(
+            output,
+            token_ids=np.concatenate([output.token_ids[:half], again[name].token_ids]),
+            logprobs=np.concatenate([output.logprobs[:half], again[name].logprobs]),
+        )
+        for output in whole
+        for name, half in [(output.request_id, halves[output.request_id])]
+    ]
+
+
+def _widest_prompt(engine: VllmEngine, seed: int) -> tuple[int, ...]:
+    chance = generator("self-test-prompts", seed)
+    length = min(8, engine.settings.max_model_len // 2)
+    prompts = [tuple(int(t) for t in chance.integers(engine.vocabulary_size, size=length)) for _ in range(8)]
+
+    def entropy(prompt: tuple[int, ...]) -> float:
+        logprobs = engine.distribution(prompt)
+        return -float((np.exp(logprobs) * np.maximum(logprobs, -1e9)).sum())
+
+    return max(prompts, key=entropy)
+
+
+def _check_law(
+    engine: VllmEngine,
+    prompt: tuple[int, ...],
+    sampling: SamplingParameters,
+    logprobs: Float64Array,
+    draws: int,
+    seed: int,
+) -> LawCheck:
+    outputs = run_to_end(
+        engine,
+        [
+            EngineRequest(f"law-{i}", prompt, derive_seed("self-test", seed, i), sampling)
+            for i in range(draws)
+        ],
+    )
+    tokens = np.array([output.token_ids[0] for output in outputs])
+    reported = np.array([output.logprobs[0] for output in outputs], dtype=np.float64)
+    p = processed(logprobs, sampling)
+    drawn = p[tokens]
+    possible = drawn > 0
+    z, degrees = chi_square_z(np.bincount(tokens, minlength=len(p)).astype(np.float64), p)
+    return LawCheck(
+        sampling=sampling,
+        draws=draws,
+        degrees=degrees,
+        z=z,
+        impossible=int((~possible).sum()),
+        logprob_error=float(np.abs(reported[possible] - np.log(drawn[possible])).max(initial=0.0)),
+    )
+
+
+def _mixed_requests(engine: VllmEngine, seed: int) -> list[EngineRequest]:
+    # Long and short prompts side by side: kernels split their work by the shape of the batch.
+    settings = engine.settings
+    tokens = min(16, settings.max_model_len // 2)
+    longest = min(96, settings.max_model_len - tokens)
+    chance = generator("self-test-bits", seed)
+    return [
+        EngineRequest(
+            f"bits-{i}",
+            tuple(int(t) for t in chance.integers(engine.vocabulary_size, size=1 + i * 37 % longest)),
+            derive_seed("self-test-bits", seed, i),
+            replace(MIXED[i % len(MIXED)], max_tokens=tokens),
+        )
+        for i in range(min(64, settings.max_num_seqs))
+    ]

@@ -1,0 +1,1 @@
+"""gRPC: servers, channels, errors, retries, and the same calls without sockets."""

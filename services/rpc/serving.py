@@ -1,0 +1,324 @@
+"""Serving: how a gRPC server and channel are set up, and errors cross the wire as themselves.
+
+Every call has a deadline. An error of our own tree leaves the server as a status and enters
+the client as the same class, with the same sentence. Whatever is not loopback is encrypted, both
+sides show certificates, and a guard lets each call in or refuses it in a sentence.
+"""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from antiphon.core.errors import (
+    AntiphonError,
+    ConfigError,
+    ContractError,
+    InfeasibleError,
+    IntegrityError,
+    UnavailableError,
+)
+from antiphon.services.rpc.interceptor import Door
+from antiphon.services.security.credentials import Credentials, read_token
+from antiphon.services.security.guard import Guard
+from antiphon.system.ports import is_free
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest message either side accepts; batches and weights travel as files and chunks instead."""
+MAX_METADATA_BYTES = 16 << 10
+"""Largest headers; a token needs less than one KiB."""
+MAX_STREAMS = 1024
+"""Calls that one connection may have open at a time; a slow sender holds no more than its own."""
+HANDSHAKE_MS = 10_000
+"""Longest time to agree on encryption."""
+
+SERVER_OPTIONS = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    ("grpc.so_reuseport", 0),
+]
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+_STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    InfeasibleError: grpc.StatusCode.OUT_OF_RANGE,
+    ContractError: grpc.StatusCode.FAILED_PRECONDITION,
+    IntegrityError: grpc.StatusCode.DATA_LOSS,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    AntiphonError: grpc.StatusCode.UNKNOWN,
+}
+_ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
+    **{status: error for error, status in _STATUS_OF.items()},
+    grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ContractError,
+    grpc.StatusCode.UNIMPLEMENTED: ContractError,
+    grpc.StatusCode.UNAUTHENTICATED: ContractError,
+    grpc.StatusCode.PERMISSION_DENIED: ContractError,
+}
+_NOT_BELIEVED = ("certificate", "handshake", "ssl_error", "tls")
+"""Words in a failed connection's details that no patience mends."""
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a server shows, and who judges the calls it gets."""
+
+    credentials: Credentials
+    guard: Guard
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether `host` names this machine alone."""
+    if host in {"localhost", "127.0.0.1", "::1", "[::1]"}:
+        return True
+    parts = host.split(".")
+    return len(parts) == 4 and parts[0] == "127" and all(part.isdigit() for part in parts)
+
+
+def check_host(host: str) -> None:
+    """Check that an address may be listened on without encryption.
+
+    Raises:
+        ConfigError: when it is not loopback.
+    """
+    if not is_loopback(host):
+        raise ConfigError(
+            f"services.host={host} would serve without encryption; make certificates with `antiphon certs "
+            "--host NAME` and set services.credentials to the folder of the services, or use 127.0.0.1 "
+            "and forward the port"
+        )
+
+
+async def start_server(
+    host: str,
+    port: int,
+    register: Callable[[Any], None],
+    service_names: Sequence[str],
+    security: Security | None = None,
+    receive_bytes: int = MAX_MESSAGE_BYTES,
+) -> tuple[grpc.aio.Server, int]:
+    """Start a server with the health service and return it with the port it is bound to.
+
+    Args:
+        host: address to listen on; only loopback without `security`.
+        port: 0 picks a free one.
+        register: adds the servicers to what it is given, which stands before the server.
+        service_names: full names that the health service reports as serving.
+        security: certificates and guard; None serves without encryption.
+        receive_bytes: largest message taken in; a larger one is refused before it is held.
+
+    Raises:
+        ConfigError: when the address is not loopback and there is no `security`, or the port is taken.
+    """
+    if security is None:
+        check_host(host)
+    if port and not is_free(port, host):
+        raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
+    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MAX_MESSAGE_BYTES))]
+    server = grpc.aio.server(options=options)
+    door = Door(server, None if security is None else security.guard)
+    register(door)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, door)
+    try:
+        if security is None:
+            bound = server.add_insecure_port(f"{host}:{port}")
+        else:
+            bound = server.add_secure_port(f"{host}:{port}", _server_credentials(security.credentials))
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}; choose another port, or 0 for any") from error
+    await server.start()
+    for name in ["", *service_names]:
+        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return server, bound
+
+
+def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+    pair = (credentials.private_key, credentials.certificate)
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=credentials.authority, require_client_auth=True
+    )
+
+
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+    """Open a channel to host:port; it connects on first use and reconnects by itself.
+
+    Args:
+        address: host:port.
+        credentials: shown to the other side; None speaks without encryption.
+
+    Raises:
+        ConfigError: when the address is not loopback and there are no credentials.
+    """
+    if credentials is None:
+        host = address.rpartition(":")[0]
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{address} would be spoken to without encryption; give credentials (--credentials FOLDER or "
+                "ANTIPHON_CREDENTIALS), or forward its port to 127.0.0.1"
+            )
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    channel = grpc.ssl_channel_credentials(
+        credentials.authority, credentials.private_key, credentials.certificate
+    )
+    if credentials.token_file is not None:
+        bearer = grpc.metadata_call_credentials(_Bearer(credentials.token_file))
+        channel = grpc.composite_channel_credentials(channel, bearer)
+    return grpc.aio.secure_channel(address, channel, options=CHANNEL_OPTIONS)
+
+
+class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]
+    """Puts the token that is in the file now on every call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, context: Any, callback: Callable[[Any, Any], None]) -> None:
+        callback((("authorization", f"Bearer {read_token(self._path)}"),), None)
+
+
+async def healthy(address: str, timeout_s: float, credentials: Credentials | None = None) -> bool:
+    """Tell whether the server at `address` says it serves, within `timeout_s` seconds."""
+    async with open_channel(address, credentials) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def answers_errors(handler: _Handler) -> _Handler:
+    """Wrap a servicer method so that errors of our tree become gRPC statuses."""
+    if inspect.isasyncgenfunction(handler):
+
+        @functools.wraps(handler)
+        async def stream_wrapper(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for reply in handler(self, request, context):
+                    yield reply
+            except AntiphonError as error:
+                await context.abort(_status_of(error), str(error))
+
+        return stream_wrapper  # type: ignore[return-value]
+
+    @functools.wraps(handler)
+    async def unary_wrapper(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await handler(self, request, context)
+        except AntiphonError as error:
+            await context.abort(_status_of(error), str(error))
+
+    return unary_wrapper  # type: ignore[return-value]
+
+
+async def call(method: Any, request: Any, timeout_s: float) -> Any:
+    """Await a unary call with a deadline.
+
+    Raises:
+        AntiphonError: the class and sentence the server raised; UnavailableError when it did
+            not answer in time.
+    """
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise _error_of(error, method, timeout_s) from None
+
+
+async def stream(method: Any, request: Any, timeout_s: float) -> AsyncIterator[Any]:
+    """Yield the replies of a server-streaming call, with one deadline for the whole stream.
+
+    Raises:
+        AntiphonError: as `call`.
+    """
+    running = method(request, timeout=timeout_s)
+    try:
+        async for reply in running:
+            yield reply
+    except grpc.aio.AioRpcError as error:
+        raise _error_of(error, method, timeout_s) from None
+    finally:
+        running.cancel()
+
+
+class Duplex:
+    """The asking side of a call that streams both ways; errors come as ours."""
+
+    def __init__(self, method: Any) -> None:
+        """Begin the call. It has no deadline of its own: each request in it has one."""
+        self._method = method
+        self._running = method()
+
+    async def write(self, request: Any) -> None:
+        """Send one message."""
+        await self._running.write(request)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for reply in self._running:
+                yield reply
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error, self._method, 0.0) from None
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._running.cancel()
+
+
+def error_to_code(error: AntiphonError) -> int:
+    """Return the number of the status that an error leaves a server as."""
+    return int(_status_of(error).value[0])
+
+
+def error_from_code(number: int, details: str) -> AntiphonError:
+    """Return the error that a status number and its sentence came from."""
+    kinds = {status.value[0]: kind for status, kind in _ERROR_OF.items()}
+    return kinds.get(number, AntiphonError)(details)
+
+
+def _status_of(error: AntiphonError) -> grpc.StatusCode:
+    for kind, status in _STATUS_OF.items():
+        if type(error) is kind:
+            return status
+    return grpc.StatusCode.UNKNOWN
+
+
+def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> AntiphonError:
+    code = error.code()
+    name = getattr(method, "_method", b"")
+    label = name.decode() if isinstance(name, bytes) else str(name)
+    details = " ".join((error.details() or "").split())
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return UnavailableError(f"{label} did not answer within {timeout_s:g} s")
+    if code is grpc.StatusCode.UNAVAILABLE and any(word in details.lower() for word in _NOT_BELIEVED):
+        return ContractError(
+            f"{label}: the two sides do not believe each other's certificates ({details[:200]}); use bundles "
+            "of one authority, and an address that the services' certificate names"
+        )
+    kind = _ERROR_OF.get(code, AntiphonError)
+    return kind(details or f"{label} failed with {code.name}")
+
+
+async def stop_server(server: grpc.aio.Server, grace_s: float = 1.0) -> None:
+    """Stop a server: no new calls, running ones get `grace_s` seconds."""
+    await asyncio.wait_for(server.stop(grace_s), grace_s + 5.0)

@@ -1,0 +1,1 @@
+"""Keys, certificates, tokens, and the guard in front of every call."""

@@ -1,0 +1,225 @@
+"""Guard: every call over a network is let in by name, scope and rate, or refused in a sentence.
+
+An RPC that is not in the table below is refused, so a new one cannot be forgotten. A call that
+is refused reaches no service and changes nothing but the caller's rate.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from antiphon.core.errors import ContractError
+from antiphon.core.trust.access_tokens import (
+    Denial,
+    Refusal,
+    Scope,
+    TokenClaims,
+    judge_claims,
+    load_claims,
+    name_of_worker,
+    signed_bytes,
+    split_token,
+)
+from antiphon.core.trust.rate_limit import Rate, TokenBucket
+from antiphon.services.security.keys import verifies
+
+_BY_SERVICE: dict[str, dict[Scope, str]] = {
+    "Coordinator": {
+        Scope.LEASE: "Register Heartbeat LeaseGroup Work",
+        Scope.SUBMIT: "SubmitGroup",
+        Scope.PULL: "LatestManifest",
+        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation PullBatch CommitStep "
+        "AnnounceSnapshot Drain Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
+        "SubmitAudit",
+    },
+    "Broadcast": {Scope.PULL: "GetManifest GetChunks"},
+    "Learner": {Scope.ADMIN: "Step Publish Checkpoint Restore ScoreTokens Status"},
+    "Reward": {Scope.ADMIN: "Status"},
+}
+SCOPE_OF: dict[str, Scope] = {
+    f"/antiphon.{service}/{method}": scope
+    for service, scopes in _BY_SERVICE.items()
+    for scope, methods in scopes.items()
+    for method in methods.split()
+}
+"""Full name of each RPC -> the scope that a token needs for it."""
+_STREAM = "/antiphon.Coordinator/Work"
+_SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}
+"""What each request within a worker's stream needs: the same as the call of its own."""
+OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+"""RPCs for which a certificate is enough."""
+LONGEST_WAIT_S = 30.0
+"""No caller is told to come back later than this."""
+BUCKETS_KEPT = 4096
+"""Parties whose rate is remembered; the longest silent are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLimits:
+    """What one worker may ask for."""
+
+    requests: Rate
+    payload_bytes: Rate
+
+
+DEFAULT_LIMITS = GuardLimits(requests=Rate(50.0, 200.0), payload_bytes=Rate(8 << 20, 64 << 20))
+"""A worker needs a few requests a second; these are far beyond that."""
+
+
+def _nothing_revoked() -> Collection[str]:
+    return ()
+
+
+def _no_leases(worker_id: str) -> int:
+    return 0
+
+
+class Guard:
+    """Judges the calls to one server of one run."""
+
+    def __init__(
+        self,
+        token_key: bytes,
+        run_id: str,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float],
+        limits: GuardLimits = DEFAULT_LIMITS,
+        revoked: Callable[[], Collection[str]] = _nothing_revoked,
+        open_leases: Callable[[str], int] = _no_leases,
+    ) -> None:
+        """Take up position.
+
+        Args:
+            token_key: public key that tokens are signed with, 32 bytes.
+            run_id: the run that is served.
+            wall_clock: Unix seconds; tokens expire by it.
+            clock: seconds that never go back; rates are counted by it.
+            limits: of each worker.
+            revoked: returns the token ids and worker names that count no more.
+            open_leases: returns how many leases a worker holds, by its id.
+        """
+        self._token_key = token_key
+        self._run_id = run_id
+        self._wall_clock = wall_clock
+        self._clock = clock
+        self._limits = limits
+        self._revoked = revoked
+        self._open_leases = open_leases
+        self._known: dict[str, TokenClaims] = {}
+        """Digest of a token -> its claims, once the signature was found right."""
+        self._buckets: dict[str, tuple[TokenBucket, TokenBucket]] = {}
+
+    def admit(
+        self, method: str, authorization: str, certificate_names: Collection[str], request: Any
+    ) -> Refusal | None:
+        """Tell why a call is refused, or None; a request for more leases than allowed is cut down.
+
+        Args:
+            method: full name of the RPC.
+            authorization: the header, `Bearer TOKEN`, or "".
+            certificate_names: names in the certificate of the connection.
+            request: the message; None at the start of a stream, whose requests are judged one by one.
+        """
+        if method in OPEN_TO_CERTIFICATES:
+            return None
+        scope = SCOPE_OF.get(method)
+        if scope is None:
+            return Refusal(Denial.FORBIDDEN, f"{method} is not served here; use the same version of Antiphon")
+        claims = self._claims(authorization)
+        if isinstance(claims, Refusal):
+            return claims
+        parts = [(scope, request)]
+        if method == _STREAM and request is not None:
+            parts = [_part(scope, message) for message in request.requests] or parts
+        promised = 0
+        for needed, asked in parts:
+            refusal = judge_claims(
+                claims,
+                run_id=self._run_id,
+                scope=needed,
+                certificate_names=certificate_names,
+                revoked=self._revoked(),
+                now=self._wall_clock(),
+            )
+            if refusal is None and Scope.ADMIN not in claims.scopes:
+                refusal = self._wrong_name(claims, asked) or self._too_much(claims, asked)
+                promised += self._cut_down(claims, asked, promised)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _claims(self, authorization: str) -> TokenClaims | Refusal:
+        kind, _, text = authorization.partition(" ")
+        if kind.lower() != "bearer" or not text:
+            return Refusal(
+                Denial.UNKNOWN, "this call carries no token; make one with `antiphon token create`"
+            )
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        known = self._known.get(digest)
+        if known is not None:
+            return known
+        try:
+            payload, signature = split_token(text)
+            if not verifies(self._token_key, signed_bytes(payload), signature):
+                return Refusal(
+                    Denial.UNKNOWN, "the token's signature is not right: it was altered, or made elsewhere"
+                )
+            claims = load_claims(payload)
+        except ContractError as error:
+            return Refusal(Denial.UNKNOWN, str(error))
+        if len(self._known) >= BUCKETS_KEPT:
+            self._known.clear()
+        self._known[digest] = claims
+        return claims
+
+    def _wrong_name(self, claims: TokenClaims, request: Any) -> Refusal | None:
+        """A worker speaks for itself alone."""
+        for said in _spoken_for(request):
+            if said != claims.worker_name:
+                return Refusal(
+                    Denial.FORBIDDEN,
+                    f"the token is of worker {claims.worker_name}, but the call speaks for {said[:64]!r}",
+                )
+        return None
+
+    def _too_much(self, claims: TokenClaims, request: Any) -> Refusal | None:
+        name, now = claims.worker_name, self._clock()
+        buckets = self._buckets.pop(name, None)
+        if buckets is None:
+            buckets = (TokenBucket(self._limits.requests), TokenBucket(self._limits.payload_bytes))
+            while len(self._buckets) >= BUCKETS_KEPT:
+                del self._buckets[next(iter(self._buckets))]
+        self._buckets[name] = buckets
+        requests, payload_bytes = buckets
+        wait_s = requests.take(1.0, now)
+        if wait_s == 0.0 and request is not None:
+            wait_s = payload_bytes.take(request.ByteSize(), now)
+        if wait_s > 0.0:
+            wait_s = min(wait_s, LONGEST_WAIT_S)
+            return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
+        return None
+
+    def _cut_down(self, claims: TokenClaims, request: Any, promised: int) -> int:
+        """Leave no more of a request for leases than the worker may hold; return what is left of it."""
+        if not (hasattr(request, "groups") and hasattr(request, "held_version")):
+            return 0
+        room = max(0, claims.max_leases - self._open_leases(request.worker_id) - promised)
+        request.groups = max(0, min(request.groups, room))
+        return int(request.groups)
+
+
+def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
+    """Return what one request of a stream needs, and what it says."""
+    part = message.WhichOneof("body")
+    if part not in _SCOPE_OF_PART:
+        return scope, message
+    return _SCOPE_OF_PART[part], getattr(message, part)
+
+
+def _spoken_for(request: Any) -> Iterator[str]:
+    """Yield the worker names in a message."""
+    if hasattr(request, "worker_name"):
+        yield request.worker_name
+    if hasattr(request, "worker_id"):
+        yield name_of_worker(request.worker_id)

@@ -1,0 +1,1 @@
+"""Records to protobuf messages and back."""

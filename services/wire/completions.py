@@ -1,0 +1,102 @@
+"""Wire completions: the trajectories of a group in one message, column by column, and back.
+
+A group is handed in once and is the largest thing that a worker sends. Row by row, each completion
+costs the coordinator several small arrays; in columns a group costs two, and its completions are views.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from antiphon.core import records as r
+from antiphon.core.errors import ContractError
+from antiphon.protos import records_pb2
+from antiphon.services.wire.arrays import (
+    finish_reason_from_text,
+    logprobs_from_bytes,
+    logprobs_to_bytes,
+    tokens_from_bytes,
+    tokens_to_bytes,
+    version_span_from_proto,
+)
+
+_NO_TOKENS = np.empty(0, dtype=np.int32)
+_NO_LOGPROBS = np.empty(0, dtype=np.float32)
+
+
+def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Completions:
+    """Translate."""
+    spans = [span for trajectory in trajectories for span in trajectory.spans]
+    tokens = np.concatenate([_NO_TOKENS, *(t.token_ids for t in trajectories)])
+    logprobs = np.concatenate([_NO_LOGPROBS, *(t.behaviour_logprobs for t in trajectories)])
+    return records_pb2.Completions(
+        sample_indices=[t.sample_index for t in trajectories],
+        seeds=[t.seed for t in trajectories],
+        lengths=[t.token_ids.size for t in trajectories],
+        token_ids=tokens_to_bytes(tokens),
+        behaviour_logprobs=logprobs_to_bytes(logprobs),
+        span_counts=[len(t.spans) for t in trajectories],
+        span_versions=[span.version for span in spans],
+        span_starts=[span.start for span in spans],
+        span_stops=[span.stop for span in spans],
+        finish_reasons=[t.finish_reason.value for t in trajectories],
+    )
+
+
+def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ...]:
+    """Translate; tokens and log-probabilities of a group share their memory.
+
+    Raises:
+        ContractError: when the columns do not fit each other.
+    """
+    tokens, logprobs = tokens_from_bytes(m.token_ids), logprobs_from_bytes(m.behaviour_logprobs)
+    lengths, counts = list(m.lengths), list(m.span_counts)
+    if not len(m.sample_indices) == len(m.seeds) == len(lengths) == len(counts) == len(m.finish_reasons):
+        raise ContractError(
+            f"a group came with {len(lengths)} lengths, {len(m.sample_indices)} sample indices, "
+            f"{len(m.seeds)} seeds, {len(counts)} span counts and {len(m.finish_reasons)} finish reasons; "
+            "one each is needed for every completion"
+        )
+    if min(lengths, default=0) < 0 or sum(lengths) != tokens.size:
+        raise ContractError(f"completions of {sum(lengths)} tokens came with {tokens.size} tokens")
+    if logprobs.size != tokens.size:
+        raise ContractError(
+            f"{logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
+        )
+    if not len(m.span_versions) == len(m.span_starts) == len(m.span_stops) == sum(counts) or (
+        min(counts, default=0) < 0
+    ):
+        raise ContractError(f"completions with {sum(counts)} version spans came with other columns of them")
+    spans = tuple(map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops))
+    found = []
+    at = span_at = 0
+    for index, seed, length, count, reason in zip(
+        m.sample_indices, m.seeds, lengths, counts, m.finish_reasons, strict=True
+    ):
+        found.append(
+            r.Trajectory(
+                index,
+                seed,
+                tokens[at : at + length],
+                logprobs[at : at + length],
+                spans[span_at : span_at + count],
+                finish_reason_from_text(reason),
+            )
+        )
+        at, span_at = at + length, span_at + count
+    return tuple(found)
+
+
+def rows_from_proto(rows: Sequence[records_pb2.Trajectory]) -> tuple[r.Trajectory, ...]:
+    """Translate what journals of protocol version 1 hold: a message for each completion."""
+    return tuple(
+        r.Trajectory(
+            sample_index=m.sample_index,
+            seed=m.seed,
+            token_ids=np.array(m.token_ids, dtype=np.int32),
+            behaviour_logprobs=logprobs_from_bytes(m.behaviour_logprobs),
+            spans=tuple(version_span_from_proto(span) for span in m.spans),
+            finish_reason=finish_reason_from_text(m.finish_reason),
+        )
+        for m in rows
+    )

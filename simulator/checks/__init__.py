@@ -1,0 +1,1 @@
+"""What must hold in a simulated run, and who watches it."""

@@ -1,0 +1,64 @@
+"""Witnessed: clients that tell the witness of a simulated run what its processes were told."""
+
+from antiphon.core.records import GroupSubmission, Judgement, StepCommit, SubmitVerdict
+from antiphon.services.coordinator.api import (
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    WorkerHeartbeat,
+)
+from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
+from antiphon.simulator import processes as parties
+from antiphon.simulator.checks.invariants import Witness
+from antiphon.simulator.process_table import Slot
+
+CALL_S = 10.0
+"""Deadline of a call, as in production."""
+
+
+class Witnessed(CoordinatorClient):
+    """A client that tells the witness what its process was told."""
+
+    def __init__(self, site: parties.Site, witness: Witness, slot: Slot) -> None:
+        super().__init__(parties.COORDINATOR, CALL_S, channel=site.channel(parties.COORDINATOR))
+        self._witness = witness
+        self._slot = slot
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Tell which version the worker says it holds."""
+        self._witness.held(self._slot.name, self._slot.held, beat.held_version)
+        self._slot.held = beat.held_version
+        return await super().heartbeat(beat)
+
+    async def lease_group(self, request: LeaseRequest) -> LeaseReply:
+        """Tell which leases arrived."""
+        reply = await super().lease_group(request)
+        for lease in reply.leases:
+            self._witness.leased(lease)
+        return reply
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Tell which answer arrived."""
+        verdict = await super().submit_group(submission)
+        self._witness.answered(submission, verdict)
+        return verdict
+
+    async def submit_rewards(self, group_id: str, judgements: "list[Judgement]") -> bool:  # type: ignore[override]
+        """Tell whose rewards were taken."""
+        taken = await super().submit_rewards(group_id, judgements)
+        if taken:
+            self._witness.rewarded(group_id)
+        return taken
+
+    async def commit_step(self, commit: StepCommit) -> None:
+        """Tell which commit was acknowledged."""
+        await super().commit_step(commit)
+        self._witness.committed(commit)
+
+
+class WitnessedCalls(Witnessed):
+    """Each request is a call."""
+
+
+class WitnessedStream(Witnessed, WorkerClient):
+    """A worker's requests share a stream."""

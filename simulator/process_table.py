@@ -1,0 +1,25 @@
+"""Slots: the processes of a simulated run by the names that last."""
+
+from dataclasses import dataclass, field
+
+from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.loop import Process
+
+RESTART_S = 1.0
+"""Pause of the supervisor before it starts a process again that ended by itself."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A process by name: the life it has now, and what its successor must know."""
+
+    name: str
+    process: Process | None = None
+    lives: int = 0
+    worker: RolloutWorker | None = None
+    chunks: MemoryChunks = field(default_factory=MemoryChunks)
+    alias: str = ""
+    held: int | None = None
+    away_s: float = RESTART_S
+    """Pause after a death of its own accord; longer once after a retirement."""

@@ -1,0 +1,244 @@
+"""Parties: the main routines of the simulated processes, each as its production process runs it.
+
+What a `serve_*` does with sockets and signals is done here with the simulated network; services,
+clients, servicers and the worker's loop are the production classes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import UnavailableError
+from antiphon.core.loop.staleness import fixed_version, is_published
+from antiphon.services.broadcast.server import register_broadcast
+from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.server import register_coordinator
+from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.learner.api import Learner
+from antiphon.services.learner.client import LearnerClient
+from antiphon.services.learner.server import register_learner
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.reward.service import RewardService
+from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.services.rpc.in_process import DirectChannel, DirectServer
+from antiphon.services.rpc.retry import keep_trying
+from antiphon.simulator.standins import engines, training
+from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
+from antiphon.simulator.virtual.loop import Process, VirtualLoop
+from antiphon.simulator.virtual.network import Link, Network
+
+COORDINATOR = "coordinator"
+LEARNER = "learner"
+EVALUATION_POLL_S = 2.0
+PULL_WAIT_S = 6.0
+"""Longer than in production: an idle judge's questions would be most of the traffic."""
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Site:
+    """What all processes of one simulated run share: the network, and disks that outlive them."""
+
+    loop: VirtualLoop
+    network: Network
+    config: RunConfig
+    journal: JournalDisk
+    store: MemoryStore
+    learner_disk: training.LearnerDisk
+    dullness: int
+    engine_step_s: Callable[[str], float]
+    """Seconds of the next engine step of a worker."""
+    learner_step_s: Callable[[], float]
+    trained: Callable[[int, bytes], int]
+    """Told of each step that is trained and of its file; returns how many rows that has."""
+    keepers: list[RunKeeper]
+    """Of every coordinator so far, the living one last."""
+    wall_clock: Callable[[], float]
+    """What coordinators take for the time of day; nothing may depend on it."""
+
+    def channel(self, address: str) -> Any:
+        """Open a channel to an address."""
+        return DirectChannel(Link(self.network, address))
+
+    def coordinator(self) -> CoordinatorClient:
+        """Return a client of the coordinator."""
+        return CoordinatorClient(COORDINATOR, channel=self.channel(COORDINATOR))
+
+
+async def serve_coordinator(site: Site, process: Process, clock_offset_s: float) -> None:
+    """Serve the run until the keeper fails.
+
+    Args:
+        site: the run.
+        process: who serves.
+        clock_offset_s: monotonic clocks of two processes have nothing to do with each other.
+
+    Raises:
+        AntiphonError: why the keeper failed.
+    """
+    loop = site.loop
+    journal = MemoryJournal(site.journal, site.wall_clock)
+    keeper = RunKeeper(
+        site.config,
+        RUN_ID,
+        journal,
+        site.store,
+        engines.ArithmeticPrompts(),
+        lambda: loop.time() + clock_offset_s,
+    )
+    await keeper.start()
+    site.keepers.append(keeper)
+    server = DirectServer()
+    register_coordinator(server, CoordinatorService(keeper))
+    site.network.listen(COORDINATOR, process, server)
+    await keeper.failed.wait()
+    keeper.check()
+
+
+async def serve_learner(site: Site, process: Process, coordinator: Coordinator, origin: str) -> None:
+    """Restore, then train and serve chunks for as long as the process lives."""
+    config, loop = site.config, site.config.loop
+    trainer = training.ArithmeticTrainer(
+        site.learner_disk, site.loop, site.learner_step_s, config.learner.checkpoints_kept, site.trained
+    )
+    desk = training.ArithmeticDesk(
+        RUN_ID,
+        site.learner_disk.chunks,
+        config.broadcast.snapshots_kept,
+        waiting_limit=loop.max_staleness // loop.publish_interval + 2,
+    )
+    service = LearnerService(config, trainer, desk, site.store, coordinator)
+    await service.restore()
+    server = DirectServer()
+    register_learner(server, service)
+    register_broadcast(server, BroadcastService(site.learner_disk.chunks))
+    site.network.listen(LEARNER, process, server)
+    site.network.listen(origin, process, server)
+    service.origin = origin
+    await service.publish_again()
+    await asyncio.Event().wait()
+
+
+def make_worker(
+    site: Site, coordinator: Coordinator, name: str, process_name: str, chunks: MemoryChunks
+) -> RolloutWorker:
+    """Return the worker of a process; `run` is its main routine.
+
+    Args:
+        site: the run.
+        coordinator: a client of the coordinator.
+        name: the worker's name in the run.
+        process_name: decides how fast it is.
+        chunks: its disk.
+    """
+
+    def source(config: RunConfig) -> engines.ChunkSource:
+        return engines.ChunkSource(site.channel, chunks, config.broadcast.transfer_timeout_s)
+
+    return RolloutWorker(
+        coordinator,
+        name,
+        RUN_ID,
+        lambda config: engines.ArithmeticEngine(),
+        source,
+        drive=partial(engines.LoopDriver, step_s=partial(site.engine_step_s, process_name)),
+    )
+
+
+def make_judge(site: Site, coordinator: Coordinator, judge_id: str) -> RewardService:
+    """Return the judge of a process; `run` is its main routine."""
+    environment = engines.ArithmeticEnvironment(site.config, site.dullness)
+    patience_s = site.config.services.stall_timeout_s
+    return RewardService(
+        coordinator,
+        environment,
+        engines.JsonDecoder(),
+        RUN_ID,
+        judge_id,
+        patience_s,
+        pull_wait_s=PULL_WAIT_S,
+    )
+
+
+async def drive_run(site: Site) -> None:
+    """Do what the flow does: publish, open steps, train, evaluate, finish; it can be begun anew."""
+    flow = Flow(site.config, site.coordinator(), LearnerClient(LEARNER, channel=site.channel(LEARNER)))
+    await flow.run()
+
+
+class Flow:
+    """The order of the stages, as `flows.schedule` submits them, without an orchestrator."""
+
+    def __init__(self, config: RunConfig, coordinator: Coordinator, learner: Learner) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._learner = learner
+
+    async def run(self) -> None:
+        """Drive the run to its end; begun anew, it goes on at the first step that is not committed."""
+        config, loop = self._config, self._config.loop
+        status = await self._reach("status", self._coordinator.status)
+        first = status.committed_steps
+        base = first if self._published(first) else first - first % loop.publish_interval
+        await self._reach("publish", lambda: self._learner.publish(base))
+        await self._evaluate(base)
+        newest, opened = base, 0
+        async with asyncio.TaskGroup() as group:
+            publishing: asyncio.Task[None] | None = None
+            for step in range(first, config.run.steps):
+                opened = await self._open(opened, step, newest)
+                await self._reach("step", partial(self._learner.step, step))
+                if publishing is not None:
+                    await publishing
+                    publishing = None
+                if self._published(step + 1):
+                    newest = step + 1
+                    publishing = group.create_task(self._publish(step + 1))
+                    if step + 1 < config.run.steps and self._oldest(step + 1) > step:
+                        await publishing
+        await self._await_evaluations()
+        await self._reach("finish", self._coordinator.finish)
+
+    async def _open(self, opened: int, step: int, newest: int) -> int:
+        """Open every step whose version is out, at least `step`."""
+        ahead = step
+        while ahead + 1 < self._config.run.steps and self._oldest(ahead + 1) <= newest:
+            ahead += 1
+        if ahead >= opened:
+            await self._reach("open", lambda: self._coordinator.open_step(ahead))
+        return ahead + 1
+
+    async def _publish(self, version: int) -> None:
+        await self._reach("publish", lambda: self._learner.publish(version))
+        await self._evaluate(version)
+
+    async def _evaluate(self, version: int) -> None:
+        interval, steps = self._config.evaluation.interval, self._config.run.steps
+        if version in {0, steps} or (interval > 0 and version % interval == 0):
+            await self._reach("evaluate", lambda: self._coordinator.open_evaluation(version))
+
+    async def _await_evaluations(self) -> None:
+        patience = self._config.services.stall_timeout_s / EVALUATION_POLL_S
+        for _ in range(int(patience)):
+            status = await self._reach("status", self._coordinator.status)
+            if all(evaluation.complete for evaluation in status.evaluations):
+                return
+            await asyncio.sleep(EVALUATION_POLL_S)
+        raise UnavailableError(f"an evaluation made no progress; it waits for {status.waiting}")
+
+    def _oldest(self, step: int) -> int:
+        loop = self._config.loop
+        return fixed_version(step, loop.max_staleness, loop.publish_interval)
+
+    def _published(self, version: int) -> bool:
+        return is_published(version, self._config.loop.publish_interval, self._config.run.steps)
+
+    async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        return await keep_trying(what, attempt, self._config.services.stall_timeout_s)

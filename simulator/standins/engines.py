@@ -1,0 +1,352 @@
+"""Engines: seeded stand-ins for vLLM, tokenizer and environment; all else of a worker is production.
+
+Each does what the real one promises and nothing more: the engine samples position-keyed tokens and
+swaps weights at step boundaries. How long things take is virtual.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.records import (
+    FinishReason,
+    Prompt,
+    SnapshotManifest,
+    VersionSpan,
+)
+from antiphon.environments.environment import Problem
+from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.simulator.standins import arithmetic
+from antiphon.simulator.virtual.chunks import MemoryChunks
+
+
+@dataclass(slots=True)
+class _Live:
+    """A completion being sampled."""
+
+    request: EngineRequest
+    prompt: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+
+    def take(self, token: int, logprob: float, version: int) -> None:
+        at = len(self.tokens)
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.spans and self.spans[-1].version == version:
+            self.spans[-1] = VersionSpan(version, self.spans[-1].start, at + 1)
+        else:
+            self.spans.append(VersionSpan(version, at, at + 1))
+
+    def news(self, known: int) -> EngineProgress:
+        return EngineProgress(
+            request_id=self.request.request_id,
+            start=known,
+            token_ids=np.array(self.tokens[known:], dtype=np.int32),
+            logprobs=np.array(self.logprobs[known:], dtype=np.float32),
+            spans=tuple(
+                VersionSpan(span.version, max(span.start, known), span.stop)
+                for span in self.spans
+                if span.stop > known
+            ),
+        )
+
+    def output(self) -> EngineOutput:
+        ended = self.tokens[-1] == arithmetic.END_TOKEN
+        return EngineOutput(
+            request_id=self.request.request_id,
+            token_ids=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            spans=tuple(self.spans),
+            finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
+        )
+
+
+class ArithmeticEngine(Engine):
+    """The engine's protocol without a model: every token is a function of weights, seed and place."""
+
+    drafts = False
+    continues = True
+    vocabulary_size = arithmetic.VOCABULARY
+
+    def __init__(self) -> None:
+        """Begin without weights."""
+        self._version: int | None = None
+        self._digest: str | None = None
+        self._weights = 0
+        self._live: dict[str, _Live] = {}
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights that sample now."""
+        return self._version
+
+    @property
+    def weights_digest(self) -> str | None:
+        """Digest of the weights that were loaded."""
+        return self._digest
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests queued or running."""
+        return len(self._live)
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        """Serve these weights from the next `step` on."""
+        self._weights = arithmetic.weights_number(str(tensors["weights"]))
+        self._version, self._digest = version, str(tensors["weights"])
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests.
+
+        Raises:
+            ContractError: before the first weights, or for a request that is in flight.
+        """
+        if self._version is None:
+            raise ContractError("the engine holds no weights yet")
+        for request in requests:
+            if request.request_id in self._live:
+                raise ContractError(f"request {request.request_id} is in flight already")
+            number = arithmetic.prompt_number(request.prompt_token_ids)
+            self._live[request.request_id] = _Live(request, number)
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every request by one token and return those that finished."""
+        finished = []
+        version = self._version or 0
+        for request_id, live in list(self._live.items()):
+            request = live.request
+            at = len(request.prefix_token_ids) + len(live.tokens)
+            token, logprob = arithmetic.token_at(self._weights, live.prompt, request.seed, at)
+            live.take(token, logprob, version)
+            if token == arithmetic.END_TOKEN or at + 1 >= request.sampling.max_tokens:
+                del self._live[request_id]
+                finished.append(live.output())
+        return finished
+
+    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
+        """Return what requests in flight have sampled since."""
+        found = []
+        for request_id, known in since.items():
+            live = self._live.get(request_id)
+            if live is not None and len(live.tokens) > known:
+                found.append(live.news(known))
+        return found
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests."""
+        for request_id in request_ids:
+            self._live.pop(request_id, None)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class LoopDriver:
+    """Drives an engine on the event loop, one step every so many virtual seconds."""
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        deliver: Callable[[list[EngineOutput]], None],
+        step_s: Callable[[], float],
+    ) -> None:
+        """Prepare; nothing is built before `run`.
+
+        Args:
+            make_engine: builds the engine.
+            deliver: takes finished completions.
+            step_s: seconds of the next engine step.
+        """
+        self._make_engine = make_engine
+        self._deliver = deliver
+        self._step_s = step_s
+        self._mailbox: deque[Callable[[Engine], None]] = deque()
+        self._news = asyncio.Event()
+        self._started = asyncio.Event()
+        self.busy_s = 0.0
+        self.drafts = False
+        self.continues = False
+        self.vocabulary_size = 0
+
+    async def run(self) -> None:
+        """Build the engine and drive it until cancelled."""
+        await asyncio.sleep(self._step_s())
+        engine = self._make_engine()
+        self.continues, self.vocabulary_size = engine.continues, engine.vocabulary_size
+        self._started.set()
+        while True:
+            while self._mailbox:
+                self._mailbox.popleft()(engine)
+            if engine.unfinished:
+                seconds = self._step_s()
+                await asyncio.sleep(seconds)
+                self.busy_s += seconds
+                outputs = engine.step()
+                if outputs:
+                    self._deliver(outputs)
+            elif not self._mailbox:
+                self._news.clear()
+                await self._news.wait()
+
+    async def started(self, timeout_s: float) -> None:
+        """Wait until the engine is built.
+
+        Raises:
+            UnavailableError: when that takes longer than `timeout_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._started.wait()
+        except TimeoutError:
+            raise UnavailableError(f"the engine was not up after {timeout_s:g} s") from None
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests for the next step."""
+        self._put(lambda engine: engine.add(requests))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests."""
+        self._put(lambda engine: engine.abort(request_ids))
+
+    async def progress(
+        self, since: Mapping[str, int], timeout_s: float, stop: bool = False
+    ) -> list[EngineProgress] | None:
+        """Return what the requests of `since` have sampled by the next step boundary, or None."""
+        answer: asyncio.Future[list[EngineProgress]] = asyncio.get_running_loop().create_future()
+
+        def obey(engine: Engine) -> None:
+            found = engine.progress(since)
+            if stop:
+                engine.abort(list(since))
+            if not answer.done():
+                answer.set_result(found)
+
+        self._put(obey)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            return None
+
+    async def load(
+        self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
+    ) -> None:
+        """Swap weights at the next step boundary and return when they sample.
+
+        Raises:
+            IntegrityError: when the engine does not echo the digest it was given.
+            UnavailableError: when it did not take them within `timeout_s` seconds.
+        """
+        answer: asyncio.Future[tuple[int | None, str | None]] = asyncio.get_running_loop().create_future()
+
+        def obey(engine: Engine) -> None:
+            engine.load_weights(version, tensors, weights_digest)
+            if not answer.done():
+                answer.set_result((engine.version, engine.weights_digest))
+
+        self._put(obey)
+        try:
+            async with asyncio.timeout(timeout_s):
+                echoed = await answer
+        except TimeoutError:
+            raise UnavailableError(
+                f"the engine did not take version {version} within {timeout_s:g} s"
+            ) from None
+        if echoed != (version, weights_digest):
+            raise IntegrityError(f"the engine echoes {echoed}, not version {version} with {weights_digest}")
+
+    def _put(self, message: Callable[[Engine], None]) -> None:
+        self._mailbox.append(message)
+        self._news.set()
+
+
+class ChunkSource:
+    """A worker's snapshots: production transfer into a chunk store in memory."""
+
+    def __init__(self, channel_to: Callable[[str], Any], chunks: MemoryChunks, timeout_s: float) -> None:
+        """Fetch with a time limit.
+
+        Args:
+            channel_to: opens a channel to an origin.
+            chunks: where chunks are kept.
+            timeout_s: longest transfer, seconds.
+        """
+        self._channel_to = channel_to
+        self._chunks = chunks
+        self._timeout_s = timeout_s
+
+    async def fetch(self, manifest: SnapshotManifest) -> None:
+        """Bring every chunk here, verified."""
+        channel = self._channel_to(manifest.origin)
+        origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
+        await fetch_snapshot(manifest, origin, self._chunks, self._timeout_s)
+
+    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the weights of a fetched snapshot, checked against the manifest."""
+        payload = b"".join(self._chunks.get(chunk.digest) for chunk in manifest.chunks)
+        weights = payload.decode()
+        if weights != manifest.weights_digest:
+            raise IntegrityError(f"the chunks of version {manifest.version} are those of other weights")
+        return {"weights": weights}
+
+    def prune(self, kept: Sequence[SnapshotManifest]) -> None:
+        """Forget the chunks that no manifest in `kept` needs."""
+        self._chunks.prune(kept)
+
+
+class ArithmeticPrompts:
+    """Prompts of a few tokens, by split and index."""
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        """Return prompt `index` of `split`."""
+        return Prompt(f"{split}-0-{index}", (len(split), 1 + index % 7, index))
+
+
+class ArithmeticEnvironment:
+    """Judges by the sum of the token ids."""
+
+    name = "simulated/arithmetic"
+
+    def __init__(self, config: RunConfig, dullness: int) -> None:
+        """Judge for a run; see `arithmetic.reward` for the dullness."""
+        self._sizes = {"train": config.environment.train_size, "heldout": config.environment.heldout_size}
+        self._dullness = dullness
+
+    def problem(self, split: str, index: int) -> Problem:
+        """Return problem `index` of `split`."""
+        return Problem(key=f"{split}-0-{index}", text="", answer="")
+
+    def size(self, split: str) -> int:
+        """Return how many problems `split` has."""
+        return self._sizes[split]
+
+    def problem_by_key(self, key: str) -> Problem:
+        """Find a problem again from its key."""
+        split, _, index = key.split("-")
+        return self.problem(split, int(index))
+
+    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        """Score each completion."""
+        return [
+            arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._dullness)
+            for text in completions
+        ]
+
+
+class JsonDecoder:
+    """Text of token ids: their list."""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the ids as JSON."""
+        return json.dumps([int(token) for token in token_ids])

@@ -1,0 +1,178 @@
+"""Training: seeded stand-ins for DeepSpeed and for publishing; all else of the learner is production.
+
+The trainer goes from version to version by batch file alone and keeps checkpoints, the desk publishes
+what was kept aside. What they keep across a kill lies in a `LearnerDisk`; how long things take is virtual.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.records import (
+    ChunkEntry,
+    FloatArray,
+    IntArray,
+    SnapshotManifest,
+    TensorEntry,
+)
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.learner.training import TrainedStep
+from antiphon.simulator.standins import arithmetic
+from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.loop import VirtualLoop
+
+CHUNK_BYTES = 40
+"""Smaller than a snapshot of the stand-ins, so that one is several chunks."""
+
+
+@dataclass(slots=True)
+class LearnerDisk:
+    """What a learner finds again after it was killed."""
+
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    """Version -> digest of its weights."""
+    chunks: MemoryChunks = field(default_factory=MemoryChunks)
+    """The origin's."""
+
+
+class ArithmeticTrainer:
+    """Goes from version to version by the digest of the batch file, which it reads and checks."""
+
+    def __init__(
+        self,
+        disk: LearnerDisk,
+        loop: VirtualLoop,
+        step_s: Callable[[], float],
+        kept: int,
+        trained: Callable[[int, bytes], int],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            disk: where checkpoints are.
+            loop: told how long the work takes.
+            step_s: seconds of the next step.
+            kept: newest checkpoints left on the disk.
+            trained: told of each step and its file; returns how many rows that has.
+        """
+        self._disk = disk
+        self._loop = loop
+        self._step_s = step_s
+        self._kept = kept
+        self._trained = trained
+        self._weights = arithmetic.BASE_WEIGHTS
+        self.version = -1
+
+    def newest_checkpoint(self, at_most: int) -> int | None:
+        """Return the newest version up to `at_most` with a checkpoint, or None."""
+        return max((version for version in self._disk.checkpoints if version <= at_most), default=None)
+
+    def start(self, at_most: int) -> TrainedStep:
+        """Begin from the newest checkpoint up to a version, or from the base weights."""
+        self._loop.spend(self._step_s())
+        version = self.newest_checkpoint(at_most)
+        self.version = version or 0
+        self._weights = arithmetic.BASE_WEIGHTS if version is None else self._disk.checkpoints[version]
+        return self._step_of({})
+
+    def train(self, step: int, payload: bytes) -> TrainedStep:
+        """Train on the batch file of `step`.
+
+        Raises:
+            IntegrityError: when it is not the next step.
+        """
+        if step != self.version:
+            raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+        self._loop.spend(self._step_s())
+        rows = self._trained(step, payload)
+        if rows:  # a batch without rows changes no weights
+            self._weights = arithmetic.next_weights(self._weights, digest_bytes(payload))
+        self.version = step + 1
+        return self._step_of({"loss": 0.0, "trajectories": float(rows)})
+
+    def save(self) -> int:
+        """Write a checkpoint and return its version."""
+        self._disk.checkpoints[self.version] = self._weights
+        for version in sorted(self._disk.checkpoints)[: -self._kept]:
+            del self._disk.checkpoints[version]
+        return self.version
+
+    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
+        """Return one logprob per token."""
+        return np.zeros(len(completion), dtype=np.float32)
+
+    def stop(self) -> None:
+        """There is nothing to drop."""
+
+    def _step_of(self, metrics: dict[str, float]) -> TrainedStep:
+        return TrainedStep(self.version, self._weights, {"weights": self._weights}, metrics)
+
+
+class ArithmeticDesk:
+    """Keeps versions aside and cuts them into chunks, as the publishing desk does."""
+
+    def __init__(
+        self, run_id: str, chunks: MemoryChunks | ChunkStore, snapshots_kept: int, waiting_limit: int
+    ) -> None:
+        """Open the desk.
+
+        Args:
+            run_id: goes into the manifests.
+            chunks: the origin's, in memory or on a real disk.
+            snapshots_kept: newest snapshots left there.
+            waiting_limit: most versions kept in memory.
+        """
+        self._run_id = run_id
+        self._chunks = chunks
+        self._snapshots_kept = snapshots_kept
+        self._waiting_limit = waiting_limit
+        self._waiting: dict[int, str] = {}
+
+    def keep(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Keep the weights of a version aside."""
+        self._waiting[version] = str(weights["weights"])
+        while len(self._waiting) > self._waiting_limit:
+            del self._waiting[min(self._waiting)]
+
+    def write(self, version: int, origin: str) -> SnapshotManifest:
+        """Write the snapshot of a version, unless it is there, and return its manifest.
+
+        Raises:
+            ContractError: when its weights are not kept any more.
+        """
+        if version in self._waiting:
+            manifest = self._cut(version, self._waiting[version], origin)
+        elif version in self._chunks.versions():
+            known = self._chunks.manifest(version)
+            manifest = self._cut(version, known.weights_digest, origin)
+        else:
+            raise ContractError(f"the weights of version {version} are not kept for publication")
+        self._chunks.put_manifest(manifest)
+        self._waiting.pop(version, None)
+        newest = self._chunks.versions()[-self._snapshots_kept :]
+        self._chunks.prune([self._chunks.manifest(held) for held in newest])
+        return manifest
+
+    def waiting(self) -> list[int]:
+        """Return the versions that are kept aside and not written yet, oldest first."""
+        return sorted(self._waiting)
+
+    def stored(self) -> list[int]:
+        """Return the versions whose snapshots are stored, oldest first."""
+        return self._chunks.versions()
+
+    def _cut(self, version: int, weights: str, origin: str) -> SnapshotManifest:
+        payload = weights.encode()
+        chunks = []
+        for offset in range(0, len(payload), CHUNK_BYTES):
+            part = payload[offset : offset + CHUNK_BYTES]
+            chunks.append(ChunkEntry(digest_bytes(part), offset, len(part)))
+            self._chunks.put(chunks[-1].digest, part)
+        tensor = TensorEntry("weights", "uint8", (len(payload),), 0, len(payload))
+        return SnapshotManifest(
+            self._run_id, version, weights, (tensor,), tuple(chunks), len(payload), origin
+        )

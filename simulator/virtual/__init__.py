@@ -1,0 +1,1 @@
+"""The virtual machine room: time, network, disks and random streams."""

@@ -1,0 +1,176 @@
+"""Line: a call that streams both ways between two simulated processes.
+
+Messages of one direction arrive in the order in which they were sent, each with its own delay. A
+line breaks as a whole: when an end dies, when a message gets lost in a storm, or when a cut lasts
+longer than the keepalive; what was on its way is lost then, and each end hears of it by itself.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from antiphon.services.rpc.in_process import CallFailed
+from antiphon.simulator.virtual.loop import Process
+
+if TYPE_CHECKING:
+    from antiphon.simulator.virtual.network import Network
+
+
+class _Pipe:
+    """One direction: ordered delivery into an inbox."""
+
+    def __init__(self, line: "Line", source: str, target: str) -> None:
+        self._line = line
+        self.ends = (source, target)
+        self._inbox: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._free_at_s = 0.0
+        self.failure: CallFailed | None = None
+        """Why nothing comes any more; None while something may."""
+        self.over = False
+        """The other end said everything."""
+
+    def send(self, body: bytes) -> None:
+        network = self._line.network
+        if network.is_cut(*self.ends):
+            self._line.wait_for_heal(lambda: self.send(body))
+        elif network.loses():
+            self._line.break_down("Socket closed")
+        else:
+            self._at(self._arrive, body)
+
+    def close(self, failure: CallFailed | None) -> None:
+        """Say the last word, behind everything that was sent."""
+        if not self._line.network.is_cut(*self.ends):
+            self._at(self._end, failure)
+
+    def fail(self, failure: CallFailed) -> None:
+        """Tell the reading end at once that the line is broken."""
+        self._end(failure)
+
+    def _at(self, on: Callable[..., None], *arguments: object) -> None:
+        network = self._line.network
+        self._free_at_s = max(self._free_at_s, network.now() + network.delay_s())
+        network.later(self._free_at_s - network.now(), on, *arguments)
+
+    def _arrive(self, body: bytes) -> None:
+        self._line.network.messages += 1
+        if self.failure is None and not self.over:
+            self._inbox.append(body)
+            self._news.set()
+
+    def _end(self, failure: CallFailed | None) -> None:
+        if self.failure is None and not self.over:
+            self.failure, self.over = failure, failure is None
+            self._news.set()
+
+    async def read(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._inbox:
+                yield self._inbox.popleft()
+            if self.failure is not None:
+                raise self.failure
+            if self.over:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+
+class Line:
+    """Both directions of one call, as `services.rpc.in_process.Conversation`."""
+
+    def __init__(self, network: "Network", sender: Process, address: str, path: str) -> None:
+        """Call an address; whoever listens there when the call arrives answers it."""
+        self.network = network
+        self.sender = sender
+        self.server: Process | None = None
+        self._address = address
+        self._path = path
+        self._task: asyncio.Task[None] | None = None
+        self._broken = False
+        target = network.name_at(address)
+        self._up = _Pipe(self, sender.name, target)
+        self._down = _Pipe(self, target, sender.name)
+        if network.is_cut(sender.name, target):
+            self.wait_for_heal(self._open)
+        else:
+            network.later(network.delay_s(), self._open)
+
+    async def write(self, body: bytes) -> None:
+        """Send one message.
+
+        Raises:
+            CallFailed: when the line is known to be broken.
+        """
+        if self._down.failure is not None:
+            raise self._down.failure
+        if self.sender.alive:
+            self._up.send(body)
+
+    def read(self) -> AsyncIterator[bytes]:
+        """Yield the messages of the other end; raises `CallFailed` when the line breaks."""
+        return self._down.read()
+
+    def cancel(self) -> None:
+        """Hang up."""
+        self._down.fail(CallFailed("CANCELLED", "Locally cancelled by application!"))
+        self._leave()
+
+    def process_ended(self, process: Process) -> None:
+        """Notice that an end is no more."""
+        if process is self.sender:
+            self._leave()
+        elif process is self.server:
+            self.break_down("Connection reset by peer")
+
+    def break_down(self, why: str) -> None:
+        """Lose the connection; the caller hears of it at once or by its keepalive."""
+        if not self._broken:
+            self._broken = True
+            failure = CallFailed("UNAVAILABLE", why)
+            self.network.later(self.network.notice_s(), self._down.fail, failure)
+            self._leave()
+
+    def wait_for_heal(self, on: Callable[[], None]) -> None:
+        """Do something once the cut is healed, unless the keepalive gives up before."""
+        self.network.hold(on)
+        self.network.later(self.network.keepalive_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.network.is_cut(*self._up.ends) or self.network.is_cut(*self._down.ends):
+            self.break_down("keepalive watchdog timeout")
+
+    def _open(self) -> None:
+        found = self.network.listener(self._address)
+        if self._broken or self._down.failure is not None:
+            return
+        if found is None:
+            self._broken = True
+            self._down.fail(CallFailed("UNAVAILABLE", "Connection refused"))
+            return
+        self.server, server = found
+
+        async def serve() -> None:
+            async for reply in server.converse(self._path, self._up.read()):
+                self._down.send(reply)
+
+        self._task = self.server.spawn(serve())
+        self._task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self.network.forget(self)
+        if task.cancelled() or self.server is None or not self.server.alive:
+            return
+        error = task.exception()
+        if error is None or isinstance(error, CallFailed):
+            self._down.close(error)
+        else:
+            self.network.broken.append(f"{self.server.name} broke in {self._path}: {error!r}")
+            self._down.close(CallFailed("UNKNOWN", f"Unexpected {type(error)}"))
+
+    def _leave(self) -> None:
+        """Let the server's end know that nobody listens any more."""
+        if self._task is not None and not self._task.done():
+            self.network.later(self.network.delay_s(), self._task.cancel)
+        self.network.forget(self)

@@ -1,0 +1,168 @@
+"""Disks: what survives a kill, kept in memory, and the production classes on top of it.
+
+A `JournalDisk` outlives the coordinators that write to it. The journal above it is the production
+one with its numbering and its group commit; only the statements of a transaction are replaced. A
+transaction is there whole or not at all; what a killed coordinator had not begun to write is lost,
+and what it had written without hearing of it is kept, as on a real disk.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.journal.store import (
+    HistoryRow,
+    JournalStore,
+    StoredEvent,
+    StoreTotals,
+    TrainedRow,
+    WriteBatch,
+    Written,
+)
+from antiphon.simulator.virtual.loop import current_process
+
+RUN_ID = "simulated-1"
+"""Name of every simulated run."""
+_T = TypeVar("_T")
+
+
+class JournalDisk:
+    """The tables of one run's journal."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.epoch = 0
+        """How often it was opened."""
+        self.events: list[StoredEvent] = []
+        self.payloads: dict[str, bytes] = {}
+        self.history: dict[tuple[str, int], HistoryRow] = {}
+        self.steps: dict[int, TrainedRow] = {}
+        self.trained: dict[str, int] = {}
+        """Group -> the step that trained on it."""
+        self.on_commit: Callable[[Sequence[StoredEvent]], None] = lambda rows: None
+        """Told of each transaction once it is on the disk."""
+
+    def open(self) -> JournalStore:
+        """Open the disk as a coordinator that starts."""
+        return DiskStore(self)
+
+    def written(self) -> list[StoredEvent]:
+        """Return every event that was written."""
+        return self.events
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class DiskStore(JournalStore):
+    """A `JournalDisk`, opened by one coordinator; with each opening the one before is overtaken."""
+
+    place = "the simulated disk"
+
+    def __init__(self, disk: JournalDisk) -> None:
+        """Open the disk and raise its epoch."""
+        self._disk = disk
+        disk.epoch += 1
+        self._epoch = disk.epoch
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of this opening."""
+        return self._epoch
+
+    def last_seq(self) -> int:
+        """Return the number of the newest event."""
+        return len(self._disk.events)
+
+    def totals(self) -> StoreTotals:
+        """Count what was trained."""
+        return StoreTotals(len(self._disk.steps), len(self._disk.trained))
+
+    def events(self, after: int, limit: int) -> list[StoredEvent]:
+        """Return up to `limit` events after number `after`."""
+        return self._disk.events[after : after + limit]
+
+    def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
+        """Return up to `limit` rows of history after row `after`."""
+        return list(enumerate(self._disk.history.values(), 1))[after : after + limit]
+
+    def payload(self, name: str) -> bytes | None:
+        """Return a payload, or None."""
+        return self._disk.payloads.get(name)
+
+    def write(self, batch: WriteBatch) -> Written:
+        """Write everything or, for a coordinator that is dead or overtaken, nothing.
+
+        Raises:
+            IntegrityError: for a second writer, or a group that is trained twice.
+        """
+        process = current_process()
+        if process is not None and not process.alive:
+            return Written.DONE
+        disk = self._disk
+        if disk.epoch != self._epoch:
+            return Written.OVERTAKEN
+        if batch.events and batch.events[0].seq != len(disk.events) + 1:
+            raise IntegrityError(
+                f"event {batch.events[0].seq} was written after event {len(disk.events)}; "
+                "the journal has one writer"
+            )
+        for row in batch.trained:
+            twice = [group for group in row.group_ids if group in disk.trained]
+            if row.step in disk.steps or twice:
+                raise IntegrityError(f"step {row.step} is there already, or trains again on {twice}")
+            disk.steps[row.step] = row
+            disk.trained |= dict.fromkeys(row.group_ids, row.step)
+        disk.payloads.update(batch.payloads)
+        disk.events.extend(batch.events)
+        for name in batch.forgotten:
+            disk.payloads.pop(name, None)
+        for key, kept in batch.history.items():
+            disk.history.pop(key, None)
+            if kept is not None:
+                disk.history[key] = kept
+        disk.on_commit(batch.events)
+        return Written.DONE
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class MemoryJournal(Journal):
+    """The production journal over a `JournalDisk`; how long a transaction takes is the loop's affair."""
+
+    def __init__(self, disk: JournalDisk, wall_clock: Callable[[], float]) -> None:
+        """Open the journal that the disk holds."""
+        super().__init__(disk.open(), RUN_ID, wall_clock, threaded=False)
+
+    async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+class MemoryStore(ArtifactStore):
+    """An artifact store without files."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self.objects: dict[str, bytes] = {}
+
+    def put(self, payload: bytes) -> str:
+        """Store `payload` and return its digest."""
+        digest = digest_bytes(payload)
+        self.objects[digest] = payload
+        return digest
+
+    def get(self, digest: str) -> bytes:
+        """Return the object's bytes.
+
+        Raises:
+            UnavailableError: when there is no such object.
+        """
+        payload = self.objects.get(digest)
+        if payload is None:
+            raise UnavailableError(f"object {digest} is not in the simulated store")
+        return payload

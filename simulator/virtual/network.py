@@ -1,0 +1,321 @@
+"""Network: serialized calls between simulated processes, which may be late, lost, doubled or cut off.
+
+Below the production clients and servicers stands this transport. A call is two messages, each with
+its own delay, so messages overtake one another; a request may arrive twice and be answered twice;
+either message may get lost with its connection, which the caller notices at once, by the keepalive,
+or by its deadline. A cut link holds everything in its direction until it is healed, as TCP does, or
+until the keepalive gives the connection up. A server that is not there refuses, and one that is
+killed breaks the connections it had. As with gRPC, a caller that gives up cancels the server's work.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+
+from antiphon.services.rpc.in_process import CallFailed, DirectServer
+from antiphon.simulator.virtual.connection import Line
+from antiphon.simulator.virtual.loop import Handle, Process, VirtualLoop, current_process
+from antiphon.simulator.virtual.random_streams import Chance
+
+KEEPALIVE_S = 30.0
+"""A connection that is dead without a word is noticed after this time."""
+REFUSED_S = 0.002
+"""What it takes to hear that nobody listens."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network behaves at the moment."""
+
+    least_s: float = 0.0005
+    """Shortest delay of a message, seconds."""
+    most_s: float = 0.01
+    """Longest delay of an ordinary message, seconds."""
+    slow: float = 0.0
+    """Share of the messages that take up to `slow_s` instead."""
+    slow_s: float = 2.0
+    lost: float = 0.0
+    """Share of the messages that never arrive."""
+    repeated: float = 0.0
+    """Share of the requests that arrive a second time."""
+
+
+class _Call:
+    """One call: what was asked, by whom, and where it stands."""
+
+    __slots__ = ("address", "body", "deadline_s", "direct", "done", "path", "reply", "sender", "tasks")
+
+    def __init__(
+        self,
+        sender: Process,
+        address: str,
+        path: str,
+        body: bytes,
+        deadline_s: float,
+        reply: asyncio.Future[list[bytes]],
+    ) -> None:
+        self.sender = sender
+        self.address = address
+        self.path = path
+        self.body = body
+        self.deadline_s = deadline_s
+        self.reply = reply
+        self.tasks: list[tuple[Process, asyncio.Task[list[bytes]]]] = []
+
+
+class Network:
+    """Who listens where, what is under way, and which links are cut."""
+
+    def __init__(self, loop: VirtualLoop, chance: Chance) -> None:
+        """Begin with nobody listening and fair weather.
+
+        Args:
+            loop: gives the time.
+            chance: decides delays and losses.
+        """
+        self._loop = loop
+        self._chance = chance
+        self._context = copy_context()
+        """Of no process: what is on its way does not stop with whoever sent it."""
+        self._lines: dict[Line, None] = {}
+        self.keepalive_s = KEEPALIVE_S
+        self.weather = Weather()
+        self._listening: dict[str, tuple[Process, DirectServer]] = {}
+        self._cuts: set[tuple[str, str]] = set()
+        self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """Messages on a link that is cut: what is to happen when it is healed."""
+        self._calls: dict[_Call, None] = {}
+        self.messages = 0
+        """Messages handed over so far."""
+        self.broken: list[str] = []
+        """Handlers that ended with an error that no contract knows."""
+
+    def listen(self, address: str, process: Process, server: DirectServer) -> None:
+        """Have `process` answer at an address."""
+        self._listening[address] = (process, server)
+
+    def cut(self, source: str, target: str) -> None:
+        """Swallow every message from one process name to another until `heal`."""
+        self._cuts.add((source, target))
+
+    def heal(self) -> None:
+        """Mend every link."""
+        self._cuts.clear()
+        held, self._held = self._held, []
+        for on, arguments in held:
+            self.later(self.delay_s(), on, *arguments)
+
+    # What lines need as well.
+
+    def now(self) -> float:
+        """Return the virtual second."""
+        return self._loop.time()
+
+    def later(self, delay_s: float, on: Callable[..., Any], *arguments: Any) -> Handle:
+        """Have something happen in the network, whatever becomes of the processes meanwhile."""
+        return self._loop.call_later(delay_s, on, *arguments, context=self._context)
+
+    def name_at(self, address: str) -> str:
+        """Return the name of the process at an address, or the address itself."""
+        owner = self._listening.get(address)
+        return address if owner is None else owner[0].name
+
+    def listener(self, address: str) -> tuple[Process, DirectServer] | None:
+        """Return who answers at an address, or None."""
+        owner = self._listening.get(address)
+        return owner if owner is not None and owner[0].alive else None
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Tell whether messages from one process name to another are held."""
+        return (source, target) in self._cuts
+
+    def hold(self, on: Callable[[], None]) -> None:
+        """Have something happen once every link is mended."""
+        self._held.append((on, ()))
+
+    def loses(self) -> bool:
+        """Tell whether the next message is lost."""
+        return self._chance.happens(self.weather.lost)
+
+    def notice_s(self) -> float:
+        """Return how long it takes to notice that a connection broke."""
+        return self.delay_s() if self._chance.happens(0.5) else self._chance.between(0.0, KEEPALIVE_S)
+
+    def connect(self, sender: Process, address: str, path: str) -> Line:
+        """Begin a call that streams both ways."""
+        line = Line(self, sender, address, path)
+        self._lines[line] = None
+        return line
+
+    def forget(self, line: Line) -> None:
+        """Take no further notice of a line."""
+        self._lines.pop(line, None)
+
+    def killed(self, process: Process) -> None:
+        """Break the connections of a process that is no more."""
+        for address in [a for a, (owner, _) in self._listening.items() if owner is process]:
+            del self._listening[address]
+        for line in list(self._lines):
+            line.process_ended(process)
+        for call in list(self._calls):
+            if call.sender is process:
+                self._abandon(call)
+                continue
+            for server, task in list(call.tasks):
+                if server is process:
+                    call.tasks.remove((server, task))
+                    if not call.tasks:
+                        self._send_back(call, process, failure=("UNAVAILABLE", "Connection reset by peer"))
+
+    # The caller's side.
+
+    async def call(
+        self, sender: Process, address: str, path: str, body: bytes, timeout_s: float
+    ) -> list[bytes]:
+        """Send a request and wait for its replies; see `services.rpc.in_process.Transport`."""
+        if not sender.alive:
+            raise asyncio.CancelledError
+        loop = self._loop
+        call = _Call(sender, address, path, body, loop.time() + timeout_s, loop.create_future())
+        self._calls[call] = None
+        late = self.later(timeout_s, self._fail, call, "DEADLINE_EXCEEDED", "Deadline Exceeded")
+        self._send(call)
+        try:
+            return await call.reply
+        finally:
+            late.cancel()
+            if self._calls.pop(call, 0) is None and call.tasks:
+                self._hang_up(call)
+
+    def _send(self, call: _Call) -> None:
+        owner = self._listening.get(call.address)
+        target = call.address if owner is None else owner[0].name
+        if (call.sender.name, target) in self._cuts:
+            self._hold(call, self._arrive, call)
+            return
+        if self._chance.happens(self.weather.lost):
+            self._lose(call)
+            return
+        self.later(self.delay_s(), self._arrive, call)
+        if self._chance.happens(self.weather.repeated):
+            self.later(self.delay_s() + self.delay_s(), self._arrive, call, True)
+
+    def _lose(self, call: _Call) -> None:
+        """Lose a message and its connection, with a word of it half of the time."""
+        self.later(self.notice_s(), self._fail, call, "UNAVAILABLE", "Socket closed")
+
+    def _hold(self, call: _Call, on: Callable[..., None], *arguments: Any) -> None:
+        """Keep a message on a cut link until it is healed or the connection given up."""
+        self._held.append((on, arguments))
+        self.later(KEEPALIVE_S, self._fail, call, "UNAVAILABLE", "keepalive watchdog timeout")
+
+    def _fail(self, call: _Call, status: str, details: str) -> None:
+        if not call.reply.done():
+            call.reply.set_exception(CallFailed(status, details))
+
+    def _abandon(self, call: _Call) -> None:
+        self._calls.pop(call, None)
+        self._hang_up(call)
+
+    def _hang_up(self, call: _Call) -> None:
+        """Tell the server that nobody waits any more."""
+        for server, task in call.tasks:
+            if not task.done() and (call.sender.name, server.name) not in self._cuts:
+                self.later(self.delay_s(), self._cancel, task)
+
+    @staticmethod
+    def _cancel(task: asyncio.Task[list[bytes]]) -> None:
+        task.cancel()
+
+    # The server's side.
+
+    def _arrive(self, call: _Call, again: bool = False) -> None:
+        self.messages += 1
+        if call.reply.done() and not again:
+            return  # its connection was given up before it got through
+        owner = self._listening.get(call.address)
+        if owner is None or not owner[0].alive:
+            self.later(REFUSED_S, self._fail, call, "UNAVAILABLE", "Connection refused")
+            return
+        process, server = owner
+        task = process.spawn(server.answer(call.path, call.body))
+        call.tasks.append((process, task))
+        task.add_done_callback(lambda done: self._answered(call, process, done))
+        left_s = call.deadline_s - self._loop.time()
+        if not call.reply.done() and left_s < 1e6:
+            self.later(max(0.0, left_s), self._cancel, task)
+
+    def _answered(self, call: _Call, process: Process, task: asyncio.Task[list[bytes]]) -> None:
+        if not process.alive or task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._send_back(call, process, replies=task.result())
+        elif isinstance(error, CallFailed):
+            self._send_back(call, process, failure=(error.status, error.details))
+        else:
+            self.broken.append(f"{process.name} broke in {call.path}: {error!r}")
+            self._send_back(call, process, failure=("UNKNOWN", f"Unexpected {type(error)}"))
+
+    def _send_back(
+        self,
+        call: _Call,
+        process: Process,
+        replies: list[bytes] | None = None,
+        failure: tuple[str, str] | None = None,
+    ) -> None:
+        if (process.name, call.sender.name) in self._cuts:
+            if replies is not None:
+                self._hold(call, self._deliver, call, replies)
+            elif failure is not None:
+                self._hold(call, self._fail, call, *failure)
+        elif self._chance.happens(self.weather.lost):
+            self._lose(call)
+        elif replies is not None:
+            self.later(self.delay_s(), self._deliver, call, replies)
+        elif failure is not None:
+            self.later(self.delay_s(), self._fail, call, *failure)
+
+    def _deliver(self, call: _Call, replies: list[bytes]) -> None:
+        self.messages += 1
+        if not call.reply.done() and call.sender.alive:
+            call.reply.set_result(replies)
+
+    def delay_s(self) -> float:
+        """Return what the next message takes."""
+        weather = self.weather
+        if self._chance.happens(weather.slow):
+            return self._chance.between(weather.most_s, weather.slow_s)
+        return self._chance.between(weather.least_s, weather.most_s)
+
+
+class Link:
+    """A `services.rpc.in_process.Transport` from the process that uses it to an address."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        """Send to `address`, whoever listens there at the time."""
+        self._network = network
+        self._address = address
+
+    async def unary(self, path: str, body: bytes, timeout_s: float) -> bytes:
+        """Return the reply to one request."""
+        (reply,) = await self._network.call(_sender(), self._address, path, body, timeout_s)
+        return reply
+
+    async def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        """Yield the replies to one request; they travel together."""
+        for reply in await self._network.call(_sender(), self._address, path, body, timeout_s):
+            yield reply
+
+    def converse(self, path: str) -> Line:
+        """Begin a call that streams both ways."""
+        return self._network.connect(_sender(), self._address, path)
+
+
+def _sender() -> Process:
+    process = current_process()
+    if process is None:
+        raise asyncio.CancelledError  # a call from outside every process is a call of a dead one
+    return process

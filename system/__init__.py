@@ -1,0 +1,1 @@
+"""What the operating system gives: ports, processes, fail-points, wake-ups."""

@@ -1,0 +1,48 @@
+"""A short share of the benchmarks that prove promises: they run, print their fields and find nothing wrong.
+
+How fast anything is depends on the machine and is not asserted. The kills and the fuzz have shares of
+their own in test_kills.py and tests/properties/test_fuzz.py.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from antiphon.benchmarks.parts.measure import PROJECT
+
+DEADLINE_S = 240.0
+
+
+def printed(*command: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-P", *command], cwd=PROJECT, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_coordinator_answers_many_clients_and_none_wrongly() -> None:
+    found = printed(
+        *("benchmarks/coordinator.py", "--clients", "16", "--seconds", "3", "--idle", "100", "--no-postgres")
+    )
+    assert found["pairs_per_s"] > 0 and found["p99_ms"] > 0
+    assert found["wrong"] == 0
+    assert found["heartbeats_per_s"] > 0
+
+
+def test_schedules_of_faults_break_nothing(test_seed: int) -> None:
+    found = printed("benchmarks/fault_schedules.py", "--seeds", "10", "--first", str(1000 + test_seed))
+    assert (found["seeds"], found["violations"], found["failing"]) == (10, 0, [])
+    assert found["events_per_s"] > 0 and found["restarts"] > 0
+
+
+def test_a_reclaimed_fleet_goes_on_and_every_token_is_the_one_that_was_due() -> None:
+    found = printed("benchmarks/preemption.py", "--hours", "0.25", "--mode", "moment")
+    assert found["groups_per_hour"] > 0
+    assert 0.0 <= found["wasted_share"] <= 1.0 and 0.0 <= found["wasted_share_without_handover"] <= 1.0
+    assert found["lost_throughput"] <= 1.0 and found["replacement_s"] == 600
+    assert found["reclaimed"] > 0 and found["tokens_checked"] > 0
+    assert (found["wrong_tokens"], found["beyond_bound"]) == (0, 0)

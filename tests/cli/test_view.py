@@ -1,0 +1,148 @@
+"""What people see of a run: a picture on a terminal, lines in a log, and never an exception."""
+
+import io
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from antiphon.cli.status import planes_of
+from antiphon.cli.view import LiveView, PlainView, RunHistory, make_view, picture, sparkline
+from antiphon.core.records import StepCommit
+from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words
+from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
+
+PLANES = {
+    "rollout": PlaneView("rollout", "12 groups", 1234.5, ""),
+    "learner": PlaneView("learner", "", 0, "x"),
+}
+
+
+def status_at(step: int, **changes: object) -> RunStatus:
+    commit = StepCommit(step - 1, step, "a" * 64, "b" * 64, {"reward_mean": 0.25}) if step else None
+    plain = RunStatus(
+        run_id="r",
+        steps_total=10,
+        committed_steps=step,
+        opened_steps=step,
+        sealed_steps=step,
+        newest_version=step,
+        groups_open=0,
+        groups_leased=0,
+        groups_to_judge=0,
+        groups_ready=0,
+        groups_dropped_stale=0,
+        groups_filtered=0,
+        groups_requeued=0,
+        staleness_histogram={0: 3, 2: 1},
+        last_commit=commit,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def text_of(renderable: object, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(renderable)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+def test_the_picture_names_every_figure() -> None:
+    history = RunHistory()
+    evaluation = EvaluationRecord(0, 4, 4, 0.5, 10.0)
+    status = status_at(3, evaluations=(evaluation,), paused_reason="the loss is not finite")
+    assert history.take(status) == [0]
+    assert history.take(status) == []
+    drawn = text_of(picture(status, PLANES, history, 60.0))
+    for word in (
+        "3 of 10",
+        "1:00",
+        "25.0%",
+        "50.0%",
+        "max 2",
+        "1,234",
+        "waits for",
+        "the loss is not finite",
+    ):
+        assert word in drawn
+
+
+def test_drafting_is_told_in_a_few_words_and_only_where_an_engine_drafts() -> None:
+    metrics = {"drafting_acceptance": 0.61, "drafting_tokens_per_pass": 2.125, "drafting_gain": 1.9}
+    drafted = status_at(3, last_commit=StepCommit(2, 3, "a" * 64, "b" * 64, metrics))
+    said = "61% of drafts right, 2.12 tokens per pass, 1.90x as fast as undrafted"
+    for status in (drafted, status_at(3), status_at(0)):
+        output = io.StringIO()
+        view = make_view(Console(file=output, width=200))
+        view.status(status, PLANES)
+        assert (said in output.getvalue()) == (status is drafted)
+        assert (said in text_of(picture(status, PLANES, RunHistory(), None))) == (status is drafted)
+    assert drafting_words(StepCommit(0, 1, "", "", {**metrics, "drafting_gain": 0.0})).endswith("per pass")
+
+
+def test_an_unfinished_evaluation_is_no_news() -> None:
+    history = RunHistory()
+    assert history.take(status_at(1, evaluations=(EvaluationRecord(0, 4, 3, 0.5, 10.0),))) == []
+    assert history.scores == {}
+
+
+def test_time_left_counts_from_where_this_process_took_over() -> None:
+    history = RunHistory()
+    history.take(status_at(4))
+    assert history.remaining_s(status_at(4), 60.0) is None
+    assert history.remaining_s(status_at(6), 60.0) == 120.0
+
+
+def test_lines_come_once_a_step_without_a_terminal() -> None:
+    output = io.StringIO()
+    view = make_view(Console(file=output))
+    assert isinstance(view, PlainView)
+    view.started("r", {"prefect": "http://127.0.0.1:4200"})
+    for step in (0, 1, 1, 1, 2):
+        view.status(status_at(step), PLANES)
+    view.finished(["held-out pass@1 went from 0.200 to 0.700"])
+    lines = output.getvalue().splitlines()
+    assert [line.split()[2] for line in lines if " step " in line] == ["0/10", "1/10", "2/10"]
+    assert "learner waits for x" in output.getvalue()
+    assert lines[-1].startswith("held-out pass@1")
+
+
+def test_the_live_view_gives_the_terminal_back() -> None:
+    output = io.StringIO()
+    view = make_view(Console(file=output, force_terminal=True, width=100))
+    assert isinstance(view, LiveView)
+    view.started("r", {"run": "folder"})
+    view.status(status_at(2), PLANES)
+    view.message("a sentence [with brackets]")
+    view.finished(["done"])
+    view.close()
+    assert "a sentence [with brackets]" in output.getvalue()
+    assert output.getvalue().rstrip().endswith("done")
+    assert "\x1b[?25h" in output.getvalue()  # the cursor is back
+
+
+def test_every_view_keeps_the_protocol() -> None:
+    views: list[RunView] = [SilentView(), PlainView(Console(file=io.StringIO()))]
+    for view in views:
+        view.started("r", {})
+        view.status(status_at(0, newest_version=None, staleness_histogram={}), {})
+        view.message("x")
+        view.finished([])
+
+
+def test_planes_from_the_status_alone() -> None:
+    planes = planes_of(status_at(2, waiting="worker-0 samples", groups_to_judge=3), {"rollout": 10.0})
+    assert list(planes) == ["rollout", "reward", "learner", "broadcast"]
+    assert planes["rollout"].waits_for == "worker-0 samples" and planes["rollout"].rate == 10.0
+    assert planes["reward"].waits_for == ""
+    assert planes["learner"].waits_for == "the batch of step 2"
+
+
+@given(st.lists(st.floats(-1e6, 1e6)), st.integers(1, 60))
+def test_a_sparkline_never_grows_beyond_its_width(values: list[float], width: int) -> None:
+    drawn = sparkline(values, width)
+    assert len(drawn) == min(width, len(values))
+    if drawn and max(values[-width:]) > min(values[-width:]):
+        assert "█" in drawn and "▁" in drawn

@@ -1,0 +1,172 @@
+"""Events survive the journal's JSON; submissions that do not fit their lease are refused in words."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.admission import fixed_openings, group_seeds, prompt_place
+from antiphon.core.loop.checks import check_judgements, check_submission, submission_digest
+from antiphon.core.loop.group_state import GroupState
+from antiphon.core.loop.run_state import RunState
+from antiphon.core.records import FinishReason, GroupSubmission, Judgement, Trajectory, VersionSpan
+from tests.support.loop_model import MAX_TOKENS, light_trajectory, make_config
+
+SEEDS = (11, 2**64 - 1)
+
+
+def submission(**changes: object) -> GroupSubmission:
+    trajectories = tuple(light_trajectory(seed, 3, index, "k") for index, seed in enumerate(SEEDS))
+    whole = GroupSubmission("l", "g1", "w", trajectories, 0.5)
+    return dataclasses.replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def first(**changes: object) -> GroupSubmission:
+    whole = submission()
+    changed = dataclasses.replace(whole.trajectories[0], **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(whole, trajectories=(changed, *whole.trajectories[1:]))
+
+
+def check(handed_in: GroupSubmission, version: int | None = None, newest: int = 5) -> None:
+    check_submission(handed_in, SEEDS, max_tokens=MAX_TOKENS, version=version, newest_version=newest)
+
+
+def spans(*edges: tuple[int, int, int]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(*edge) for edge in edges)
+
+
+TOKENS = submission().trajectories[0].token_ids.size
+
+
+@pytest.mark.parametrize(
+    ("handed_in", "words"),
+    [
+        (submission(trajectories=submission().trajectories[:1]), "1 trajectories, but its lease asks for 2"),
+        (submission(generation_s=float("nan")), "generation_s=nan"),
+        (first(sample_index=1), "sample_index=1"),
+        (first(seed=12), "seed=12, but the lease says 11"),
+        (first(token_ids=np.zeros(0, np.int32)), "non-empty row of integers"),
+        (first(token_ids=np.zeros(TOKENS, np.float32)), "non-empty row of integers, not float32"),
+        (first(token_ids=np.full(TOKENS, -1, np.int32)), "token id -1 is negative"),
+        (first(behaviour_logprobs=np.zeros(TOKENS + 1, np.float32)), f"for {TOKENS} tokens"),
+        (first(behaviour_logprobs=np.full(TOKENS, np.nan, np.float32)), "finite and at most 0"),
+        (first(behaviour_logprobs=np.full(TOKENS, -np.inf, np.float32)), "finite and at most 0"),
+        (first(behaviour_logprobs=np.full(TOKENS, 1e-3, np.float32)), "finite and at most 0"),
+        (first(spans=()), r"cover \[0, 0\)"),
+        (first(spans=spans((3, 1, TOKENS))), "without gaps"),
+        (first(spans=spans((3, 0, TOKENS + 1))), rf"cover \[0, {TOKENS + 1}\)"),
+        (first(spans=spans((6, 0, TOKENS))), r"versions 0\.\.5 exist"),
+    ],
+)
+def test_submission_that_does_not_fit_is_refused(handed_in: GroupSubmission, words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        check(handed_in)
+
+
+def test_submission_that_fits_is_taken() -> None:
+    check(submission())
+    check(submission(), version=3)
+    with pytest.raises(ContractError, match="version 3, but the lease demands version 2"):
+        check(submission(), version=2)
+
+
+def test_finish_reason_must_match_the_length() -> None:
+    def trajectory(tokens: int, reason: FinishReason) -> Trajectory:
+        return Trajectory(
+            0, 11, np.ones(tokens, np.int32), np.zeros(tokens, np.float32), spans((0, 0, tokens)), reason
+        )
+
+    def one(tokens: int, reason: FinishReason) -> None:
+        handed_in = GroupSubmission("l", "g", "w", (trajectory(tokens, reason),), 0.0)
+        check_submission(handed_in, (11,), max_tokens=4, version=None, newest_version=0)
+
+    one(4, FinishReason.LENGTH)
+    one(4, FinishReason.STOP)
+    with pytest.raises(ContractError, match="finish_reason=length after 3 tokens"):
+        one(3, FinishReason.LENGTH)
+    with pytest.raises(ContractError, match=r"exceed sampling\.max_tokens=4"):
+        one(5, FinishReason.STOP)
+
+
+def test_digest_of_a_submission_ignores_who_sampled_it_and_how_long_it_took() -> None:
+    digest = submission_digest(submission())
+    assert digest == submission_digest(submission(worker_id="x", generation_s=9.0, lease_id="m"))
+    assert digest != submission_digest(submission(group_id="g2"))
+    assert digest != submission_digest(first(seed=12))
+    assert digest != submission_digest(first(spans=spans((2, 0, TOKENS))))
+
+
+@pytest.mark.parametrize(
+    ("judgements", "words"),
+    [
+        ([Judgement(0, 1.0)], r"0\.\.1, but got \[0\]"),
+        ([Judgement(0, 1.0), Judgement(0, 1.0)], r"got \[0, 0\]"),
+        ([Judgement(0, 1.0), Judgement(1, float("inf"))], "reward of sample 1 is inf"),
+    ],
+)
+def test_rewards_must_be_whole_and_finite(judgements: list[Judgement], words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        check_judgements("g", judgements, 2)
+
+
+def test_rewards_are_ordered_by_sample() -> None:
+    assert check_judgements("g", [Judgement(1, 0.25), Judgement(0, 1.0)], 2) == (1.0, 0.25)
+
+
+EXAMPLES: list[e.JournalEvent] = [
+    e.RunOpened("r", {"run.seed": "1"}),
+    e.GroupOpened("g", 1, 2, 0, None, None, False),
+    e.GroupSubmitted("g", "l", "w", 1, "d", 3, (1, 2), 0.1 + 0.2, 1e-17),
+    e.GroupJudged("g", (0.1, 1.0), "j", 3.3),
+    e.BatchSealed(0, ("g",), (), "d", "t", 2, 0, 0, 7, 1 / 3, 3.5, ((0, 2), (1, 3))),
+    e.StepCommitted(0, 1, "w", "d", {"loss": -0.125}, True),
+    e.RunFinished(),
+]
+
+
+@pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.kind)
+def test_event_is_read_back_as_it_was_written(event: e.JournalEvent) -> None:
+    assert e.load_event(event.kind, e.dump_event(event)) == event
+
+
+def test_every_event_has_a_kind_of_noun_and_verb() -> None:
+    assert all(kind.count(".") == 1 for kind in e.event_kinds())
+    assert {"lease.granted", "batch.sealed", "worker.loaded"} <= set(e.event_kinds())
+
+
+@pytest.mark.parametrize(("kind", "body"), [("x.y", "{}"), ("step.opened", "{}"), ("step.opened", "[")])
+def test_unreadable_event_is_named(kind: str, body: str) -> None:
+    with pytest.raises(IntegrityError, match=kind):
+        e.load_event(kind, body)
+
+
+def test_state_refuses_events_that_contradict_it() -> None:
+    state = RunState(group_size=2, history_batches=2)
+    opened = e.GroupOpened("g", 0, 0, 0, None, None, False)
+    state.apply(opened)
+    for event in (opened, e.GroupJudged("g", (1.0, 0.0), "", 0.0), e.GroupDropped("h", "stale")):
+        with pytest.raises(IntegrityError, match="contradicts itself"):
+            state.apply(event)
+
+
+def test_epochs_visit_every_prompt_once() -> None:
+    config = make_config(train_size=10)
+    for epoch in range(3):
+        places = [prompt_place(config, epoch * 10 + position) for position in range(10)]
+        assert sorted(prompt for prompt, _ in places) == list(range(10))
+        assert {found for _, found in places} == {epoch}
+
+
+def test_spare_prompts_never_repeat_a_prompt_of_their_step_nor_its_seeds() -> None:
+    config = make_config(mode="fixed", filter_="refill", train_size=10, refill_limit=3.0)
+    opened = fixed_openings(config, 5, 9)
+    assert len({opening.prompt_index for opening in opened}) == 9
+    assert opened[:4] == fixed_openings(config, 5, 4)
+
+    def seeds(refill: bool) -> tuple[int, ...]:
+        group = GroupState("g", 0, "train", 4, 1, samples=2, step=5, refill=refill)
+        return group_seeds(config, group, "train-0-4")
+
+    assert not set(seeds(True)) & set(seeds(False))

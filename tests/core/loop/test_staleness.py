@@ -1,0 +1,56 @@
+"""The bound is kept at the source and at assembly, and the fixed rule always finds a version."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.errors import InfeasibleError
+from antiphon.core.loop.staleness import StalenessBound, check_publish_interval, fixed_version
+
+GRID = [(kappa, bound) for kappa in range(1, 5) for bound in range(7) if bound >= kappa - 1]
+
+
+@pytest.mark.parametrize(("kappa", "bound"), GRID)
+def test_fixed_version_is_published_exists_and_stays_within_the_bound(kappa: int, bound: int) -> None:
+    for step in range(60):
+        version = fixed_version(step, bound, kappa)
+        assert version % kappa == 0
+        assert 0 <= version <= step  # made by step version - 1, so it exists when the step trains
+        assert step - version <= bound
+        assert StalenessBound(bound).admits(version, step)
+        older = version - kappa
+        assert older < 0 or step - older > bound  # the oldest one that is allowed
+
+
+@pytest.mark.parametrize(("kappa", "bound"), GRID)
+def test_fixed_version_never_falls(kappa: int, bound: int) -> None:
+    versions = [fixed_version(step, bound, kappa) for step in range(60)]
+    assert versions == sorted(versions)
+
+
+@pytest.mark.parametrize("kappa", range(1, 5))
+@pytest.mark.parametrize("bound", range(7))
+def test_publish_interval_beyond_the_bound_is_infeasible(kappa: int, bound: int) -> None:
+    if bound >= kappa - 1:
+        check_publish_interval(bound, kappa)
+        return
+    with pytest.raises(InfeasibleError, match=rf"publish_interval={kappa} needs .* >= {kappa - 1}"):
+        check_publish_interval(bound, kappa)
+    assert any(fixed_version(step, bound, kappa) > step for step in range(60))
+
+
+@given(st.integers(0, 50), st.integers(0, 500), st.integers(1, 40), st.integers(1, 40), st.integers(0, 6))
+def test_room_is_the_most_that_the_gate_grants(
+    held: int, issued: int, groups: int, places: int, bound: int
+) -> None:
+    gate = StalenessBound(bound)
+    assert gate.admits_lease(held, issued, groups, places) == (groups <= gate.room(held, issued, places))
+
+
+@pytest.mark.parametrize(("oldest", "step", "left"), [(5, 5, 2), (5, 7, 0), (5, 8, -1), (0, 0, 2), (9, 7, 4)])
+def test_steps_left(oldest: int, step: int, left: int) -> None:
+    bound = StalenessBound(2)
+    assert bound.steps_left(oldest, step) == left
+    assert bound.admits(oldest, step) == (left >= 0)
+    assert bound.admits_all([oldest, oldest + 1], step) == (left >= 0)
+    assert not bound.admits_all([oldest, step - 3], step)

@@ -1,0 +1,97 @@
+"""Alarms fire where something is lost, and not where a run is only noisy."""
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.records import StepCommit
+from antiphon.core.reporting.alarms import ALARMS, WINDOW, find_alarms, space_alarm, stall_alarm
+
+NAME = "grpo_metrics_qwen3_06b.jsonl.gz"
+TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / NAME
+VOCABULARY = 151_936
+
+
+def commits_of(figures):
+    return [StepCommit(t, t + 1, "a" * 64, "b" * 64, metrics) for t, metrics in enumerate(figures)]
+
+
+def names_at_any_time(commits, vocabulary=VOCABULARY):
+    return {
+        alarm.name
+        for end in range(1, len(commits) + 1, 5)
+        for alarm in find_alarms(commits[:end], 2, vocabulary)
+    }
+
+
+def test_of_three_real_runs_only_the_collapsed_one_raises_alarms():
+    if not TRACES.is_file():
+        pytest.skip(f"the traces of real runs are not here: {TRACES.name}")
+    runs = defaultdict(list)
+    with gzip.open(TRACES, "rt") as lines:
+        for row in map(json.loads, lines):
+            given_names = (("reward_avg", "reward_mean"), ("entropy_avg", "entropy_estimate"))
+            runs[row["run"]].append(
+                {ours: float(row[theirs]) for theirs, ours in given_names if row.get(theirs)}
+            )
+    assert len(runs) == 3
+    raised = {run: names_at_any_time(commits_of(figures)) for run, figures in runs.items()}
+    collapsed = raised.pop("7_5_plus_kl_metrics")
+    assert collapsed == {"reward_collapse", "entropy_explosion"}
+    assert set().union(*raised.values()) == set()
+
+
+def test_a_collapse_of_negative_rewards_is_one_too():
+    figures = [{"reward_mean": -3.0 + 0.02 * t} for t in range(150)]
+    assert names_at_any_time(commits_of(figures)) == set()
+    figures += [{"reward_mean": -3.0}] * (WINDOW + 10)
+    assert names_at_any_time(commits_of(figures)) == {"reward_collapse"}
+
+
+@given(st.lists(st.floats(-1.0, 1.0), min_size=0, max_size=30), st.floats(-5.0, 5.0))
+def test_a_run_that_never_learned_has_nothing_to_lose(noise, level):
+    assert find_alarms(commits_of([{"reward_mean": level}] * 200), 2) == ()
+    assert find_alarms(commits_of([{"reward_mean": x} for x in noise]), 2) == ()
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "name"),
+    [
+        ("entropy_estimate", 1e-5, "entropy_collapse"),
+        ("entropy_estimate", 11.9, "entropy_explosion"),
+        ("kl_k3.staleness_0", 0.4, "sampler_divergence"),
+        ("effective_sample_share", 0.1, "useless_batches"),
+        ("staleness_mean", 1.99, "staleness_at_bound"),
+        ("entropy_estimate", 0.4, None),
+        ("kl_k3.staleness_0", 0.005, None),
+        ("effective_sample_share", 0.9, None),
+        ("staleness_mean", 1.5, None),
+    ],
+)
+def test_levels(figure, value, name):
+    found = find_alarms(commits_of([{figure: value}] * 60), 2, VOCABULARY)
+    assert [alarm.name for alarm in found] == ([name] if name else [])
+    assert find_alarms(commits_of([{figure: value}] * 8), 2, VOCABULARY) == ()
+    assert find_alarms(commits_of([{figure: value, "trajectories": 0.0}] * 60), 2, VOCABULARY) == ()
+
+
+def test_a_synchronous_run_is_at_its_bound_by_design():
+    assert find_alarms(commits_of([{"staleness_mean": 0.0}] * 60), 0) == ()
+
+
+def test_a_stall_is_measured_against_what_is_usual():
+    assert stall_alarm(299.0, [1.0], 300.0, "x") is None
+    assert stall_alarm(500.0, [60.0] * 9, 300.0, "x") is None
+    assert stall_alarm(601.0, [60.0] * 9, 300.0, "x").name == "stall"
+    assert stall_alarm(301.0, [], 300.0, "the judge").text.endswith("the judge")
+
+
+def test_every_alarm_has_a_meaning_and_a_mend():
+    assert len({kind.name for kind in ALARMS}) == len(ALARMS)
+    assert all(kind.meaning and kind.mend for kind in ALARMS)
+    assert space_alarm(1 << 40, "runs") is None

@@ -1,0 +1,189 @@
+"""Bands, reputation, tokens and rates: tables of decisions, and promises over all inputs."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.errors import ContractError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.token_rules import TokenRules, check_token_rules
+from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
+from antiphon.core.trust.access_tokens import (
+    Scope,
+    TokenClaims,
+    check_claims,
+    dump_claims,
+    join_token,
+    load_claims,
+    split_token,
+)
+from antiphon.core.trust.audit import Band, SampleFigures, calibrate, judge_group, upper_tail
+from antiphon.core.trust.rate_limit import Rate, TokenBucket
+from antiphon.core.trust.reputation import FIRST_SHARE, LAST_SHARE, STRIKES, Standing, quarantine_reason
+
+HONEST = SampleFigures(0, 300, 0, 0, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("samples", "checks"),
+    [
+        ([HONEST], set()),
+        ([SampleFigures(0, 300, 2, 0, 1e-3)], set()),  # rounding
+        ([SampleFigures(0, 300, 60, 0, 1e-6)], {"sampling"}),  # other seeds, honest logprobs
+        ([SampleFigures(0, 300, 0, 0, 0.3)], {"logprobs"}),  # faked logprobs
+        ([SampleFigures(0, 300, 0, 0, math.inf)], {"logprobs"}),
+        ([SampleFigures(0, 300, 0, 9, 1e-6)], {"support"}),
+        ([HONEST, SampleFigures(1, 300, 60, 9, 2.0)], {"sampling", "support", "logprobs"}),
+        ([SampleFigures(0, 0, 0, 0, 0.0)], set()),  # nothing could be scored
+    ],
+)
+def test_what_an_audit_says(samples: list[SampleFigures], checks: set[str]) -> None:
+    assert {finding.check for finding in judge_group(samples, Band())} == checks
+
+
+def test_a_little_in_every_group_adds_up() -> None:
+    sample = SampleFigures(0, 300, 2, 0, 1e-3)  # 0.7 %, where rounding explains 0.2 %
+    assert not judge_group([sample], Band(), earlier=(300, 2))
+    assert judge_group([sample], Band(), earlier=(30_000, 200))[0].certain
+    assert not judge_group([HONEST], Band(), earlier=(30_000, 60))
+
+
+def test_a_band_is_narrowed_by_many_trusted_trajectories_alone() -> None:
+    assert calibrate([HONEST] * 10) == Band()
+    narrow = calibrate([HONEST] * 500)
+    assert narrow.drift == 1e-3 and narrow.miss_rate == 2e-4
+    assert calibrate([SampleFigures(0, 300, 5, 0, 0.05)] * 500).drift == pytest.approx(0.2)
+
+
+@given(st.integers(0, 400), st.integers(1, 400), st.floats(1e-4, 0.5))
+def test_the_tail_of_the_binomial(count: int, trials: int, rate: float) -> None:
+    from scipy.stats import binom
+
+    assert upper_tail(count, trials, rate) == pytest.approx(
+        float(binom.sf(count - 1, trials, rate)), rel=1e-6, abs=1e-15
+    )
+
+
+@given(st.lists(st.sampled_from(["pass", "strike", "pardon"]), max_size=200))
+def test_the_share_stays_within_its_bounds_and_a_doubt_resets_it(history: list[str]) -> None:
+    standing = Standing()
+    for what in history:
+        before = standing
+        match what:
+            case "pass":
+                standing = standing.pass_group(100, 0)
+                assert standing.share <= before.share
+            case "strike":
+                standing = standing.strike(audited=True)
+                assert standing.share == FIRST_SHARE
+            case _:
+                standing = standing.pardon()
+        assert LAST_SHARE <= standing.share <= FIRST_SHARE
+
+
+def test_strikes_quarantine_and_pardon_are_a_fold_of_events() -> None:
+    state = RunState(group_size=2, history_batches=4)
+    for number in range(STRIKES):
+        assert not quarantine_reason(state.standings.get("w", Standing()), False, "x")
+        state.apply(e.WorkerStruck("w", f"g{number}", "sampling", "x"))
+    reason = quarantine_reason(state.standings["w"], False, "x")
+    assert reason == "3 strikes, the last one: x"
+    state.apply(e.WorkerQuarantined("w", reason))
+    assert state.barred("w") == reason and not state.barred("v")
+    assert quarantine_reason(state.standings["w"], True, "more") is None  # once is enough
+    state.apply(e.WorkerPardoned("w", "mended"))
+    assert not state.barred("w") and state.standings["w"].share == FIRST_SHARE
+    assert quarantine_reason(Standing(), True, "proof") == "proof"
+
+
+claims = st.builds(
+    TokenClaims,
+    token_id=st.binary(min_size=16, max_size=16).map(bytes.hex),
+    run_id=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True),
+    worker_name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True),
+    scopes=st.lists(st.sampled_from(Scope), min_size=1, unique=True).map(tuple),
+    expires_at=st.integers(0, 2**40),
+    max_leases=st.integers(1, 1000),
+)
+
+
+@given(claims, st.binary(min_size=64, max_size=64))
+def test_tokens_survive_their_text(made: TokenClaims, signature: bytes) -> None:
+    payload, found = split_token(join_token(dump_claims(made), signature))
+    assert (load_claims(payload), found) == (made, signature)
+
+
+@given(
+    st.one_of(st.text(max_size=300), st.text(alphabet="antiphon1._-AZaz09", max_size=200)),
+    st.binary(max_size=200),
+)
+def test_what_is_no_token_is_refused_in_words(text: str, payload: bytes) -> None:
+    for read in (lambda: split_token(text), lambda: load_claims(payload)):
+        try:
+            read()
+        except ContractError as error:
+            assert str(error)
+
+
+def test_claims_that_cannot_be_meant() -> None:
+    good = TokenClaims("0" * 32, "run", "w", (Scope.LEASE,), 10, 1)
+    check_claims(good)
+    for name, value in {
+        "token_id": "x",
+        "run_id": "../r",
+        "worker_name": "a/b",
+        "scopes": (),
+        "max_leases": 0,
+    }.items():
+        fields = {field: getattr(good, field) for field in good.__slots__} | {name: value}
+        with pytest.raises(ContractError):
+            check_claims(TokenClaims(**fields))
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 3)), min_size=1, max_size=60))
+def test_a_bucket_never_gives_more_than_its_rate(calls: list[tuple[float, float]]) -> None:
+    bucket, now, given_out = TokenBucket(Rate(per_s=1.0, burst=4.0)), 0.0, 0.0
+    for pause, units in calls:
+        now += pause
+        wait_s = bucket.take(units, now)
+        given_out += units if wait_s == 0.0 else 0.0
+        assert given_out <= 4.0 + now + 1e-6
+        assert wait_s == 0.0 or bucket.take(units, now + wait_s + 1e-6) == 0.0 or units > 4.0
+        if wait_s > 0.0:
+            given_out += units
+            now += wait_s + 1e-6
+
+
+RULES = TokenRules(vocabulary=64, end_tokens=frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "words"),
+    [
+        ([5, 6, 1], "stop", None),
+        ([5, 6, 7], "length", None),
+        ([5, 6, 1], "length", None),  # the end token came with the last place
+        ([5, 64, 1], "stop", "token id 64 is not in the vocabulary of 64"),
+        ([5, 1, 6, 1], "stop", "goes on after its end token at 1 of 4"),
+        ([5, 6, 7], "stop", "finish_reason=stop, but token 7 ends nothing"),
+    ],
+)
+def test_tokens_obey_the_models_rules(tokens: list[int], reason: str, words: str | None) -> None:
+    trajectory = Trajectory(
+        0,
+        1,
+        np.array(tokens, dtype=np.int32),
+        np.zeros(len(tokens), dtype=np.float32),
+        (VersionSpan(0, 0, len(tokens)),),
+        FinishReason(reason),
+    )
+    submission = GroupSubmission("l", "g", "w-1", (trajectory,), 1.0)
+    if words is None:
+        check_token_rules(submission, RULES)
+    else:
+        with pytest.raises(ContractError, match=words):
+            check_token_rules(submission, RULES)

@@ -1,0 +1,204 @@
+"""Benchmark tables are kept, compared and drawn; scripts end with the flow, whole."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.reporting.regressions import Verdict
+from antiphon.flows.benchmark import BenchmarkPlan, check_plan, conclude, run_figures
+from antiphon.lineage.report.benchmark_page import build_benchmark_page, history_figure
+from antiphon.lineage.report.benchmark_table import (
+    BenchmarkTable,
+    compare_tables,
+    finite,
+    name_of_commit,
+    pin_table,
+    read_table,
+    read_tables,
+    write_table,
+)
+from antiphon.runs.script import run_script
+
+ROOT = Path(__file__).parents[2]
+
+
+def table(
+    commit: str, seconds: float, hour: int, machine: str = "one", weights: str = "ab"
+) -> BenchmarkTable:
+    cases = {f"demo seed {s}": {"seconds_per_step": seconds + s / 50, "steps": 20.0} for s in range(3)}
+    digests = {case: f"{weights}{case}" for case in cases}
+    return BenchmarkTable(commit, f"2026-01-01T{hour:02d}:00:00+00:00", machine, cases, digests)
+
+
+def test_a_table_comes_back_and_its_derived_files_are_for_dvc(tmp_path: Path) -> None:
+    first, second = table("aaa", 2.0, 1), table("bbb", 2.6, 2)
+    write_table(tmp_path, compare_tables(first, []))
+    path = write_table(tmp_path, compare_tables(second, read_tables(tmp_path)))
+    assert read_table(path) == second
+    assert read_tables(tmp_path) == [first, second]
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["commit"] == "bbb" and metrics["regressions"] == 1
+    assert metrics["figures"]["seconds_per_step"] == pytest.approx(2.62)
+    history = json.loads((tmp_path / "history.json").read_text())
+    assert [row["commit"] for row in history] == ["aaa", "bbb"]
+    plain = json.loads(path.read_text())
+    assert plain["before"] == "aaa" and plain["verdicts"]["seconds_per_step"] == "worse"
+
+
+def test_a_commit_measured_again_replaces_its_table_and_is_not_compared_with_itself(tmp_path: Path) -> None:
+    for hour, seconds in ((1, 2.0), (2, 9.0)):
+        write_table(tmp_path, compare_tables(table("aaa", seconds, hour), read_tables(tmp_path)))
+    (found,) = read_tables(tmp_path)
+    assert found == table("aaa", 9.0, 2)
+    assert compare_tables(found, [found]).before == ""
+
+
+def test_tables_of_another_machine_are_not_compared(tmp_path: Path) -> None:
+    compared = compare_tables(table("bbb", 9.0, 2, machine="other"), [table("aaa", 2.0, 1)])
+    assert compared.before == "" and {c.verdict for c in compared.comparisons} == {Verdict.UNJUDGED}
+    compared = compare_tables(
+        table("ccc", 2.0, 3), [table("aaa", 2.0, 1), table("bbb", 9.0, 2, machine="other")]
+    )
+    assert compared.before == "aaa" and compared.worse() == []
+
+
+def test_a_spoilt_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "aaa.json").write_text('{"format": 1, "commit": "aaa"}')
+    with pytest.raises(IntegrityError, match=r"aaa\.json is no benchmark table of format 1"):
+        read_tables(tmp_path)
+
+
+def test_the_page_says_what_got_worse_and_draws_the_history(tmp_path: Path) -> None:
+    tables = [table("aaa", 2.0, 1), table("bbb", 2.02, 2), table("c<c", 3.0, 3, weights="zz")]
+    compared = compare_tables(tables[-1], tables[:-1])
+    page = build_benchmark_page(compared, tables, tmp_path / "index.html").read_text()
+    assert '<span class="worse">worse</span>' in page
+    assert "c&lt;c" in page and "c<c" not in page
+    assert "Other final weights than before" in page
+    assert "<script" not in page and "http" not in page
+    assert history_figure("seconds_per_step", tables).count("<circle") == 3
+    assert history_figure("seconds_per_step", tables[:1]) == ""
+    assert compared.other_weights(tables[1]) == list(tables[1].cases)
+
+
+def test_every_table_stays_in_the_ledger(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    for hour in (1, 2):
+        path = write_table(tmp_path / "results", compare_tables(table("aaa", 2.0 + hour, hour), []))
+        pin_table(path, tmp_path, "ledger")
+        pin_table(path, tmp_path, "ledger")  # again: the same entry
+    assert len(list((tmp_path / "ledger").rglob("aaa/*.json"))) == 2
+    assert list((tmp_path / "ledger").glob("benchmarks*.dvc"))
+
+
+def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
+    assert name_of_commit(tmp_path) == "unversioned"
+
+
+def test_only_finite_numbers_are_figures() -> None:
+    given = {"a": 1, "b": 2.5, "c": True, "d": "x", "e": float("nan"), "f": None, "g": {"h": 1}}
+    assert finite(given) == {"a": 1.0, "b": 2.5}
+
+
+def test_a_run_gives_its_figures() -> None:
+    outcome = {"loop_s": 40.0, "steps": 20, "pass_before": 0.25, "pass_after": 0.75, "drafting": {}}
+    figures = run_figures(outcome | {"learner_idle_share": 0.5, "drafting": {"acceptance": 0.5}})
+    assert figures["seconds_per_step"] == 2.0 and figures["pass_gain"] == 0.5
+    assert figures["drafting_acceptance"] == 0.5 and "tokens_per_pass" not in figures
+    assert "pass_gain" not in run_figures(outcome | {"pass_before": None, "pass_after": None})
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"configs": []}, "the plan measures nothing"),
+        ({"seeds": []}, "the plan measures nothing"),
+        ({"configs": ["nowhere.yaml"]}, "there is no configuration file at"),
+        ({"overrides": ["loop.max_stalenes=2"]}, "unknown key loop.max_stalenes"),
+        ({"scripts": ["benchmarks/nothing.py --fast"]}, "there is no script benchmarks/nothing.py"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_is_refused_before_the_first_minute(
+    plan: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_plan(BenchmarkPlan(**{"record": False, **plan}), ROOT, tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_plan_names_its_cases(tmp_path: Path) -> None:
+    plan = BenchmarkPlan(seeds=[3, 5], overrides=["run.steps=7"], record=False)
+    found = check_plan(plan, ROOT, tmp_path)
+    assert list(found) == ["quickstart seed 3", "quickstart seed 5"]
+    assert [(c.run.seed, c.run.steps) for c in found.values()] == [(3, 7), (5, 7)]
+
+
+def test_a_regression_fails_the_flow_unless_told_otherwise() -> None:
+    compared = compare_tables(table("bbb", 3.0, 2), [table("aaa", 2.0, 1)])
+    with pytest.raises(AntiphonError, match="bbb is worse than aaa beyond noise in seconds_per_step"):
+        conclude(compared, BenchmarkPlan())
+    assert conclude(compared, BenchmarkPlan(on_regression="report"))["worse"] == ["seconds_per_step"]
+
+
+def test_a_script_gives_the_object_it_ends_with(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("import sys\nprint('x')\nprint('{\"n\": ' + sys.argv[1] + '}')\n")
+    assert run_script("one.py 7", tmp_path, 60.0, tmp_path / "log") == {"n": 7}
+    with pytest.raises(AntiphonError, match=r"must end with one JSON object .* but said x"):
+        run_script("two.py", _with(tmp_path, "two.py", "print('x')"), 60.0, tmp_path / "log")
+    with pytest.raises(AntiphonError, match=r"ended with status 3: .*the reason"):
+        run_script("three.py", _with(tmp_path, "three.py", FAILING), 60.0, tmp_path / "log")
+    with pytest.raises(ConfigError, match=r"there is no script four\.py"):
+        run_script("four.py", tmp_path, 60.0, tmp_path / "log")
+
+
+FAILING = "import sys\nprint('the reason', flush=True)\nsys.exit(3)"
+LINGERING = """\
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+pathlib.Path("child").write_text(str(child.pid))
+time.sleep(300)
+"""
+
+
+def _with(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_a_script_beyond_its_time_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="took longer than 2 s"):
+        run_script("slow.py", _with(tmp_path, "slow.py", LINGERING), 2.0, tmp_path / "log")
+    pid = int((tmp_path / "child").read_text()) if (tmp_path / "child").exists() else 0
+    assert not pid or not _alive(pid)
+
+
+def test_a_killed_flow_takes_its_script_with_it(tmp_path: Path) -> None:
+    _with(tmp_path, "slow.py", LINGERING)
+    program = (
+        "import sys; from pathlib import Path; from antiphon.runs.script import run_script\n"
+        "run_script('slow.py', Path(sys.argv[1]), 300.0, Path(sys.argv[1]) / 'log')"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", program, str(tmp_path)]) as flow:
+        ends = time.perf_counter() + 60.0
+        while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+            assert time.perf_counter() < ends and flow.poll() is None
+            time.sleep(0.05)
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+        os.kill(flow.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs([child], timeout=30)
+    assert not alive
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,143 @@
+"""Schedule: the staleness bound is one edge, a resumed run owes nothing, and the first cause is told."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.errors import IntegrityError
+from antiphon.flows.schedule import Handle, PlainStages, StageSkipped, drive
+from antiphon.runs.context import RunContext, RunStopped
+
+
+@dataclass
+class Stage:
+    """One submitted stage; it runs when somebody waits for it."""
+
+    name: str
+    number: int
+    after: tuple["Stage", ...]
+    error: Exception | None = None
+    ended: bool = False
+
+    def wait(self) -> None:
+        self.ended = True
+        if self.error is not None:
+            raise self.error
+
+    def done(self) -> bool:
+        return self.ended or self.error is not None
+
+
+@dataclass
+class Book:
+    """Notes what is submitted; `fails` names the stages that end badly."""
+
+    fails: dict[tuple[str, int], Exception] = field(default_factory=dict)
+    stages: dict[tuple[str, int], Stage] = field(default_factory=dict)
+
+    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
+        before = tuple(cast("Stage", handle) for handle in after)
+        error = self.fails.get((stage, number))
+        if error is None and any(s.error is not None for s in before):
+            error = StageSkipped("a stage before this one failed")
+        assert (stage, number) not in self.stages
+        made = self.stages[stage, number] = Stage(stage, number, before, error)
+        return made
+
+    def edges(self, stage: str, number: int) -> set[tuple[str, int]]:
+        return {(s.name, s.number) for s in self.stages[stage, number].after}
+
+
+class Run:
+    """As much of a run as the schedule looks at."""
+
+    def __init__(self, config: RunConfig, evaluations: Sequence[Any] = ()) -> None:
+        self.config = config
+        self.stopped = ""
+        self.coordinator = SimpleNamespace(status=lambda: SimpleNamespace(evaluations=evaluations))
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def stop(self, reason: str) -> None:
+        self.stopped = self.stopped or reason
+
+
+def config_of(steps: int, staleness: int, interval: int = 1, evaluated: int = 0) -> RunConfig:
+    return build_config(
+        {
+            "run": {"steps": steps},
+            "loop": {"max_staleness": staleness, "publish_interval": interval},
+            "evaluation": {"interval": evaluated},
+        }
+    )
+
+
+def driven(run: Run, first: int = 0, book: Book | None = None) -> Book:
+    book = book or Book()
+    drive(cast("RunContext", run), lambda _: book, first)
+    return book
+
+
+@pytest.mark.parametrize("staleness", range(5))
+def test_the_bound_moves_one_edge(staleness: int) -> None:
+    book = driven(Run(config_of(8, staleness)))
+    for t in range(8):
+        oldest = ("broadcast", max(0, t - staleness))
+        assert book.edges("collect", t) == book.edges("reward", t) == {oldest}
+        previous = {("step", t - 1)} if t else set()
+        assert book.edges("step", t) == {("collect", t), ("reward", t)} | previous
+        assert ("step", t) in book.edges("broadcast", t + 1)
+        assert book.edges("record", t) == {("broadcast", t + 1)}
+
+
+def test_with_a_publish_interval_the_edge_goes_to_the_oldest_published_version() -> None:
+    book = driven(Run(config_of(9, staleness=3, interval=2)))
+    assert {number for name, number in book.stages if name == "broadcast"} == {0, 2, 4, 6, 8, 9}
+    assert [next(iter(book.edges("collect", t)))[1] for t in range(9)] == [0, 0, 0, 0, 2, 2, 4, 4, 6]
+    assert book.edges("record", 0) == {("step", 0)}
+
+
+def test_a_resumed_run_goes_on_from_its_commits_and_owes_no_score() -> None:
+    scores = [SimpleNamespace(version=v, complete=v != 4) for v in (0, 2, 4)]
+    book = driven(Run(config_of(10, staleness=2, evaluated=2), scores), first=7)
+    assert {number for name, number in book.stages if name == "step"} == {7, 8, 9}
+    assert book.edges("collect", 7) == book.edges("collect", 9) == {("broadcast", 7)}
+    assert {number for name, number in book.stages if name == "evaluate"} == {4, 6, 8, 10}
+
+
+def test_a_finished_loop_is_only_closed() -> None:
+    book = driven(Run(config_of(4, staleness=1), [SimpleNamespace(version=0, complete=True)]), first=4)
+    assert set(book.stages) == {("broadcast", 4), ("evaluate", 4)}
+
+
+@pytest.mark.parametrize("failing", ["collect", "reward", "step", "broadcast", "evaluate", "record"])
+def test_the_error_that_is_told_is_the_one_it_began_with(failing: str) -> None:
+    run = Run(config_of(6, staleness=2, evaluated=2))
+    book = Book({(failing, 2): IntegrityError("the cause")})
+    with pytest.raises(IntegrityError, match="the cause"):
+        driven(run, book=book)
+    assert run.stopped == "the cause"
+
+
+def test_a_stop_is_told_by_its_reason() -> None:
+    run = Run(config_of(6, staleness=2))
+    with pytest.raises(RunStopped, match="cancelled from the page"):
+        driven(run, book=Book({("collect", 3): RunStopped("cancelled from the page")}))
+
+
+def test_plain_stages_wait_for_what_comes_before() -> None:
+    done: list[tuple[str, int]] = []
+    stages = PlainStages(lambda stage, number: done.append((stage, number)))
+    try:
+        drive(cast("RunContext", Run(config_of(5, staleness=2))), lambda _: stages, 0)
+    finally:
+        stages.close()
+    assert len(done) == len(set(done))
+    for t in range(5):
+        assert done.index(("collect", t)) < done.index(("step", t)) < done.index(("broadcast", t + 1))
+        assert done.index(("broadcast", max(0, t - 2))) < done.index(("collect", t))

@@ -1,0 +1,188 @@
+"""The ledger: appended in process, and the real dvc commands agree with it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.lineage.ledger.layout import GITIGNORE
+from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.store.artifact_store import ArtifactStore
+
+ROOT = Path(__file__).parents[3]
+DVC = Path(sys.executable).with_name("dvc")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A git repository with the DVC settings that this project ships."""
+    folder = tmp_path / "project"
+    (folder / ".dvc").mkdir(parents=True)
+    for name in (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, folder / name)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True, timeout=60)
+    return folder
+
+
+def dvc(project: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(DVC), *arguments],
+        cwd=project,
+        env={**os.environ, "DVC_NO_ANALYTICS": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def fill(ledger: Ledger, store: ArtifactStore, steps: int) -> dict[str, bytes]:
+    content = {}
+    for step in range(steps):
+        batch = f"batch {step}".encode() * 100
+        pointer = json.dumps({"version": step + 1}).encode()
+        ledger.append(f"batches/t{step:06d}.parquet", store.path(store.put(batch)))
+        ledger.append(f"versions/v{step + 1:06d}.json", pointer)
+        content[f"batches/t{step:06d}.parquet"] = batch
+        content[f"versions/v{step + 1:06d}.json"] = pointer
+    return content
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_real_commands_agree(project: Path, tmp_path: Path) -> None:
+    """Status is clean; after push, loss of everything and pull, all files are back."""
+    ledger = Ledger(project, "ledger", "demo-1")
+    content = fill(ledger, ArtifactStore(project / ".antiphon/store"), 5)
+    ledger.publish()
+    ledger.close()
+    assert files(project / "ledger/demo-1") == content
+    assert "up to date" in dvc(project, "status")
+    (project / ".dvc/config.local").write_text(
+        f"[core]\n    remote = disk\n['remote \"disk\"']\n    url = {tmp_path}/remote\n"
+    )
+    dvc(project, "push", "ledger/demo-1.dvc")
+    shutil.rmtree(project / ".dvc/cache")
+    shutil.rmtree(project / "ledger/demo-1")
+    dvc(project, "pull", "ledger/demo-1.dvc")
+    assert files(project / "ledger/demo-1") == content
+    shutil.rmtree(project / "ledger/demo-1/batches")
+    dvc(project, "checkout", "ledger/demo-1.dvc")
+    assert files(project / "ledger/demo-1") == content
+    (project / "ledger/demo-1.journal").unlink()
+    again = Ledger(project, "ledger", "demo-1")
+    assert len(again) == len(content) and again.unpublished == 0
+    tree = again.publish()
+    assert yaml.safe_load(again.pointer.read_text())["outs"][0] == {
+        "md5": tree,
+        "size": sum(map(len, content.values())),
+        "nfiles": len(content),
+        "hash": "md5",
+        "path": "demo-1",
+    }
+    again.close()
+
+
+def test_git_sees_the_pointer_and_nothing_else(project: Path) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    fill(ledger, ArtifactStore(project / ".antiphon/store"), 1)
+    ledger.close()
+    command = ["git", "-C", str(project), "status", "--porcelain", "--untracked-files=all", "ledger"]
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert seen.stdout.split() == ["??", "ledger/.gitignore", "??", "ledger/demo-1.dvc"]
+    assert (ROOT / "ledger/.gitignore").read_text() == GITIGNORE
+
+
+def test_a_crash_before_publishing_loses_nothing(project: Path) -> None:
+    store = ArtifactStore(project / ".antiphon/store")
+    first = Ledger(project, "ledger", "demo-1")
+    fill(first, store, 2)
+    first.publish()
+    fill(first, store, 4)
+    del first
+    journal = project / "ledger/demo-1.journal"
+    with journal.open("a") as file:
+        file.write('{"rel": "batches/t0000')  # the process died here, without publishing
+    second = Ledger(project, "ledger", "demo-1")
+    assert len(second) == 8 and second.unpublished == 4
+    content = fill(second, store, 5)
+    assert second.unpublished == 6
+    second.close()
+    assert files(project / "ledger/demo-1") == content
+    third = Ledger(project, "ledger", "demo-1")
+    assert len(third) == 10 and third.unpublished == 0
+    third.close()
+
+
+def test_a_journalled_entry_without_its_bytes_is_appended_anew(project: Path) -> None:
+    first = Ledger(project, "ledger", "demo-1")
+    md5 = first.append("a.json", b"{}")
+    del first
+    (project / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).unlink()
+    second = Ledger(project, "ledger", "demo-1")
+    assert len(second) == 0
+    assert second.append("a.json", b"{}") == md5
+    assert second.md5("a.json") == md5
+    second.close()
+
+
+def test_entries_never_change(project: Path, tmp_path: Path) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    md5 = ledger.append("versions/v000001.json", b"{}")
+    assert ledger.append("versions/v000001.json", b"{}") == md5 and ledger.unpublished == 1
+    with pytest.raises(IntegrityError, match="never change"):
+        ledger.append("versions/v000001.json", b"[]")
+    other = tmp_path / "other"
+    other.write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="never change"):
+        ledger.append("versions/v000001.json", other)
+    ledger.close()
+
+
+def test_pinning_an_object_of_the_store_takes_no_space(project: Path) -> None:
+    store = ArtifactStore(project / ".antiphon/store")
+    digest = store.put(b"weights" * 1000)
+    ledger = Ledger(project, "ledger", "demo-1")
+    ledger.append("versions/v000001.safetensors", store.path(digest))
+    ledger.close()
+    linked = os.stat(project / "ledger/demo-1/versions/v000001.safetensors")
+    assert linked.st_ino == os.stat(store.path(digest)).st_ino
+    assert linked.st_mode & 0o222 == 0
+
+
+@pytest.mark.parametrize("rel", ["../x", "/x", "", "a/../../x"])
+def test_no_entry_leaves_the_ledger(project: Path, rel: str) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    with pytest.raises(IntegrityError, match="no path inside a ledger"):
+        ledger.append(rel, b"x")
+    ledger.close()
+
+
+def test_outside_a_dvc_project_the_mend_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dvc init.*record\.dvc=false"):
+        Ledger(tmp_path, "ledger", "demo-1")
+
+
+def test_a_missing_file_is_unavailable(project: Path) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    with pytest.raises(UnavailableError, match="cannot write the ledger"):
+        ledger.append("a", project / "nowhere")
+    ledger.close()
+
+
+def test_a_source_tree_without_git_can_pin_too(project: Path) -> None:
+    shutil.rmtree(project / ".git")
+    ledger = Ledger(project, "ledger", "demo-1")
+    ledger.append("a.json", b"{}")
+    ledger.close()
+    assert (project / "ledger/demo-1.dvc").is_file()

@@ -1,0 +1,222 @@
+"""The ledger in long runs and after kills: shards, trees as DVC writes them, nothing lost, nothing shared."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from dvc_data.hashfile.hash_info import HashInfo
+from dvc_data.hashfile.meta import Meta
+from dvc_data.hashfile.tree import Tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.lineage.ledger.layout import pointer_of, shard_directories, tree_bytes, tree_line, tree_name
+from antiphon.lineage.ledger.pins import Ledger
+
+ENTRIES = 10
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A DVC project without git."""
+    folder = tmp_path / "project"
+    (folder / ".dvc").mkdir(parents=True)
+    (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    return folder
+
+
+def dvc(project: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("dvc")), *arguments],
+        cwd=project,
+        env={**os.environ, "DVC_NO_ANALYTICS": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    names=st.sets(
+        st.text("abz019.é-", min_size=1, max_size=6).filter(lambda s: set(s) != {"."}),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_trees_are_the_bytes_that_dvc_writes(names: set[str]) -> None:
+    tree = Tree()
+    lines = {}
+    for number, name in enumerate(sorted(names)):
+        rel, md5 = f"d/{name}", f"{number:032x}"
+        tree.add(("d", name), Meta(size=1), HashInfo("md5", md5))
+        lines[rel] = tree_line(rel, md5)
+    body = tree_bytes(lines[rel] for rel in sorted(lines))
+    assert body == tree.as_bytes()
+    tree.digest()
+    assert tree_name(body) == tree.oid
+
+
+def test_a_long_run_goes_on_in_further_directories(project: Path, tmp_path: Path) -> None:
+    """Every shard has its own .dvc file; the commands work on all of them, and gc keeps them."""
+    ledger = Ledger(project, "ledger", "demo-1", shard_entries=4)
+    for number in range(ENTRIES):
+        ledger.append(f"versions/v{number:06d}.json", json.dumps(number).encode())
+    assert ledger.append("versions/v000001.json", b"1") == ledger.md5("versions/v000001.json")
+    with pytest.raises(IntegrityError, match="never change"):
+        ledger.append("versions/v000001.json", b"2")
+    ledger.close()
+    shards = shard_directories(project / "ledger", "demo-1")
+    assert [shard.name for shard in shards] == ["demo-1", "demo-1.s001", "demo-1.s002"]
+    outs = [yaml.safe_load(pointer_of(shard).read_text())["outs"][0] for shard in shards]
+    assert [out["nfiles"] for out in outs] == [4, 4, 2]
+    content = {shard.name: files(shard) for shard in shards}
+    assert sum(map(len, content.values())) == ENTRIES
+
+    again = Ledger(project, "ledger", "demo-1", shard_entries=4)
+    assert len(again) == ENTRIES and again.unpublished == 0
+    assert again.path("versions/v000009.json") == shards[2] / "versions/v000009.json"
+    again.close()
+
+    pointers = [str(pointer_of(shard).relative_to(project)) for shard in shards]
+    assert "up to date" in dvc(project, "status")
+    (project / ".dvc/config.local").write_text(
+        f"[core]\n    remote = disk\n['remote \"disk\"']\n    url = {tmp_path}/remote\n"
+    )
+    dvc(project, "push", *pointers)
+    dvc(project, "gc", "--workspace", "--force")
+    assert "up to date" in dvc(project, "status")
+    shutil.rmtree(project / ".dvc/cache")
+    for shard in shards:
+        shutil.rmtree(shard)
+    dvc(project, "pull", *pointers)
+    assert {shard.name: files(shard) for shard in shards} == content
+
+
+def test_two_runs_of_one_name_never_share_a_ledger(project: Path) -> None:
+    first = Ledger(project, "ledger", "demo-1")
+    first.append("a.json", b"{}")
+    with pytest.raises(ConfigError, match=r"two runs of one name.*run\.name"):
+        Ledger(project, "ledger", "demo-1")
+    first.close()
+    second = Ledger(project, "ledger", "demo-1")
+    with pytest.raises(IntegrityError, match="never change"):
+        second.append("a.json", b"[]")
+    assert (second.directory / "a.json").read_bytes() == b"{}"
+    second.close()
+
+
+def test_a_lost_tree_comes_back_from_the_journal(project: Path) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    for number in range(3):
+        ledger.append(f"e{number}", str(number).encode())
+    tree = ledger.publish()
+    ledger.close()
+    place = project / ".dvc/cache/files/md5" / tree[:2] / tree[2:]
+    place.unlink()
+    again = Ledger(project, "ledger", "demo-1")
+    assert len(again) == 3 and again.publish() == tree and place.is_file()
+    again.close()
+    place.unlink()
+    (project / "ledger/demo-1.journal").unlink()
+    with pytest.raises(UnavailableError, match="dvc pull"):
+        Ledger(project, "ledger", "demo-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("demo-1.dvc", "git has the file"), ("demo-1.journal", "remove the file")]
+)
+def test_a_file_that_was_altered_is_named_with_its_mend(project: Path, name: str, words: str) -> None:
+    ledger = Ledger(project, "ledger", "demo-1")
+    ledger.append("a.json", b"{}")
+    ledger.close()
+    place = project / "ledger" / name
+    place.write_bytes(place.read_bytes().replace(b"md5", b"mD5"))
+    with pytest.raises(IntegrityError, match=rf"{name}: .*{words}"):
+        Ledger(project, "ledger", "demo-1")
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+
+from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.store.artifact_store import ArtifactStore
+
+WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.chmod", "os.truncate"}
+
+
+def work(project):
+    # Names that lead to the same bytes, files and bytes, several publications, several shards.
+    store = ArtifactStore(project / "store")
+    ledger = Ledger(project, "ledger", "demo-1", shard_entries=3)
+    for step in range(2):
+        ledger.append(f"batches/t{step:06d}.parquet", store.path(store.put(b"batch %d" % step)))
+        ledger.append(f"versions/v{step:06d}.json", b"{}")
+        ledger.publish()
+    ledger.close()
+
+
+def killed_after(project, calls):
+    left = [calls]
+
+    def watch(event, arguments):
+        if event in WATCHED and str(project) in str(arguments[:2]) and "/.dvc/tmp" not in str(arguments[0]):
+            left[0] -= 1
+            if left[0] < 0:
+                os._exit(9)
+
+    sys.addaudithook(watch)
+    work(project)
+    os._exit(0)
+
+
+def main(root):
+    calls = 0
+    while True:
+        project = root / f"p{calls}"
+        (project / ".dvc").mkdir(parents=True)
+        (project / ".dvc" / "config").write_text("[core]\\n    no_scm = true\\n    analytics = false\\n")
+        child = os.fork()
+        if child == 0:
+            killed_after(project, calls)
+        _, status = os.waitpid(child, 0)
+        work(project)  # the next process tells the same again
+        if os.waitstatus_to_exitcode(status) == 0:
+            return
+        assert os.waitstatus_to_exitcode(status) == 9, status
+        calls += int(sys.argv[2])
+
+
+main(Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_at_any_point_loses_nothing(tmp_path: Path) -> None:
+    """Killed before its n-th call of the system, for every few n: the next process completes the ledger."""
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    root = tmp_path / "projects"
+    command = [sys.executable, str(script), str(root), "6"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = sorted(root.iterdir(), key=lambda path: int(path.name[1:]))
+    assert len(seen) > 8
+    whole = {p: b for p, b in files(seen[-1] / "ledger").items() if not p.endswith(".journal")}
+    assert {p for p in whole if p.endswith(".dvc")} == {"demo-1.dvc", "demo-1.s001.dvc"}
+    for project in seen:
+        found = {p: b for p, b in files(project / "ledger").items() if not p.endswith(".journal")}
+        assert {p: b for p, b in found.items() if not p.startswith(".incoming-")} == whole, project.name

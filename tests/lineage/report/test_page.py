@@ -1,0 +1,189 @@
+"""The report: one page from a journal, complete, self-contained and repeatable."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from antiphon.core.config import build_config, dump_config
+from antiphon.core.loop.events import (
+    BatchSealed,
+    EvaluationFinished,
+    EvaluationOpened,
+    GroupJudged,
+    GroupSubmitted,
+    JournalEvent,
+    LeaseGranted,
+    RunOpened,
+    SnapshotAnnounced,
+    StepCommitted,
+    WorkerLoaded,
+    dump_event,
+)
+from antiphon.lineage.report import plots as figures
+from antiphon.lineage.report.page import build_report
+from antiphon.lineage.report.timeline import Bar, RunPicture, fold
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.coordinator.api import Event, RunStatus
+
+STEP_S, GROUPS = 4.0, 6
+
+
+def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) -> list[Event]:
+    """A plausible overlapped run: sampling never stops, training and broadcast run beside it."""
+    moments: list[tuple[float, JournalEvent]] = [(0.0, RunOpened("demo-1", {}))]
+    for step in range(steps):
+        began = 2.0 + step * STEP_S
+        version = max(0, step - 1)
+        for group in range(GROUPS):
+            name, worker = f"g{step}-{group}", f"worker-{group % workers}"
+            leased, done = began + 0.3 * group - 1.5, began + 1.0 + 0.5 * group
+            tokens = tuple(30 + (7 * group + 3 * step + i) % 40 for i in range(8))
+            moments += [
+                (leased, LeaseGranted(name, f"l{name}", worker, 1, version, leased)),
+                (done, GroupSubmitted(name, f"l{name}", worker, 1, "d" * 64, version, tokens, 1.0, done)),
+                (done + 0.2, GroupJudged(name, (0.0, 1.0) * 4, "judge", done + 0.2)),
+            ]
+        reward = min(0.8, 0.2 + 0.6 * step / max(1, steps) + 0.03 * (-1) ** step)
+        digest = store.put(f"batch {step}".encode()) if store else "b" * 64
+        histogram = ((0, 16), (1, 32)) if step else ((0, 48),)
+        sealed, committed = began + 3.8, began + 6.4
+        batch = BatchSealed(
+            step, ("g",), (), digest, "t" * 64, 48, 1, 0, 2400, reward, 50.0 - step / 4, histogram
+        )
+        metrics = {"train/loss": 0.1 / (step + 1), "train/train_s": 2.5}
+        moments += [
+            (sealed, batch),
+            (committed, StepCommitted(step, step + 1, f"{step:064x}", digest, metrics, True)),
+            (committed + 0.3, SnapshotAnnounced(step + 1, f"{step:064x}", "127.0.0.1:1")),
+            *((committed + 0.9 + w / 2, WorkerLoaded(f"worker-{w}", step + 1)) for w in range(workers)),
+        ]
+    for version in range(0, steps + 1, 5):
+        at = 2.0 + version * STEP_S
+        score = 0.2 + 0.6 * version / max(1, steps)
+        moments += [
+            (at, EvaluationOpened(version, 192)),
+            (at + 3, EvaluationFinished(version, score, 44.0)),
+        ]
+    moments.sort(key=lambda moment: moment[0])
+    return [Event(i, 1.7e9 + at, e.kind, dump_event(e)) for i, (at, e) in enumerate(moments)]
+
+
+def status(steps: int, **changes: object) -> RunStatus:
+    plain = dict.fromkeys(("opened_steps", "sealed_steps", "groups_open", "groups_leased"), 0)
+    plain |= dict.fromkeys(("groups_to_judge", "groups_ready", "groups_dropped_stale", "groups_filtered"), 0)
+    facts = {**plain, "run_id": "demo-1", "steps_total": steps, "committed_steps": steps}
+    facts |= {"newest_version": steps, "groups_requeued": 0, "finished": True, **changes}
+    return RunStatus(**facts)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., str]:
+    def build(steps: int, workers: int = 2, **changes: object) -> str:
+        (tmp_path / "config.yaml").write_text(dump_config(build_config({"run": {"name": "demo"}})))
+        store = ArtifactStore(tmp_path / "store")
+        events = journal(steps, workers, store) if steps >= 0 else []
+        out = build_report(
+            tmp_path, store, events, status(max(steps, 0), **changes), tmp_path / "report.html"
+        )
+        return out.read_text()
+
+    return build
+
+
+class Outline(HTMLParser):
+    """Collects headings, tags and anything that would reach for the network."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in {"src", "href", "xlink:href"}:
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+
+def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -> None:
+    page = make(20)
+    outline = Outline(page)
+    assert outline.tags.count("svg") == 7 and "script" not in outline.tags and "link" not in outline.tags
+    assert all(link.startswith("#") for link in outline.links)
+    assert len(outline.ids) == len(set(outline.ids))
+    assert not re.findall(r"url\((?!#)", page) and "@import" not in page
+    for words in ("demo-1", "20 of 20 steps", "0.20 → 0.80", "+60 points", "bound 2", "max_staleness: 2"):
+        assert words in page, words
+    assert page.count("<tr>") == 21 and f"{19:064x}" in page
+
+
+def test_the_page_shows_what_became_of_the_work(make: Callable[..., str]) -> None:
+    seconds = {"useful": 300.0, "preempted": 60.0, "idle": 40.0, "stale": 0.0}
+    page = make(3, worker_seconds=seconds, tokens_by_use={"useful": 12345, "preempted": 600})
+    section = page[page.index("What became of the work") : page.index("Versions and what they came from")]
+    for words in ("useful: 300 s, 12,345 tokens", "preempted: 60 s, 600 tokens", "idle: 40 s"):
+        assert words in section, words
+    assert "stale:" not in section
+    assert "What became of the work" not in make(3)
+
+
+def test_equal_journals_give_equal_pages(make: Callable[..., str]) -> None:
+    assert make(6) == make(6)
+
+
+@pytest.mark.parametrize("steps", [-1, 0, 1, 2])
+def test_a_run_that_hardly_began_has_a_page_too(make: Callable[..., str], steps: int) -> None:
+    assert "How to read this" in make(steps)
+
+
+def test_an_unfinished_run_says_so(make: Callable[..., str]) -> None:
+    page = make(4, steps_total=60, finished=False, paused_reason="loss is <nan>")
+    assert "paused: loss is &lt;nan&gt;" in page and "figures are partial" in page
+
+
+def test_every_colour_follows_the_palette(make: Callable[..., str]) -> None:
+    page = make(8)
+    drawn = re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page)
+    assert not drawn, sorted(set(drawn))
+
+
+def test_figures_are_well_formed() -> None:
+    picture = fold(journal(10))
+    for draw in (figures.learning_curve, figures.timeline, figures.timeline_zoom, figures.throughput):
+        ElementTree.fromstring(draw(picture))
+
+
+def test_the_picture_folds_what_the_journal_says() -> None:
+    picture = fold(journal(5))
+    assert [step.step for step in picture.steps] == list(range(5))
+    assert picture.steps[0].metrics["train/loss"] == 0.1
+    assert {worker: len(bars) for worker, bars in picture.rollout.items()} == {"worker-0": 15, "worker-1": 15}
+    assert [round(bar.seconds, 6) for bar in picture.training] == [2.5] * 5
+    assert [round(bar.seconds, 6) for bar in picture.publishing] == [0.3] * 5
+    assert [round(bar.seconds, 6) for bar in picture.broadcast] == [1.1] * 5
+    assert [e.version for e in picture.evaluations] == [0, 5] and picture.evaluations[0].prompts == 192
+    assert sum(tokens for _, tokens in picture.generated) == sum(
+        sum(json.loads(event.data_json)["token_counts"])
+        for event in journal(5)
+        if event.kind == "group.submitted"
+    )
+    shares = picture.busy_shares()
+    assert set(shares) == {"rollout worker-0", "rollout worker-1", "reward", "training", "broadcast"}
+    assert all(0 < share <= 1 for share in shares.values())
+
+
+def test_busy_time_counts_no_moment_twice() -> None:
+    picture = RunPicture(training=[Bar(0, 6, 0), Bar(4, 8, 1)], rollout={"w": [Bar(0, 10, 0)]})
+    assert picture.window == (0, 0)
+    picture.steps = fold(journal(1)).steps
+    picture.steps[0].at_s = 10.0
+    assert picture.busy_shares()["training"] == pytest.approx(0.8)

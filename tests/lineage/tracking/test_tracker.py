@@ -1,0 +1,216 @@
+"""Records of a run in the real MLflow and the real ledger, from one recorder."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ConfigError
+from antiphon.core.records import BatchRef, ChunkEntry, SnapshotManifest, StepCommit, TensorEntry
+from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.run_log import read_steps
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.tracking.tracker import Tracker
+from antiphon.services.coordinator.api import EvaluationRecord
+from tests.support.artifacts import tiny_row
+
+ROOT = Path(__file__).parents[3]
+WEIGHTS = b"\x00\x01\x02\x03" * 8
+MODEL_FILES = ("config", "generation_config", "tokenizer", "tokenizer_config")
+
+
+def config(**record: object) -> RunConfig:
+    return build_config({"run": {"name": "demo", "steps": 3}, "record": record})
+
+
+class Project:
+    """A DVC project with one run in its home folder."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / ".dvc").mkdir(parents=True)
+        shutil.copy(ROOT / ".dvc/config", folder / ".dvc/config")
+        subprocess.run(["git", "init", "-q", str(folder)], check=True, timeout=60)
+        self.folder, self.home = folder, folder / ".antiphon"
+        self.run_dir = self.home / "runs/demo-1"
+        self.run_dir.mkdir(parents=True)
+        self.store = ArtifactStore(self.home / "store")
+
+    def recorder(self, read_chunk: Callable[[str], bytes] | None = None, **record: object) -> Recorder:
+        root = self.home / "store"
+        return Recorder(
+            "demo-1", config(**record), self.run_dir, self.home, root, read_chunk=read_chunk or chunks
+        )
+
+    def client(self) -> Any:
+        from mlflow.tracking import MlflowClient
+
+        return MlflowClient(tracking_uri=f"sqlite:///{self.home}/mlflow/mlflow.db")
+
+    def mlflow_run(self) -> Any:
+        return self.client().get_run(json.loads((self.run_dir / "mlflow.json").read_text())["run_id"])
+
+    def batch(self, step: int) -> BatchRef:
+        digest = self.store.put(encode_batch([tiny_row(step)]))
+        timings = self.store.put(f"timings {step}".encode())
+        return BatchRef(step, digest, timings, 16, 2, 0, 0, 320, 0.25 * step, {0: 10, 1: 6}, 20.0)
+
+    def record(self, recorder: Recorder, step: int, manifest: SnapshotManifest | None = None) -> None:
+        batch = self.batch(step)
+        recorder.record_batch(batch)
+        metrics = {"loss": 1.0 / (step + 1), "train_s": 0.5, "drafting_acceptance": 0.25 * step}
+        recorder.record_version(
+            StepCommit(step, step + 1, f"{step:064x}", batch.digest, metrics, True), manifest
+        )
+
+    def entries(self) -> set[str]:
+        folder = self.folder / "ledger/demo-1"
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+def chunks(digest: str) -> bytes:
+    assert digest == digest_bytes(WEIGHTS)
+    return WEIGHTS
+
+
+def manifest(version: int) -> SnapshotManifest:
+    digest = digest_bytes(WEIGHTS)
+    tensor = TensorEntry("w", "float32", (8,), 0, len(WEIGHTS))
+    chunk = ChunkEntry(digest, 0, len(WEIGHTS))
+    return SnapshotManifest("demo-1", version, digest, (tensor,), (chunk,), len(WEIGHTS), "127.0.0.1:1")
+
+
+@pytest.mark.engine
+def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project, tmp_path: Path) -> None:
+    first = project.recorder()
+    first.record_base(manifest(0))
+    first.record_evaluation(EvaluationRecord(0, 8, 8, 0.25, 30.0))
+    first.record_evaluation(EvaluationRecord(1, 8, 5, 0.3, 30.0))
+    project.record(first, 0, manifest(1))
+    project.record(first, 1)
+    report = first.close(120)
+    assert report.complete, report
+    assert project.mlflow_run().info.status == "KILLED"
+
+    second = project.recorder()
+    project.record(second, 1)
+    project.record(second, 2, manifest(3))
+    second.record_evaluation(EvaluationRecord(3, 8, 8, 0.75, 25.0))
+    page = tmp_path / "report.html"
+    page.write_text("<html></html>")
+    assert second.flush(120).complete
+    second.attach(page)
+    report = second.close(120)
+    assert report.complete, report
+
+    client, run = project.client(), project.mlflow_run()
+    assert run.info.status == "FINISHED"
+    assert run.data.params["loop.max_staleness"] == "2"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
+    drafted = client.get_metric_history(run.info.run_id, "drafting_acceptance")
+    assert [(point.step, point.value) for point in drafted] == [(0, 0.0), (1, 0.25), (2, 0.5)]
+    heldout = client.get_metric_history(run.info.run_id, "heldout/pass_at_1")
+    assert [(point.step, point.value) for point in heldout] == [(0, 0.25), (3, 0.75)]
+    datasets = {entry.dataset.name: entry.dataset for entry in run.inputs.dataset_inputs}
+    assert set(datasets) == {"batch-t000000", "batch-t000001", "batch-t000002"}
+    assert json.loads(datasets["batch-t000001"].source)["digest"] == project.batch(1).digest
+    models = client.search_logged_models([run.info.experiment_id])
+    assert {model.name for model in models} == {f"policy-v{version}" for version in range(4)}
+    newest = next(model for model in models if model.name == "policy-v3")
+    assert newest.params["weights_digest"] == f"{2:064x}" and newest.status == "READY"
+    assert {metric.key for metric in newest.metrics} >= {"loss", "heldout/pass_at_1", "batch/reward_mean"}
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["report.html"]
+
+    assert project.entries() == {
+        "manifest.json",
+        *(f"origins/{name}.json" for name in ("code", "machine", "model", "train", "heldout")),
+        *(f"model/{name}.json" for name in MODEL_FILES),
+        "evaluations/v000000.json",
+        "evaluations/v000003.json",
+        "versions/v000000.json",
+        "versions/v000000.safetensors",
+        "versions/v000001.safetensors",
+        "versions/v000003.safetensors",
+        *(f"versions/v{step + 1:06d}.json" for step in range(3)),
+        *(f"batches/t{step:06d}.json" for step in range(3)),
+        *(f"batches/t{step:06d}.parquet" for step in range(3)),
+        *(f"batches/t{step:06d}.timings.parquet" for step in range(3)),
+    }
+    out = yaml.safe_load((project.folder / "ledger/demo-1.dvc").read_text())["outs"][0]
+    assert out["nfiles"] == len(project.entries())
+    assert newest.params["dvc_md5"] and len(newest.params["dvc_md5"]) == 32
+
+
+@pytest.mark.engine
+def test_what_a_crash_left_out_comes_from_the_run_log(project: Project) -> None:
+    quiet = project.recorder(mlflow=False, dvc=False)
+    for step in range(3):
+        project.record(quiet, step)
+    assert quiet.close(60).complete
+    assert (project.run_dir / "manifest.json").is_file() and not (project.folder / "ledger").exists()
+    late = project.recorder()
+    assert late.close(120).complete
+    run = project.mlflow_run()
+    history = project.client().get_metric_history(run.info.run_id, "loss")
+    assert [point.step for point in history] == [0, 1, 2] and len(run.inputs.dataset_inputs) == 3
+    assert {f"batches/t{step:06d}.parquet" for step in range(3)} < project.entries()
+
+
+@pytest.mark.engine
+def test_mlflow_being_away_never_stops_anybody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    recorder = project.recorder(dvc=False)
+    for step in range(3):
+        project.record(recorder, step)
+    report = recorder.close(0.5)
+    (writer,) = report.writers
+    assert writer.pending > 0 and writer.done == 0
+    assert len((project.run_dir / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_stages_may_tell_from_many_threads(project: Project) -> None:
+    recorder = project.recorder(mlflow=False)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda step: project.record(recorder, step), range(24)))
+    assert recorder.close(60).complete
+    assert [line["step"] for line in read_steps(project.run_dir)] == list(range(24))
+    assert len([name for name in project.entries() if name.startswith("batches/")]) == 72
+
+
+def test_weights_that_are_gone_are_reported_and_nothing_else_is_lost(project: Project) -> None:
+    from antiphon.core.errors import UnavailableError
+
+    def gone(digest: str) -> bytes:
+        raise UnavailableError(f"chunk {digest} is not held here")
+
+    recorder = project.recorder(read_chunk=gone, mlflow=False)
+    project.record(recorder, 0, manifest(1))
+    report = recorder.close(60)
+    assert not report.complete
+    assert "the weights of version 1 were gone" in report.writers[0].failures[0]
+    assert "versions/v000001.json" in project.entries()
+
+
+def test_without_a_dvc_project_the_mend_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"record\.dvc=false"):
+        Recorder("demo-1", config(mlflow=False), tmp_path, tmp_path, tmp_path / "store")
+
+
+def test_a_tracker_that_was_never_used_closes_at_once(tmp_path: Path) -> None:
+    report = Tracker(tmp_path, tmp_path, "demo", "demo-1").close(5)
+    assert (report.done, report.pending) == (0, 0)

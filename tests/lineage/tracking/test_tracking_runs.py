@@ -1,0 +1,312 @@
+"""One run of ours in the real MLflow: all of it there, once, readable, and comparable."""
+
+import http.server
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.lineage.tracking import tracker as tracking
+from antiphon.lineage.tracking.feed import TrackingFeed
+from tests.support.tracked_runs import TrackedRunFixture, census
+
+pytestmark = pytest.mark.engine
+CLOSE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One database for all tests: its first migration takes seconds; each has its own experiment."""
+    return tmp_path_factory.mktemp("tracked") / ".antiphon"
+
+
+@pytest.fixture(scope="module")
+def client(home: Path) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    (home / "mlflow").mkdir(parents=True)
+    return MlflowClient(tracking_uri=f"sqlite:///{home}/mlflow/mlflow.db")
+
+
+def end(feed: TrackingFeed) -> None:
+    feed.end()
+    report = feed.tracker.close(CLOSE_S)
+    assert (report.failed, report.pending) == (0, 0), report
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, client: Any, tmp_path_factory: pytest.TempPathFactory) -> TrackedRunFixture:
+    """A whole run, told once, with its report."""
+    run = TrackedRunFixture(home, "whole")
+    feed = run.feed()
+    run.tell_all(feed)
+    page = tmp_path_factory.mktemp("page") / "report.html"
+    page.write_text('<html><svg viewBox="0 0 1 1"><g id="learning-figure_1"></g></svg></html>')
+    feed.attach(page)
+    end(feed)
+    return run
+
+
+def test_a_run_says_all_that_a_comparison_asks(whole: TrackedRunFixture, client: Any) -> None:
+    run = whole
+    found = client.get_run(run.mlflow_run_id())
+    assert found.info.status == "FINISHED" and found.data.params["rollout.workers"] == "1"
+    counted = census(client, found.info.run_id)
+    points = counted["points"]
+    # Whatever stands on the y axis has these at the same step, so each can be the x axis.
+    for name in ("tokens_total", "wall_s", "cost_dollars"):
+        steps = [step for step, _ in points[name]]
+        assert steps == [0, 1, 2, 3, 4]
+        assert {step for step, _ in points["heldout/pass_at_1"]} <= set(steps)
+        assert {step for step, _ in points["loss"]} <= set(steps)
+    assert points["tokens_total"] == [(version, 24.0 * version) for version in range(5)]
+    # Two workers at a dollar a second each.
+    assert points["cost_dollars"][-1][1] == pytest.approx(2 * points["wall_s"][-1][1])
+    assert points["heldout/pass_at_1"] == [(0, 0.25), (2, 0.75), (4, 0.5)]
+    summary = found.data.metrics
+    assert summary["summary/steps_to_reward_0.75"] == 2 and "summary/steps_to_reward_0.9" not in summary
+    assert summary["summary/workers_seen"] == 2 and summary["summary/worker_share.worker-0"] == 0.5
+
+    assert [name for name, *_ in counted["children"]] == ["evaluate v0", "evaluate v2", "evaluate v4"]
+    assert {status for _, status, _ in counted["children"]} == {"FINISHED"}
+    assert counted["models"] == [f"policy-v{version}" for version in range(5)]
+    models = {m.name: m for m in client.search_logged_models([found.info.experiment_id])}
+    assert models["policy-v3"].params["parent_digest"] == models["policy-v2"].params["weights_digest"]
+    assert {metric.key for metric in models["policy-v3"].metrics} >= {
+        "loss",
+        "reward_mean",
+        "staleness_mean",
+        "cost_dollars",
+    }
+    assert "heldout/pass_at_1" in {metric.key for metric in models["policy-v4"].metrics}
+    files = {file.path for file in client.list_artifacts(found.info.run_id)}
+    assert files == {"report.html", "figures"}
+    assert [file.path for file in client.list_artifacts(found.info.run_id, "figures")] == [
+        "figures/learning.svg"
+    ]
+
+
+def test_trajectories_are_shown_under_the_evaluation_of_their_version(
+    whole: TrackedRunFixture, client: Any
+) -> None:
+    run_id = whole.mlflow_run_id()
+    experiment = client.get_run(run_id).info.experiment_id
+    (child,) = client.search_runs([experiment], "tags.`antiphon.version` = '2'")
+    traces = client.search_traces(locations=[experiment], run_id=child.info.run_id)
+    shown = {trace.info.tags["antiphon.reward"]: trace for trace in traces}
+    assert set(shown) == {"0", "0.875"}  # the worst and the best of the batch
+    best = shown["0.875"]
+    assert best.info.request_preview == "w1 w2" and best.info.response_preview == "w27 w27 w27"
+    (span,) = best.data.spans
+    assert span.inputs == {"prompt": "w1 w2"} and span.outputs == {"completion": "w27 w27 w27"}
+    assert span.get_attribute("version") == 2 and span.get_attribute("worker") == "worker-1"
+    assert [(a.name, a.value) for a in best.info.assessments] == [("reward", 0.875)]
+
+
+def test_a_run_that_is_told_again_is_there_once(whole: TrackedRunFixture, client: Any) -> None:
+    run = whole
+    run_id = run.mlflow_run_id()
+    before = census(client, run_id)
+    assert before["runs"] == 4 and before["outputs"] == 5 and len(before["traces"]) == 4
+    feed = run.feed()
+    run.tell_again(feed)
+    end(feed)
+    assert run.mlflow_run_id() == run_id
+    assert census(client, run_id) == before
+    assert len(client.search_model_versions("name = 'whole'")) == 2
+
+
+def test_a_lost_mapping_between_creation_and_answer_finds_the_same_run(home: Path, client: Any) -> None:
+    """The process may die after MLflow made the run and before it could write down which one."""
+    run = TrackedRunFixture(home, "mapping")
+    feed = run.feed()
+    run.tell_base(feed)
+    end(feed)
+    run_id = run.mlflow_run_id()
+    (run.run_dir / "mlflow.json").unlink()
+    feed = run.feed()
+    run.tell_base(feed)
+    run.tell_step(feed, 0)
+    end(feed)
+    assert run.mlflow_run_id() == run_id
+    assert census(client, run_id)["points"]["loss"] == [(0, 1.0)]
+
+
+class LostReplies:
+    """MLflow's client, whose calls arrive but whose first answers of each kind get lost."""
+
+    def __init__(self, client: Any, lost: set[str]) -> None:
+        self._client, self.lost = client, lost
+
+    def __getattr__(self, name: str) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        call = getattr(self._client, name)
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            if name not in self.lost:
+                self.lost.add(name)
+                raise MlflowException("API request failed: connection aborted")
+            return result
+
+        return answer
+
+
+def test_nothing_is_doubled_where_an_answer_got_lost(
+    home: Path, whole: TrackedRunFixture, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: set[str] = set()
+    real = tracking._client
+    monkeypatch.setattr(tracking, "_client", lambda uri: LostReplies(real(uri), lost))
+    run = TrackedRunFixture(home, "lost")
+    feed = run.feed(first_pause_s=0.001)
+    run.tell_all(feed)
+    end(feed)
+    assert feed.tracker.report().retries >= 8
+    assert lost >= {"create_run", "log_batch", "log_outputs", "create_logged_model", "create_model_version"}
+    expected, found = census(client, whole.mlflow_run_id()), census(client, run.mlflow_run_id())
+    for name in ("wall_s", "cost_dollars"):  # clocks differ between two runs, their number does not
+        assert len(expected["points"].pop(name)) == len(found["points"].pop(name))
+    assert found == expected
+    assert len(client.search_model_versions("name = 'lost'")) == 2
+
+
+def test_the_champion_moves_only_to_what_scored_higher(home: Path, client: Any) -> None:
+    first = TrackedRunFixture(home, "crown", "first")
+    feed = first.feed()
+    first.tell_base(feed)
+    for step, reward in enumerate((0.75, 0.5)):
+        first.tell_step(feed, step)
+        first.tell_evaluation(feed, step + 1, reward)
+    end(feed)
+    crowned = client.get_model_version_by_alias("crown", "champion")
+    assert crowned.tags["antiphon.version"] == "1" and crowned.run_id == first.mlflow_run_id()
+    assert crowned.tags["antiphon.weights_digest"] == f"{1:064x}"
+
+    second = TrackedRunFixture(home, "crown", "second")
+    feed = second.feed()
+    second.tell_base(feed)
+    second.tell_evaluation(feed, 0, 0.74)
+    assert feed.tracker.flush(CLOSE_S)
+    assert client.get_model_version_by_alias("crown", "champion").version == crowned.version
+    second.tell_step(feed, 0)
+    second.tell_evaluation(feed, 1, 0.875)
+    end(feed)
+    best = client.get_model_version_by_alias("crown", "champion")
+    assert (best.tags["antiphon.version"], best.run_id) == ("1", second.mlflow_run_id())
+    assert len(client.search_model_versions("name = 'crown'")) == 2
+
+
+def only_failure(feed: TrackingFeed, caplog: pytest.LogCaptureFixture) -> str:
+    """Close a feed whose MLflow refuses and return the one sentence that was said about it."""
+    feed.end()
+    report = feed.tracker.close(CLOSE_S)
+    assert (report.failed, report.pending) == (1, 0), report
+    (failure,) = report.failures
+    assert failure.count("\n") == 0 and failure.endswith("the run goes on without MLflow")
+    return failure
+
+
+def test_an_experiment_that_was_deleted_is_named_once(
+    home: Path, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TrackedRunFixture(home, "deleted")
+    feed = run.feed()
+    run.tell_base(feed)
+    run.tell_step(feed, 0)
+    assert feed.tracker.flush(CLOSE_S)
+    experiment = client.get_run(run.mlflow_run_id()).info.experiment_id
+    client.delete_experiment(experiment)
+    for step in (1, 2):
+        run.tell_step(feed, step)
+    said = only_failure(feed, caplog)
+    assert f"mlflow experiments restore -x {experiment}" in said and "'deleted'" in said
+
+    other = TrackedRunFixture(home, "deleted", "other")  # a new run of the same name
+    feed = other.feed()
+    other.tell_all(feed)
+    assert "'deleted'" in only_failure(feed, caplog)
+
+    client.restore_experiment(experiment)
+    feed = run.feed()
+    run.tell_again(feed)
+    end(feed)
+    assert [step for step, _ in census(client, run.mlflow_run_id())["points"]["loss"]] == [0, 1, 2]
+
+
+def test_a_run_that_was_deleted_is_named_once(
+    home: Path, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TrackedRunFixture(home, "gone")
+    feed = run.feed()
+    run.tell_base(feed)
+    assert feed.tracker.flush(CLOSE_S)
+    client.delete_run(run.mlflow_run_id())
+    run.tell_step(feed, 0)
+    said = only_failure(feed, caplog)
+    assert f"mlflow runs restore --run-id {run.mlflow_run_id()}" in said
+
+
+def test_an_address_without_a_meaning_is_refused_in_one_sentence(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://somewhere")
+    run = TrackedRunFixture(home, "nowhere")
+    feed = run.feed()
+    run.tell_all(feed)
+    assert "htp://somewhere" in only_failure(feed, caplog)
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """A server that is no MLflow, or one that knows no such user."""
+
+    status = 404
+
+    def do_GET(self) -> None:
+        body = b"not here"
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logging.getLogger("stranger").debug(format, *args)
+
+
+@pytest.fixture
+def stranger() -> Iterator[type[Stranger]]:
+    handler = type("Handler", (Stranger,), {})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        handler.address = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+        yield handler
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(404, "refused"), (401, "MLFLOW_TRACKING_PASSWORD"), (403, "MLFLOW_TRACKING_PASSWORD")],
+)
+def test_a_server_that_will_never_answer_is_left_alone(
+    home: Path,
+    stranger: Any,
+    status: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stranger.status = status
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stranger.address)
+    run = TrackedRunFixture(home, f"stranger-{status}")
+    feed = run.feed()
+    run.tell_all(feed)
+    said = only_failure(feed, caplog)
+    assert words in said and stranger.address in said

@@ -1,0 +1,136 @@
+"""MLflow as a server of a team: it may go away and come back, and it may ask who is there."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stamina
+
+from antiphon.lineage.tracking.feed import TrackingFeed
+from antiphon.runs.s3_server import S3Server
+from tests.support.mlflow_server import MlflowServer
+from tests.support.s3 import remote_objects, s3_server
+from tests.support.tracked_runs import TrackedRunFixture, census
+
+pytestmark = pytest.mark.engine
+CLOSE_S = 180.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[MlflowServer]:
+    found = MlflowServer(tmp_path / "server")
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+def client_of(server: MlflowServer) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=server.url)
+
+
+def await_retry(feed: TrackingFeed, more_than: int) -> None:
+    """Wait until the writer has met the outage."""
+    for attempt in stamina.retry_context(
+        on=ConnectionError, attempts=None, timeout=60.0, wait_initial=0.05, wait_max=0.05, wait_jitter=0
+    ):
+        with attempt:
+            if feed.tracker.report().retries <= more_than:
+                raise ConnectionError("not yet")
+
+
+def test_records_of_an_outage_arrive_later_in_order_and_once(
+    server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run = TrackedRunFixture(tmp_path / "home", "outage", steps=6)
+    feed = run.feed(first_pause_s=0.05)
+    run.tell_base(feed)
+    run.tell_evaluation(feed, 0, 0.25)
+    for step in (0, 1):
+        run.tell_step(feed, step)
+    assert feed.tracker.flush(CLOSE_S)
+    run.tell_step(feed, 2)  # the server goes away while this is on its way, or just after it
+    server.stop()
+    for step in (3, 4):
+        run.tell_step(feed, step)
+    run.tell_evaluation(feed, 4, 0.5)
+    page = tmp_path / "report.html"
+    page.write_text("<html></html>")
+    feed.attach(page)
+    await_retry(feed, 2)
+    assert feed.tracker.report().pending > 0
+    server.start()
+    run.tell_step(feed, 5)
+    feed.end()
+    report = feed.tracker.close(CLOSE_S)
+    assert (report.failed, report.pending) == (0, 0), report
+
+    client, run_id = client_of(server), run.mlflow_run_id()
+    found = census(client, run_id)
+    assert found["points"]["loss"] == [(step, 1.0 / (step + 1)) for step in range(6)]
+    assert [step for step, _ in found["points"]["wall_s"]] == list(range(7))
+    assert found["points"]["heldout/pass_at_1"] == [(0, 0.25), (4, 0.5)]
+    assert found["datasets"] == 6 and found["outputs"] == 7 and found["runs"] == 1 + 3
+    assert [name for name, *_ in found["children"]] == ["evaluate v0", "evaluate v2", "evaluate v4"]
+    assert [spans for _, spans, _ in found["traces"]] == [1] * 6
+    clocks = [point.timestamp for point in client.get_metric_history(run_id, "loss")]
+    lines = [feed._log.steps[step]["timings"]["at"] for step in range(6)]
+    assert clocks == [int(at * 1000) for at in lines]  # when it happened, not when it was written
+    assert [file.path for file in client.list_artifacts(run_id)] == ["report.html"]
+    assert client.get_model_version_by_alias("outage", "champion").tags["antiphon.version"] == "4"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="needs mlflow[auth]")
+def test_a_server_with_passwords_takes_them_from_the_environment_and_keeps_artifacts_in_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server(tmp_path / "s3") as bucket:
+        _check_team_server(tmp_path, monkeypatch, bucket)
+
+
+def _check_team_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: S3Server) -> None:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "auth.ini").write_text(
+        "[mlflow]\ndefault_permission = READ\n"
+        f"database_uri = sqlite:///{folder / 'auth.db'}\n"
+        "admin_username = admin\nadmin_password = a long password\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    environment = {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"), "MLFLOW_FLASK_SERVER_SECRET_KEY": "k"}
+    words = ("--app-name", "basic-auth", "--artifacts-destination", f"s3://{bucket.bucket}/mlflow")
+    server = MlflowServer(folder, words, environment | bucket.environment)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "another password")
+    try:
+        server.start()
+        run = TrackedRunFixture(tmp_path / "home", "guarded", steps=1)
+        feed = run.feed()
+        run.tell_all(feed)
+        feed.end()
+        refused = feed.tracker.close(CLOSE_S)
+        assert refused.failed == 1 and refused.pending == 0
+        assert "MLFLOW_TRACKING_PASSWORD" in refused.failures[0]
+
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "a long password")
+        feed = run.feed()
+        run.tell_again(feed)
+        page = tmp_path / "report.html"
+        page.write_text("<html></html>")
+        feed.attach(page)
+        feed.end()
+        report = feed.tracker.close(CLOSE_S)
+        assert (report.failed, report.pending) == (0, 0), report
+        assert census(client_of(server), run.mlflow_run_id())["points"]["loss"] == [(0, 1.0)]
+        kept = remote_objects(bucket, "mlflow/")
+        assert any(key.endswith(f"{run.mlflow_run_id()}/artifacts/report.html") for key in kept), kept
+    finally:
+        server.stop()

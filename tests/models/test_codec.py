@@ -1,0 +1,152 @@
+"""The codec refuses what does not match and gives back what it was given."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from antiphon.core.errors import ConfigError
+from antiphon.models.codec import TextCodec, resolve_model_path
+
+ALPHABET = "0123456789+-= "
+SPECIALS = ["<pad>", "<end>"]
+
+
+def write_model(
+    folder: Path,
+    vocab_size: int | None = None,
+    eos_token: object = "<end>",
+    template: str | None = None,
+    **config: object,
+) -> str:
+    words = {token: index for index, token in enumerate([*SPECIALS, *ALPHABET])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(SPECIALS)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tree: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if eos_token is not None:
+        tree["eos_token"] = eos_token
+    if template is not None:
+        tree["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(tree))
+    size = len(words) if vocab_size is None else vocab_size
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "vocab_size": size, **config}))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    return TextCodec.load(write_model(tmp_path_factory.mktemp("model")))
+
+
+@given(st.text(alphabet=ALPHABET, min_size=1, max_size=40))
+def test_text_survives_the_round_trip(codec: TextCodec, text: str) -> None:
+    ids = codec.encode_prompt(text)
+    assert codec.decode(ids) == text
+    assert all(0 <= i < codec.vocabulary_size for i in ids)
+
+
+def test_decode_drops_specials_and_ids_the_model_does_not_have(codec: TextCodec) -> None:
+    ids = [*codec.encode_prompt("1+2"), codec.end_token_id, 0, 10_000, -3]
+    assert codec.decode(np.asarray(ids, dtype=np.int32)) == "1+2"
+
+
+def test_decode_of_nothing_is_empty(codec: TextCodec) -> None:
+    assert codec.decode([]) == ""
+
+
+def test_a_prompt_without_tokens_is_refused(codec: TextCodec) -> None:
+    with pytest.raises(ConfigError, match="no token"):
+        codec.encode_prompt("")
+
+
+def test_long_prompts_are_not_cut_by_the_tokenizer_file(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    tokenizer = Tokenizer.from_file(f"{path}/tokenizer.json")
+    tokenizer.enable_truncation(4)
+    tokenizer.save(f"{path}/tokenizer.json")
+    assert len(TextCodec.load(path).encode_prompt("1" * 50)) == 50
+
+
+@pytest.mark.parametrize("eos_token", ["<end>", {"content": "<end>", "special": True}])
+def test_end_token_of_the_tokenizer(tmp_path: Path, eos_token: object) -> None:
+    assert TextCodec.load(write_model(tmp_path, eos_token=eos_token, eos_token_id=0)).end_token_id == 1
+
+
+@pytest.mark.parametrize("eos", [1, [1, 0]])
+def test_end_token_of_the_model_when_the_tokenizer_names_none(tmp_path: Path, eos: object) -> None:
+    assert TextCodec.load(write_model(tmp_path, eos_token=None, eos_token_id=eos)).end_token_id == 1
+
+
+def test_more_rows_than_tokens_is_usual(tmp_path: Path) -> None:
+    assert TextCodec.load(write_model(tmp_path, vocab_size=64)).vocabulary_size == 64
+
+
+def test_chat_template_frames_the_prompt(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}={{ m['content'] }}={% endfor %}{% if add_generation_prompt %}+{% endif %}"
+    )
+    codec = TextCodec.load(write_model(tmp_path, template=template))
+    assert codec.decode(codec.encode_prompt("12")) == "=12=+"
+
+
+def test_mismatched_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path.*16 tokens.*vocab_size=8"):
+        TextCodec.load(write_model(tmp_path, vocab_size=8))
+
+
+def test_end_token_outside_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path.*end token 99"):
+        TextCodec.load(write_model(tmp_path, eos_token=None, eos_token_id=99))
+
+
+@pytest.mark.parametrize("eos_token", [None, "<nowhere>"])
+def test_missing_end_token_is_refused(tmp_path: Path, eos_token: object) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path.*no end token"):
+        TextCodec.load(write_model(tmp_path, eos_token=eos_token))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [None, "{not json", "[1]"])
+def test_missing_or_broken_files_are_refused(tmp_path: Path, name: str, content: str | None) -> None:
+    path = write_model(tmp_path)
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        TextCodec.load(path)
+
+
+def test_missing_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        TextCodec.load(str(tmp_path / "nowhere"))
+
+
+def test_existing_folder_is_taken_as_given(tmp_path: Path) -> None:
+    assert resolve_model_path(str(tmp_path)) == str(tmp_path)
+
+
+def test_folder_of_the_project_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Path(resolve_model_path("environments"))
+    assert found.is_absolute() and (found / "codec.py").is_file()
+
+
+def test_hub_name_is_left_alone() -> None:
+    assert resolve_model_path("owner/some-model") == "owner/some-model"
+
+
+@pytest.mark.parametrize("path", ["", "nowhere", "/no/such/folder", "./no/such", "a/b/c"])
+def test_what_is_neither_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        resolve_model_path(path)

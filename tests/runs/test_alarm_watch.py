@@ -1,0 +1,64 @@
+"""Each alarm is told once when it rises and once when it is over."""
+
+from antiphon.core.config import RunConfig
+from antiphon.core.records import StepCommit
+from antiphon.runs.alarm_watch import AlarmWatch, current_alarms
+from antiphon.services.coordinator.api import RunStatus
+
+CONFIG = RunConfig.model_validate({"services": {"stall_timeout_s": 100.0}})
+
+
+def status_of(steps, **more):
+    figures = dict.fromkeys(
+        ("groups_open", "groups_leased", "groups_to_judge", "groups_ready", "groups_dropped_stale"), 0
+    )
+    fixed = {"opened_steps": steps, "sealed_steps": steps, "newest_version": steps, **figures}
+    counts = {"groups_filtered": 0, "groups_requeued": 0}
+    return RunStatus("r", 500, steps, waiting="a judge", **counts, **fixed, **more)
+
+
+def commit(step, **figures):
+    return StepCommit(step, step + 1, "a" * 64, "b" * 64, figures)
+
+
+def test_a_figure_rises_once_and_ends_once(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    told = []
+    for step in range(100):
+        watch.commits.append(commit(step, entropy_estimate=1e-5 if 20 <= step < 60 else 0.5))
+        told += watch.look(status_of(step + 1), now=float(step))
+        told += watch.look(status_of(step + 1), now=step + 0.5)
+    rose, ended = told
+    assert rose.startswith("alarm entropy_collapse: entropy_estimate is") and "sampling.temperature" in rose
+    assert ended == "alarm entropy_collapse is over"
+
+
+def test_a_stall_names_whom_is_waited_for_and_ends_with_the_next_step(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch.commits.append(commit(0))
+    assert watch.look(status_of(1), now=1.0) == []
+    (line,) = watch.look(status_of(1), now=150.0)
+    assert line.startswith("alarm stall: no step for 149 s") and "a judge" in line
+    assert watch.look(status_of(1), now=200.0) == []
+    watch.commits.append(commit(1))
+    assert watch.look(status_of(2), now=201.0) == ["alarm stall is over"]
+    for idle in ({"finished": True}, {"paused_reason": "disk"}):
+        assert watch.look(status_of(2, **idle), now=900.0) == []
+
+
+def test_a_nearly_full_disk_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("antiphon.core.reporting.alarms.LEAST_FREE_BYTES", 1 << 62)
+    (alarm,) = current_alarms([], CONFIG, tmp_path)
+    assert alarm.name == "no_space" and str(tmp_path) in alarm.text
+
+
+def test_a_disk_that_fills_while_nothing_is_committed_is_told(tmp_path, monkeypatch):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch.commits.append(commit(0))
+    assert watch.look(status_of(1), now=1.0) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("antiphon.core.reporting.alarms.LEAST_FREE_BYTES", 1 << 62)
+        (line,) = watch.look(status_of(1), now=2.0)
+        assert line.startswith("alarm no_space:")
+        assert watch.look(status_of(1), now=3.0) == []
+    assert watch.look(status_of(1), now=4.0) == ["alarm no_space is over"]

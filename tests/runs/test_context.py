@@ -1,0 +1,76 @@
+"""Run context: a wait ends with an answer, at its deadline, or at a stop, whichever comes first."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from antiphon.core.config import build_config
+from antiphon.core.errors import UnavailableError
+from antiphon.runs.context import ClientLoop, RunContext, RunStopped
+
+
+@pytest.fixture
+def clients() -> Iterator[ClientLoop]:
+    """A loop that is closed afterwards."""
+    loop = ClientLoop()
+    yield loop
+    loop.close()
+
+
+def context(clients: ClientLoop, patience_s: float = 60.0) -> RunContext:
+    config = build_config({"services": {"stall_timeout_s": patience_s}})
+    nobody = cast("Any", None)
+    return RunContext("run", config, Path(), Path(), clients, nobody, nobody)
+
+
+def test_an_answer_comes_back(clients: ClientLoop) -> None:
+    async def answer() -> int:
+        return 7
+
+    assert context(clients).call(answer) == 7
+
+
+def test_a_stop_ends_a_call_that_is_under_way(clients: ClientLoop) -> None:
+    run, begun, told = context(clients), threading.Event(), []
+
+    async def never() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def stage() -> None:
+        with pytest.raises(RunStopped, match="enough"):
+            run.call(never, timeout_s=600.0)
+        told.append(True)
+
+    thread = threading.Thread(target=stage)
+    thread.start()
+    assert begun.wait(30.0)
+    run.stop("enough")
+    thread.join(30.0)
+    assert told == [True]
+    with pytest.raises(RunStopped, match="enough"):
+        run.call(never)
+
+
+def test_a_call_without_an_answer_is_given_up(clients: ClientLoop) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(UnavailableError, match="gave up after"):
+        context(clients, patience_s=0.01).call(never, timeout_s=0.02)
+
+
+def test_a_service_that_comes_back_is_heard(clients: ClientLoop) -> None:
+    tries = []
+
+    async def answer() -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            raise UnavailableError("away")
+        return len(tries)
+
+    assert context(clients).call(answer) == 3

@@ -1,0 +1,141 @@
+"""The Prefect and MLflow pages of a home directory come up, work on any port, and go again."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from antiphon.cli import app as cli
+from antiphon.cli.up import Page, read_pages, running_prefect, write_pages
+from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.runs.prefect_server import answers, begin_prefect_server, check_port, server_environment
+from antiphon.runs.s3_server import credentials_file
+from antiphon.system.ports import free_port
+
+START_S = 170.0
+
+
+def test_up_serves_both_and_down_stops_exactly_those(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    needs_system: Callable[[str], str],
+) -> None:
+    browser = needs_system("chromium")
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    assert running_prefect(tmp_path) is None
+    try:
+        assert cli.execute(["up", "--prefect-port", "0", "--mlflow-port", "0", "--s3", "--s3-port", "0"]) == 0
+        pages = read_pages(tmp_path)
+        family = [psutil.Process(p.pid) for p in pages.values()]
+        family += [child for parent in family for child in parent.children(recursive=True)]
+        assert running_prefect(tmp_path) == f"{pages['prefect'].url}/api"
+        assert cli.execute(["up"]) == 0  # again: nothing more is started
+        assert read_pages(tmp_path) == pages
+        drawn = _draw(browser, f"{pages['prefect'].url}/runs", tmp_path / "browser")
+        assert "Can't connect" not in drawn and "Runs" in drawn
+        assert set(pages) == {"prefect", "mlflow", "s3"}
+        keys = credentials_file(tmp_path / "s3")
+        assert keys.stat().st_mode & 0o777 == 0o600
+        assert str(keys) in (said := capsys.readouterr().out)
+        assert (
+            json.loads((tmp_path / "s3/identities.json").read_bytes())["identities"][0]["credentials"][0][
+                "secretKey"
+            ]
+            not in said
+        )
+        assert b"MLflow" in urllib.request.urlopen(pages["mlflow"].url, timeout=30).read()
+    finally:
+        assert cli.execute(["down"]) == 0
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+    assert not (tmp_path / "up.json").exists()
+    assert (tmp_path / "prefect" / "prefect.db").exists()
+    assert (tmp_path / "mlflow" / "mlflow.db").exists()
+    capsys.readouterr()
+
+
+def _draw(browser: str, url: str, profile: Path) -> str:
+    """Return the page as a person's browser builds it, scripts run."""
+    arguments = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+    arguments += [
+        "--disable-background-networking",
+        "--disable-component-update",
+        f"--user-data-dir={profile}",
+    ]
+    arguments += ["--virtual-time-budget=20000", "--dump-dom", url]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from antiphon.runs.prefect_server import begin_prefect_server\n"
+        "home = Path(sys.argv[1])\n"
+        "print(begin_prefect_server(home, 0, home / 'log').pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(20)
+    _, alive = psutil.wait_procs([server], timeout=30)
+    assert not alive
+
+
+def test_a_server_that_ends_at_once_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "nonsense://")
+    server = begin_prefect_server(tmp_path, 0, tmp_path / "log")
+    with pytest.raises(UnavailableError, match="the Prefect server ended with status"):
+        server.wait_healthy(START_S)
+
+
+def test_ports() -> None:
+    port = free_port()
+    check_port(port, "--prefect-port")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken.*--prefect-port"):
+            check_port(port, "--prefect-port")
+    assert not answers(f"http://127.0.0.1:{port}/")
+
+
+def test_the_server_reports_to_nobody_and_forgets_foreign_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
+    environment = server_environment(tmp_path, "http://127.0.0.1:1/api", schedules=False)
+    assert "PREFECT_API_URL" not in environment
+    assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert environment["PREFECT_SERVER_UI_API_URL"] == "http://127.0.0.1:1/api"
+    scheduler = "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED"
+    assert environment[scheduler] == "false"
+    assert scheduler not in server_environment(tmp_path, "http://127.0.0.1:1/api", schedules=True)
+
+
+def test_a_page_is_its_process_and_no_later_one_with_the_same_id(tmp_path: Path) -> None:
+    me = psutil.Process(os.getpid())
+    assert Page("prefect", "http://x", me.pid, me.create_time()).alive()
+    assert not Page("prefect", "http://x", me.pid, me.create_time() - 5.0).alive()
+    write_pages(tmp_path, {"prefect": Page("prefect", "http://x", me.pid, me.create_time() - 5.0)})
+    assert read_pages(tmp_path)["prefect"].pid == me.pid
+    assert running_prefect(tmp_path) is None
+
+
+def test_a_spoilt_record_of_what_is_up_is_named(tmp_path: Path) -> None:
+    (tmp_path / "up.json").write_text(json.dumps([1]))
+    with pytest.raises(ConfigError, match=r"up\.json cannot be read"):
+        read_pages(tmp_path)

@@ -1,0 +1,401 @@
+"""Bad input and faults meet one clear sentence; repetitions meet the answer they had before."""
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from antiphon.core.config import RunConfig
+from antiphon.core.config_sections import DraftingSection
+from antiphon.core.errors import (
+    ConfigError,
+    ContractError,
+    IntegrityError,
+    UnavailableError,
+)
+from antiphon.core.records import Judgement, StepCommit, SubmitVerdict
+from antiphon.services.coordinator.api import LeaseReply, LeaseRequest, WorkerHeartbeat
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.prompts import EnvironmentPrompts
+from antiphon.services.coordinator.server import JOURNAL_NAME
+from tests.support.light_parties import Served, hello, run_parties, sample_lease, served
+from tests.support.loop_model import RUN_ID, light_manifest, make_config
+
+CONFIG = make_config(steps=4, max_staleness=0, filter_="none")
+
+
+def serve_and(
+    tmp_path: Path, act: Callable[[Served, CoordinatorClient], Awaitable[None]], config: RunConfig = CONFIG
+) -> None:
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            async with asyncio.timeout(60.0):
+                await act(site, site.client())
+
+    asyncio.run(run())
+
+
+async def leased(client: CoordinatorClient, groups: int = 1) -> tuple[str, LeaseReply]:
+    await client.announce_snapshot(light_manifest(0))
+    await client.open_step(0)
+    worker = await client.register(hello())
+    reply = await client.lease_group(LeaseRequest(worker.worker_id, 0, groups, 5.0))
+    assert len(reply.leases) == groups
+    return worker.worker_id, reply
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (hello(protocol=99), "speaks protocol version 99, but this coordinator speaks"),
+        (hello(run_id="other"), "means to serve run 'other', but this coordinator serves 'run-1'"),
+        (hello(name="../w"), "worker name '../w' cannot be used"),
+    ],
+)
+def test_strangers_are_refused(tmp_path: Path, greeting: object, words: str) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        with pytest.raises(ContractError, match=words):
+            await client.register(greeting)  # type: ignore[arg-type]
+        assert (await client.register(hello(run_id=""))).run_id == RUN_ID
+
+    serve_and(tmp_path, act)
+
+
+def test_unknown_worker_is_told_to_register_again(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        beat = WorkerHeartbeat("ghost-1", None, None, (), 0, 0.0, 0.0)
+        assert not (await client.heartbeat(beat)).known
+        reply = await client.lease_group(LeaseRequest("ghost-1", 0, 1, 5.0))
+        assert reply.leases == () and "register again" in reply.reason
+        with pytest.raises(ContractError, match="there is no worker 'ghost-1' to drain"):
+            await client.drain("ghost-1")
+
+    serve_and(tmp_path, act)
+
+
+def test_submission_is_accepted_once(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, reply = await leased(client)
+        good = sample_lease(reply.leases[0], worker_id, 0)
+        other = sample_lease(reply.leases[0], worker_id, 0)
+        short = dataclasses.replace(other, trajectories=other.trajectories[:1])
+        with pytest.raises(ContractError, match="hand in whole groups"):
+            await client.submit_group(short)
+        forged = dataclasses.replace(good, lease_id="0" * 32)
+        with pytest.raises(ContractError, match="was never granted"):
+            await client.submit_group(forged)
+        assert await client.submit_group(good) is SubmitVerdict.ACCEPTED
+        assert await client.submit_group(good) is SubmitVerdict.ALREADY_ACCEPTED
+        changed = dataclasses.replace(
+            good,
+            trajectories=tuple(dataclasses.replace(t, token_ids=t.token_ids + 1) for t in good.trajectories),
+        )
+        assert await client.submit_group(changed) is SubmitVerdict.CONFLICT
+        unknown = dataclasses.replace(good, group_id="g9999999")
+        assert await client.submit_group(unknown) is SubmitVerdict.LATE
+
+    serve_and(tmp_path, act)
+
+
+def test_expired_lease_is_offered_again_and_late_work_is_still_used(tmp_path: Path) -> None:
+    config = make_config(steps=4, max_staleness=0, filter_="none", lease_s=0.3, heartbeat_s=5.0)
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, reply = await leased(client, groups=3)
+        while (await client.status()).groups_open < 3:
+            await asyncio.sleep(0.05)
+        assert (await client.status()).groups_requeued == 3
+        again = await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))
+        assert again.leases[0].attempt == 2 and again.leases[0].group_id == reply.leases[0].group_id
+        assert again.leases[0].seeds == reply.leases[0].seeds
+        first, second, _ = (sample_lease(lease, worker_id, 0) for lease in reply.leases)
+        assert await client.submit_group(first) is SubmitVerdict.LATE  # leased elsewhere by now
+        assert await client.submit_group(second) is SubmitVerdict.ACCEPTED  # nobody else has it
+
+    serve_and(tmp_path, act, config)
+
+
+def test_lost_workers_leases_are_requeued(tmp_path: Path) -> None:
+    config = make_config(steps=4, max_staleness=0, filter_="none", heartbeat_s=0.1)
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, _ = await leased(client, groups=2)
+        while (await client.status()).groups_requeued < 2:
+            await asyncio.sleep(0.05)
+        status = await client.status()
+        assert [str(worker.state) for worker in status.workers] == ["lost"]
+        beat = WorkerHeartbeat(worker_id, 0, None, (), 0, 0.0, 1.0)
+        assert not (await client.heartbeat(beat)).known
+        assert "no worker is active" in status.waiting
+
+    serve_and(tmp_path, act, config)
+
+
+def test_worker_of_the_same_name_replaces_its_predecessor(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        first_id, reply = await leased(client)
+        second = await client.register(hello())
+        assert second.worker_id != first_id
+        granted = await client.lease_group(LeaseRequest(second.worker_id, 0, 1, 5.0))
+        assert granted.leases[0].group_id == reply.leases[0].group_id
+        ids = (reply.leases[0].lease_id,)
+        beat = WorkerHeartbeat(second.worker_id, 0, None, ids, 0, 0.0, 1.0)
+        assert (await client.heartbeat(beat)).cancelled_leases == ids
+
+    serve_and(tmp_path, act)
+
+
+def test_worker_with_other_weights_is_refused(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, _ = await leased(client)
+        beat = WorkerHeartbeat(worker_id, 0, "f" * 64, (), 0, 0.0, 1.0)
+        with pytest.raises(ContractError, match="load the announced snapshot again"):
+            await client.heartbeat(beat)
+
+    serve_and(tmp_path, act)
+
+
+def test_gate_holds_at_the_lease_and_opens_with_a_newer_version(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, reply = await leased(client, groups=3)
+        await client.open_step(1)
+        refused = await client.lease_group(LeaseRequest(worker_id, 0, 4, 0.05))
+        assert refused.leases == ()
+        assert "the next group would train at step 1, beyond the bound of 0 for version 0" in refused.reason
+        for lease in reply.leases:
+            await client.submit_group(sample_lease(lease, worker_id, 0))
+        for group in await client.pull_for_reward("j", 10, 5.0):
+            rewards = [Judgement(i, float(i)) for i in range(2)]
+            assert await client.submit_rewards(group.group_id, rewards)
+            assert not await client.submit_rewards(group.group_id, rewards)
+        batch = (await client.pull_batch(0, 10.0)).batch
+        assert batch is not None
+        await client.commit_step(StepCommit(0, 1, light_manifest(1).weights_digest, batch.digest))
+        waiting = asyncio.ensure_future(client.lease_group(LeaseRequest(worker_id, 0, 4, 20.0)))
+        await client.announce_snapshot(light_manifest(1))
+        told = await waiting  # long before its time is over
+        assert told.leases == () and told.newest_version == 1
+        assert len((await client.lease_group(LeaseRequest(worker_id, 1, 4, 5.0))).leases) == 3
+
+    serve_and(tmp_path, act)
+
+
+def test_commits_are_exactly_once_and_in_order(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        await run_parties(client, CONFIG, seed=1)
+        commits = await client.commits(-1)
+        assert [commit.step for commit in commits] == [0, 1, 2, 3]
+        assert [commit.step for commit in await client.commits(1)] == [2, 3]
+        await client.commit_step(commits[2])  # a repetition changes nothing
+        for wrong, words in [
+            (dataclasses.replace(commits[2], weights_digest="0" * 64), "was committed with weights"),
+            (dataclasses.replace(commits[2], version=7), "makes version 3, but the commit says 7"),
+            (dataclasses.replace(commits[3], step=9, version=10), "so step 4 is next"),
+            (dataclasses.replace(commits[3], step=4, version=5), "its batch is not sealed yet"),
+        ]:
+            with pytest.raises(IntegrityError, match=words):
+                await client.commit_step(wrong)
+        assert (await client.status()).committed_steps == 4
+
+    serve_and(tmp_path, act)
+
+
+def test_snapshots_must_fit_the_run(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        assert await client.latest_manifest(None) is None
+        with pytest.raises(ContractError, match="a snapshot of run 'x' was announced to run 'run-1'"):
+            await client.announce_snapshot(light_manifest(0, run_id="x"))
+        with pytest.raises(IntegrityError, match="version 1 was announced, but only 0 steps"):
+            await client.announce_snapshot(light_manifest(1))
+        await client.announce_snapshot(light_manifest(0))
+        moved = light_manifest(0, origin="127.0.0.1:2")
+        await client.announce_snapshot(moved)
+        assert await client.latest_manifest(None) == moved == await client.latest_manifest(0)
+        assert await client.latest_manifest(7) is None
+        with pytest.raises(IntegrityError, match="version 0 was announced with weights"):
+            await client.announce_snapshot(dataclasses.replace(moved, weights_digest="0" * 64))
+
+    serve_and(tmp_path, act)
+
+
+def test_steps_and_evaluations_outside_the_run_are_refused(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        with pytest.raises(ContractError, match=r"step 4 cannot be opened: run\.steps=4"):
+            await client.open_step(4)
+        with pytest.raises(ContractError, match="version 5 cannot be evaluated"):
+            await client.open_evaluation(5)
+        await client.finish()
+        await client.finish()
+        with pytest.raises(ContractError, match="is finished"):
+            await client.open_step(0)
+
+    serve_and(tmp_path, act)
+
+
+def test_waiting_is_explained(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        assert "step 0 is not open yet" in (await client.pull_batch(0, 0.0)).waiting_for
+        worker_id, reply = await leased(client, groups=2)
+        words = (await client.pull_batch(0, 0.0)).waiting_for
+        assert "0 of 3 groups judged; 2 being sampled (2 at w-1;" in words
+        assert "1 not issued yet (w-1 holds 0)" in words
+        await client.submit_group(sample_lease(reply.leases[0], worker_id, 0))
+        status = await client.status()
+        assert (status.groups_leased, status.groups_to_judge) == (1, 1)
+        assert "1 to judge (0 at a judge)" in status.waiting
+
+    serve_and(tmp_path, act)
+
+
+def test_draining_worker_gets_nothing_new(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, reply = await leased(client)
+        await client.drain(worker_id)
+        refused = await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))
+        assert refused.leases == () and "asked to leave" in refused.reason
+        beat = WorkerHeartbeat(worker_id, 0, None, (reply.leases[0].lease_id,), 0, 0.0, 1.0)
+        answer = await client.heartbeat(beat)
+        assert answer.drain and answer.cancelled_leases == ()
+
+    serve_and(tmp_path, act)
+
+
+def test_payloads_of_old_steps_are_deleted(tmp_path: Path) -> None:
+    config = make_config(steps=6, filter_="none")
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        await run_parties(client, config, seed=1)
+        kept = site.service.keeper.state.sealed_groups
+        assert sorted(kept) == [3, 4, 5]  # history_batches = 2 before the last
+        engine = sa.create_engine(f"sqlite:///{tmp_path / JOURNAL_NAME}")
+        with engine.connect() as connection:
+            names = {row[0] for row in connection.execute(sa.text("select name from payloads"))}
+        engine.dispose()
+        groups = {name for name in names if name.startswith("g")}
+        alive = {g for g, group in site.service.keeper.state.groups.items() if group.attempt}
+        expected = {group_id for ids in kept.values() for group_id in ids}
+        assert expected <= groups <= expected | alive
+
+    serve_and(tmp_path, act, config)
+
+
+def test_a_journal_that_never_gets_space_stops_the_coordinator_in_words(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        await leased(client)
+        journal = site.service.keeper.journal
+        journal._retry_s = journal._patience_s = 0.0
+        await journal._in_thread(lambda: no_more_pages(journal))
+        with pytest.raises(UnavailableError, match="no space is left for the journal"):
+            while True:  # what is freed within a page still takes a few
+                await client.register(hello())
+        assert site.service.keeper.failed.is_set()
+        with pytest.raises(UnavailableError, match="no space is left for the journal"):
+            await client.status()
+
+    serve_and(tmp_path, act)
+
+
+def no_more_pages(journal: Journal) -> None:
+    """Have SQLite itself refuse to grow: the same error as a full disk."""
+    with journal._store._connection.begin() as transaction:  # type: ignore[attr-defined]
+        transaction.connection.exec_driver_sql("PRAGMA max_page_count = 1")  # means: as many as there are
+
+
+def test_full_disk_is_told_apart(tmp_path: Path) -> None:
+    async def run() -> None:
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID, retry_s=0.0, patience_s=0.0)
+        await journal._in_thread(lambda: no_more_pages(journal))
+        with pytest.raises(UnavailableError, match="no space is left for the journal"):
+            await journal.enqueue([], {"big": b"x" * 1_000_000})
+        with pytest.raises(UnavailableError, match="no space is left for the journal"):
+            journal.enqueue([], {"small": b"x"})
+        await journal.close()
+
+    asyncio.run(run())
+
+
+def test_an_unwritable_store_holds_the_run_up_in_words_until_it_can_be_written(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        (tmp_path / "store").write_text("in the way")
+        parties = asyncio.ensure_future(run_parties(client, CONFIG, seed=1))
+        while "as an artifact folder" not in (status := await client.status()).waiting:
+            await asyncio.sleep(0.01)
+        assert re.search(r"cannot use .*store as an artifact folder", status.waiting)
+        worker = await site.client().status()
+        assert worker.sealed_steps == 0
+        with pytest.raises(UnavailableError, match="as an artifact folder"):
+            await client.lease_group(LeaseRequest("w0-1", 0, 1, 0.0))
+        (tmp_path / "store").unlink()
+        await parties
+        assert (await client.status()).finished
+
+    serve_and(tmp_path, act)
+
+
+def test_journal_of_another_run_or_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / JOURNAL_NAME
+    asyncio.run(Journal(path, "run-1").close())
+    with pytest.raises(ConfigError, match="belongs to run 'run-1', not to 'run-2'"):
+        Journal(path, "run-2")
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        connection.execute(sa.text("update meta set value = '99' where key = 'schema_version'"))
+    engine.dispose()
+    with pytest.raises(IntegrityError, match="schema version 99"):
+        Journal(path, "run-1")
+    path.write_bytes(b"not a database, but long enough to be looked at" * 50)
+    with pytest.raises(IntegrityError, match="damaged or no journal"):
+        Journal(path, "run-1")
+    with pytest.raises(UnavailableError, match="cannot be opened"):
+        Journal(tmp_path / "missing" / JOURNAL_NAME, "run-1")
+
+
+def test_prompt_that_does_not_fit_is_named() -> None:
+    class OneProblem:
+        name = "light"
+
+        def problem(self, split: str, index: int) -> object:
+            return type("P", (), {"key": f"{split}-0-{index}", "text": "x" * (index + 1)})()
+
+    class Letters:
+        def encode_prompt(self, text: str) -> tuple[int, ...]:
+            return tuple(map(ord, text))
+
+    prompts = EnvironmentPrompts(OneProblem(), Letters(), max_prompt_tokens=4)  # type: ignore[arg-type]
+    assert prompts.prompt("train", 3).token_ids == (120,) * 4
+    prompts.check_all(train=4, heldout=2)
+    with pytest.raises(ConfigError, match="prompt heldout-0-4 has 5 tokens"):
+        prompts.check_all(train=4, heldout=5)
+
+
+def test_a_group_that_is_judged_while_its_payload_is_read_is_not_handed_out(tmp_path: Path) -> None:
+    config = make_config(steps=4).model_copy(update={"drafting": DraftingSection(enabled=False)})
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        keeper = site.service.keeper
+        await client.announce_snapshot(light_manifest(0))
+        await client.open_evaluation(0)
+        worker_id = (await client.register(hello())).worker_id
+        (lease, *_) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))).leases
+        assert await client.submit_group(sample_lease(lease, worker_id, 0)) is SubmitVerdict.ACCEPTED
+        keeper._submissions.clear()  # as after a restart, which a judge outlived with its group
+        reading, judged, on_disk = asyncio.Event(), asyncio.Event(), keeper.journal.payload
+
+        async def slowly(name: str) -> bytes | None:
+            reading.set()
+            await judged.wait()
+            return await on_disk(name)
+
+        keeper.journal.payload = slowly  # type: ignore[method-assign]
+        pulling = asyncio.ensure_future(site.service.pull_for_reward("late", 1, 0.0))
+        await reading.wait()
+        assert await site.service.submit_rewards(lease.group_id, [Judgement(0, 1.0)])
+        judged.set()
+        assert list(await pulling) == []
+
+    serve_and(tmp_path, act, config)

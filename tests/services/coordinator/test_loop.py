@@ -1,0 +1,159 @@
+"""A whole run over real gRPC: every promise of the loop, in both modes."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from antiphon.core.records import SubmitVerdict
+from antiphon.lineage.rollout_table import decode_batch, decode_timings
+from tests.support.light_parties import judge_all, run_parties, served
+from tests.support.loop_model import make_config
+
+
+@pytest.mark.parametrize("filter_", ["none", "drop", "refill"])
+def test_elastic_run_trains_every_step_within_the_bound(tmp_path: Path, filter_: str) -> None:
+    config = make_config(filter_=filter_, steps=6, max_staleness=2)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            refs, _ = await run_parties(site.client(), config, seed=1, store=site.store)
+            status = await site.client().status()
+            assert status.finished and status.committed_steps == 6
+            assert status.waiting == "nothing: the run is finished"
+            assert max(status.staleness_histogram) <= 2
+            for ref in refs:
+                rows = decode_batch(site.store.get(ref.digest))
+                assert len(rows) == ref.trajectories == sum(ref.staleness_histogram.values())
+                assert [(r.group_id, r.sample_index) for r in rows] == sorted(
+                    (r.group_id, r.sample_index) for r in rows
+                )
+                timings = decode_timings(site.store.get(ref.timings_digest))
+                assert all(t.leased_at_s <= t.submitted_at_s <= t.judged_at_s for t in timings)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("staleness", "interval"), [(0, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("filter_", ["drop", "refill"])
+def test_fixed_run_has_the_same_batches_whatever_the_timing(
+    tmp_path: Path, staleness: int, interval: int, filter_: str
+) -> None:
+    config = make_config(
+        mode="fixed",
+        filter_=filter_,
+        max_staleness=staleness,
+        publish_interval=interval,
+        steps=5,
+        lease_s=0.4,
+    )
+
+    async def digests(name: str, **chance: object) -> list[str]:
+        (tmp_path / name).mkdir()
+        async with served(config, tmp_path / name) as site:
+            refs, _ = await run_parties(site.client(), config, store=site.store, **chance)  # type: ignore[arg-type]
+            return [ref.digest for ref in refs]
+
+    async def run() -> None:
+        calm = await digests("calm", seed=1, workers=1)
+        stormy = await digests("stormy", seed=2, workers=3, delay_s=0.02, lose_share=0.1)
+        assert calm == stormy
+
+    asyncio.run(run())
+
+
+def test_evaluations_run_beside_training_and_are_recorded(tmp_path: Path) -> None:
+    config = make_config(steps=4, evaluation_prompts=5)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            client = site.client()
+            await client.open_evaluation(0)
+            await client.open_evaluation(0)
+            await client.open_evaluation(3)
+            await run_parties(client, config, seed=4)
+            first = (await client.status()).evaluations[0]
+            assert first.version == 0 and first.complete
+            assert 0.0 <= first.reward_mean <= 1.0 and first.completion_tokens_mean >= 1.0
+            kinds = [event.kind async for event in client.watch_events(0, follow=False)]
+            assert kinds.count("evaluation.opened") == 2
+            assert kinds.count("evaluation.finished") >= 1
+
+    asyncio.run(run())
+
+
+def test_events_can_be_followed_to_the_end_of_the_run(tmp_path: Path) -> None:
+    config = make_config(steps=3)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            client = site.client()
+
+            async def follow() -> list[tuple[int, str, dict[str, object]]]:
+                return [
+                    (event.seq, event.kind, json.loads(event.data_json))
+                    async for event in client.watch_events(0, follow=True)
+                ]
+
+            following = asyncio.ensure_future(follow())
+            await run_parties(client, config, seed=5)
+            seen = await asyncio.wait_for(following, 20.0)
+            assert [seq for seq, _, _ in seen] == list(range(1, len(seen) + 1))
+            kinds = {kind for _, kind, _ in seen}
+            assert kinds >= {
+                "run.opened", "step.opened", "group.opened", "lease.granted", "group.submitted",
+                "group.judged", "batch.sealed", "step.committed", "snapshot.announced",
+                "worker.registered", "worker.loaded", "run.finished",
+            }  # fmt: skip
+            loads = [body for _, kind, body in seen if kind == "worker.loaded"]
+            assert all(set(body) == {"worker_id", "version"} for body in loads)
+
+    asyncio.run(run())
+
+
+def test_nothing_acknowledged_is_handed_to_the_learner_twice(tmp_path: Path) -> None:
+    config = make_config(steps=6, filter_="none", lease_s=0.5)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            client = site.client()
+            refs, crew = await run_parties(client, config, seed=6, workers=3, delay_s=0.01, lose_share=0.1)
+            trained = [r.group_id for ref in refs for r in decode_batch(site.store.get(ref.digest))]
+            assert len(trained) == len(refs) * 3 * 2
+            assert max(trained.count(group_id) for group_id in trained) == 2  # one per sample
+            verdicts = {verdict for worker in crew for verdict in worker.verdicts}
+            assert SubmitVerdict.CONFLICT not in verdicts
+
+    asyncio.run(run())
+
+
+def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.JUDGE_S", 0.3)
+    config = make_config(steps=2)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            client = site.client()
+            running = asyncio.ensure_future(run_parties(client, config, seed=7))
+            taken = await client.pull_for_reward("dead", 100, 20.0)
+            assert taken
+            await asyncio.wait_for(running, 30.0)
+            assert (await client.status()).finished
+
+    asyncio.run(run())
+
+
+def test_pull_after_the_end_does_not_spin(tmp_path: Path) -> None:
+    config = make_config()
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            await site.service.finish()
+            judging = asyncio.ensure_future(judge_all(site.service, np.random.default_rng(0)))
+            done, _ = await asyncio.wait([judging], timeout=0.1)
+            assert not done
+            judging.cancel()
+
+    asyncio.run(run())

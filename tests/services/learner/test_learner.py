@@ -1,0 +1,543 @@
+"""The learner on the real DeepSpeed engine: the same bits again, nothing committed that is no number."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS, find_metric
+from antiphon.core.records import (
+    BatchRef,
+    BatchRow,
+    FinishReason,
+    SnapshotManifest,
+    StepCommit,
+    VersionSpan,
+)
+from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.server import register_broadcast
+from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
+from antiphon.services.broadcast.snapshot import rebuild, weights_digest
+from antiphon.services.coordinator.api import BatchReply
+from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.client import LearnerClient
+from antiphon.services.learner.opening import open_learner
+from antiphon.services.learner.server import register_learner
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.rpc.serving import start_server, stop_server
+
+pytestmark = pytest.mark.engine
+VOCABULARY = 32
+
+
+class RecordedCoordinator:
+    """As much of a coordinator as a learner asks: batches by step, commits in order."""
+
+    def __init__(self, batches: dict[int, str] | None = None) -> None:
+        self.batches = batches or {}
+        self.commits_made: list[StepCommit] = []
+        self.manifests: dict[int, SnapshotManifest] = {}
+        self.paused = ""
+        self.failing_commits = 0
+
+    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
+        if step not in self.batches:
+            await asyncio.sleep(0.01)
+            return BatchReply(None, f"groups of step {step}", 0.25)
+        ref = BatchRef(step, self.batches[step], "0" * 64, 8, 2, 0, 0, 40, 0.5, {0: 8}, 5.0)
+        return BatchReply(ref, "", 1.0)
+
+    async def commit_step(self, commit: StepCommit) -> None:
+        if self.failing_commits:
+            self.failing_commits -= 1
+            raise UnavailableError("the coordinator is restarting")
+        assert commit.step == len(self.commits_made)
+        self.commits_made.append(commit)
+
+    async def commits(self, after_step: int) -> Sequence[StepCommit]:
+        return [commit for commit in self.commits_made if commit.step > after_step]
+
+    async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
+        self.manifests[manifest.version] = manifest
+
+    async def pause(self, reason: str) -> None:
+        self.paused = reason
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    path = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(shape).save_pretrained(path)
+    return path
+
+
+def make_config(model_path: Path, **changes: Any) -> RunConfig:
+    tree: dict[str, dict[str, Any]] = {
+        "model": {"path": str(model_path)},
+        "learner": {
+            "learning_rate": 1e-3,
+            "warmup_steps": 2,
+            "micro_batch_tokens": 64,
+            "checkpoint_interval": 2,
+        },
+        "services": {"stall_timeout_s": 0.3},
+    }
+    for key, value in changes.items():
+        section, field = key.split("__")
+        tree.setdefault(section, {})[field] = value
+    return build_config(tree)
+
+
+def make_rows(seed: int, advantage: float | None = None) -> list[BatchRow]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for place in range(8):
+        length = int(rng.integers(2, 12))
+        rows.append(
+            BatchRow(
+                group_id=f"s{seed}-g{place // 4}",
+                prompt_key="p",
+                sample_index=place % 4,
+                prompt_token_ids=rng.integers(0, VOCABULARY, 4).astype(np.int32),
+                token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+                behaviour_logprobs=np.full(length, -3.5, np.float32),
+                spans=(VersionSpan(max(0, seed - 1), 0, length),),
+                finish_reason=FinishReason.STOP,
+                reward=1.0,
+                advantage=float(rng.standard_normal()) if advantage is None else advantage,
+            )
+        )
+    return rows
+
+
+class Bench:
+    """One run's folders and batches, over which learners come and go."""
+
+    def __init__(self, root: Path, config: RunConfig, steps: int = 4) -> None:
+        self.root, self.config = root, config
+        self.store = ArtifactStore(root / "store")
+        self.coordinator = RecordedCoordinator(
+            {step: self.store.put(encode_batch(make_rows(step))) for step in range(steps)}
+        )
+
+    def chunks(self) -> ChunkStore:
+        return ChunkStore(self.root / "run" / "chunks")
+
+    async def learner(self, store: ArtifactStore | None = None) -> LearnerService:
+        service = open_learner(
+            self.config, "run", self.root / "run", store or self.store, self.chunks(), self.coordinator
+        )
+        service.origin = "127.0.0.1:1"
+        try:
+            await service.restore()
+        except BaseException:
+            await service.close()
+            raise
+        return service
+
+
+def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(body(), 120))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"learner__zero_stage": 1},
+        {"learner__zero_stage": 2, "learner__dtype": "bfloat16"},
+        {"learner__zero_stage": 3},
+        {"algorithm__updates_per_step": 2, "learner__batching": "pack"},
+        {"model__dtype": "bfloat16", "learner__gradient_checkpointing": True},
+    ],
+    ids=["stage0", "stage1", "stage2-bf16", "stage3", "two-updates-packed", "bf16-snapshots"],
+)
+def test_a_killed_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, changes: dict) -> None:
+    async def body() -> None:
+        config = make_config(model_path, **changes)
+        unbroken, broken = Bench(tmp_path / "a", config), Bench(tmp_path / "b", config)
+        learner = await unbroken.learner()
+        expected = [(await learner.step(step)).commit.weights_digest for step in range(4)]
+        assert len(set(expected)) == 4
+        await learner.close()
+
+        learner = await broken.learner()
+        for step in range(3):
+            await learner.step(step)
+        await learner.close()
+        # Version 3 is committed, the checkpoint holds version 2: step 2 is repeated from its record.
+        assert CheckpointShelf(tmp_path / "b" / "run" / "checkpoints", 2).versions() == [2]
+        learner = await broken.learner()
+        assert (await learner.status()).version == 3
+        last = await learner.step(3)
+        await learner.close()
+        assert [commit.weights_digest for commit in broken.coordinator.commits_made] == expected
+        assert last.commit.weights_digest == expected[-1]
+
+    run(body)
+
+
+def test_other_digests_than_the_committed_ones_are_refused(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        await learner.step(0)
+        await learner.close()
+        commit = bench.coordinator.commits_made[0]
+        bench.coordinator.commits_made[0] = dataclasses.replace(commit, weights_digest="0" * 64)
+        with pytest.raises(IntegrityError, match=f"version 1 was committed with weights {'0' * 64}"):
+            await bench.learner()
+
+    run(body)
+
+
+def test_an_altered_checkpoint_is_never_opened(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        digests = [(await learner.step(step)).commit.weights_digest for step in range(4)]
+        await learner.close()
+        shelf = CheckpointShelf(tmp_path / "run" / "checkpoints", 2)
+        assert shelf.versions() == [2, 4]
+        spoiled = next(shelf.folder(4).rglob("*.pt"))
+        # A pickle that would raise when opened: it is refused before.
+        spoiled.write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+        with pytest.raises(IntegrityError, match=f"altered file .*{spoiled.name}"):
+            shelf.check(4)
+        assert shelf.newest_sound(4) == 2
+        learner = await bench.learner()
+        assert (await learner.status()).version == 4
+        manifest = await learner.publish(4)
+        assert manifest.weights_digest == digests[-1]
+        await learner.close()
+
+    run(body)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        await learner.step(0)
+        await learner.step(1)
+        assert await learner.checkpoint() == 2
+        await learner.close()
+        bench.config = make_config(model_path, learner__learning_rate=5e-4)
+        with pytest.raises(ConfigError, match="checkpoint of version 2 was made with other"):
+            await bench.learner()
+
+    run(body)
+
+
+def test_a_loss_that_is_no_number_pauses_the_run_and_leaves_the_weights(
+    model_path: Path, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        clean, bench = (
+            Bench(tmp_path / "a", make_config(model_path)),
+            Bench(tmp_path, make_config(model_path)),
+        )
+        learner = await clean.learner()
+        expected = [(await learner.step(step)).commit.weights_digest for step in range(2)]
+        await learner.close()
+
+        learner = await bench.learner()
+        await learner.step(0)
+        good = bench.coordinator.batches[1]
+        bench.coordinator.batches[1] = bench.store.put(encode_batch(make_rows(1, advantage=float("nan"))))
+        with pytest.raises(IntegrityError, match=r"step 1 on batch .* was not committed: the loss is nan"):
+            await learner.step(1)
+        assert "the loss is nan" in bench.coordinator.paused
+        assert len(bench.coordinator.commits_made) == 1
+        with pytest.raises(ContractError, match="version 2 are not kept"):
+            await learner.publish(2)
+        assert (await learner.publish(1)).weights_digest == expected[0]
+        bench.coordinator.batches[1] = good
+        assert (await learner.step(1)).commit.weights_digest == expected[1]
+        await learner.close()
+
+    run(body)
+
+
+def test_an_altered_batch_pauses_the_run(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        path = bench.store.path(bench.coordinator.batches[0])
+        whole = path.read_bytes()
+        path.chmod(0o644)
+        path.write_bytes(whole[:-1])
+        with pytest.raises(IntegrityError, match=f"step 0 .* not committed: object {path.name}"):
+            await learner.step(0)
+        assert path.name in bench.coordinator.paused and not bench.coordinator.commits_made
+        path.write_bytes(whole)
+        assert (await learner.step(0)).commit.version == 1
+        await learner.close()
+
+    run(body)
+
+
+class GatedStore(ArtifactStore):
+    """Holds the training thread at the door of a batch until it is told to go on."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def get(self, digest: str) -> bytes:
+        self.entered.set()
+        assert self.go_on.wait(60)
+        return super().get(digest)
+
+
+def test_a_version_is_published_while_the_next_step_trains(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        gated = GatedStore(tmp_path / "store")
+        gated.go_on.set()
+        learner = await bench.learner(gated)
+        first = (await learner.step(0)).commit
+        gated.entered.clear()
+        gated.go_on.clear()
+        training = asyncio.create_task(learner.step(1))
+        assert await asyncio.to_thread(gated.entered.wait, 60)
+        try:
+            manifest = await learner.publish(1)
+            assert (await learner.status()).state == "training" and not training.done()
+        finally:
+            gated.go_on.set()
+        assert manifest == bench.coordinator.manifests[1]
+        assert manifest.weights_digest == first.weights_digest
+        weights = rebuild(manifest, bench.chunks().get)
+        assert weights_digest(weights) == first.weights_digest
+        assert "lm_head.weight" not in weights and "model.embed_tokens.weight" in weights
+        assert (await training).commit.weights_digest != first.weights_digest
+        await learner.close()
+
+    run(body)
+
+
+def test_a_repeated_step_is_trained_and_committed_once(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        with pytest.raises(ContractError, match="step 1 is not the next one; the learner holds version 0"):
+            await learner.step(1)
+        both = await asyncio.gather(learner.step(0), learner.step(0))
+        assert both[0] == both[1]
+        assert (await learner.step(0)).commit == both[0].commit
+        # A commit that went astray is sent again; the step is not trained again.
+        bench.coordinator.failing_commits = 100
+        with pytest.raises(UnavailableError, match="committing step 1"):
+            await learner.step(1)
+        bench.coordinator.failing_commits = 0
+        del bench.coordinator.batches[0]
+        again = await learner.step(1)
+        await learner.step(2)
+        await learner.close()
+        assert [commit.step for commit in bench.coordinator.commits_made] == [0, 1, 2]
+        learner = await Bench(tmp_path / "other", make_config(model_path)).learner()
+        await learner.step(0)
+        assert (await learner.step(1)).commit.weights_digest == again.commit.weights_digest
+        await learner.close()
+
+    run(body)
+
+
+def test_a_caller_that_gives_up_does_not_stop_the_step(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        gated = GatedStore(tmp_path / "store")
+        learner = await bench.learner(gated)
+        impatient = asyncio.create_task(learner.step(0))
+        assert await asyncio.to_thread(gated.entered.wait, 60)
+        impatient.cancel()
+        gated.go_on.set()
+        result = await learner.step(0)
+        assert bench.coordinator.commits_made == [result.commit]
+        await learner.close()
+
+    run(body)
+
+
+def test_an_empty_batch_still_makes_a_version(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        bench.coordinator.batches[1] = bench.store.put(encode_batch([]))
+        learner = await bench.learner()
+        first, second = (await learner.step(0)).commit, (await learner.step(1)).commit
+        assert (second.version, second.weights_digest) == (2, first.weights_digest)
+        assert set(second.metrics) == {metric.name for metric in (*LEARNER_METRICS, *BATCH_METRICS)}
+        await learner.close()
+
+    run(body)
+
+
+def test_a_batch_that_never_comes_names_what_it_waits_for(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path), steps=0)
+        learner = await bench.learner()
+        with pytest.raises(UnavailableError, match=r"step 0 made no progress.*25%.*groups of step 0"):
+            await learner.step(0)
+        await learner.close()
+
+    run(body)
+
+
+def test_every_metric_is_in_the_catalogue_and_staleness_is_split(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        await learner.step(0)
+        metrics = (await learner.step(1)).commit.metrics
+        assert [name for name in metrics if find_metric(name) is None] == []
+        assert {metric.name for metric in LEARNER_METRICS} <= set(metrics)
+        assert metrics["tokens.staleness_1"] == metrics["completion_tokens"]
+        assert metrics["kl_k3.staleness_1"] == pytest.approx(metrics["kl_k3"])
+        assert metrics["kl_k3"] >= 0 and 0 < metrics["effective_sample_share"] <= 1
+        assert metrics["learning_rate"] == pytest.approx(1e-3)
+        assert all(np.isfinite(value) for value in metrics.values())
+        await learner.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("objective", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
+def test_the_rewarded_completion_becomes_more_probable(
+    model_path: Path, tmp_path: Path, objective: str
+) -> None:
+    async def body() -> None:
+        config = make_config(model_path, algorithm__objective=objective, learner__warmup_steps=0)
+        bench = Bench(tmp_path, config, steps=0)
+        learner = await bench.learner()
+        prompt = (1, 2, 3)
+        good, bad = np.array([4, 5, 6, 7], np.int32), np.array([8, 9, 10, 11], np.int32)
+        before = [await learner.score_tokens(prompt, tokens) for tokens in (good, bad)]
+        for step in range(4):
+            rows = []
+            for place, (tokens, advantage) in enumerate([(good, 1.0), (bad, -1.0)]):
+                logprobs = await learner.score_tokens(prompt, tokens)
+                rows.append(
+                    BatchRow(
+                        "g", "p", place, np.array(prompt, np.int32), tokens, logprobs,
+                        (VersionSpan(step, 0, 4),), FinishReason.STOP, max(advantage, 0.0), advantage,
+                    )
+                )  # fmt: skip
+            bench.coordinator.batches[step] = bench.store.put(encode_batch(rows))
+            metrics = (await learner.step(step)).commit.metrics
+            assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+        after = [await learner.score_tokens(prompt, tokens) for tokens in (good, bad)]
+        assert after[0].dtype == np.float32 and after[0].shape == (4,)
+        assert after[0].sum() > before[0].sum() + 0.05 and after[1].sum() < before[1].sum() - 0.05
+        await learner.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_gradient_is_clipped(model_path: Path, tmp_path: Path, stage: int) -> None:
+    async def body() -> None:
+        # AdamW forgets the gradient's scale unless it falls far below its epsilon of 1e-8.
+        moved = []
+        for clip in (1.0, 1e-12):
+            config = make_config(model_path, learner__gradient_clip=clip, learner__zero_stage=stage)
+            bench = Bench(tmp_path / str(clip), config)
+            learner = await bench.learner()
+            base = rebuild(await learner.publish(0), bench.chunks().get)
+            metrics = (await learner.step(0)).commit.metrics
+            trained = rebuild(await learner.publish(1), bench.chunks().get)
+            moved.append(max(float((trained[name] - base[name]).abs().max()) for name in base))
+            assert metrics["gradient_norm"] > 1e-3  # as it was before clipping
+            await learner.close()
+        assert moved[0] > 1e-4 and moved[1] < 1e-6
+
+    run(body)
+
+
+def test_layouts_and_budgets_train_to_nearly_the_same_weights(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        found = []
+        for place, (layout, budget) in enumerate([("bucket", 64), ("bucket", 4096), ("pack", 4096)]):
+            config = make_config(model_path, learner__batching=layout, learner__micro_batch_tokens=budget)
+            learner = await Bench(tmp_path / str(place), config).learner()
+            found.append((await learner.step(0)).commit.metrics)
+            await learner.close()
+        assert found[2]["padding_share"] == 0.0 and found[0]["micro_batches"] > 1
+        for metrics in found[1:]:
+            for name in ("loss", "gradient_norm", "kl_k1", "ratio_mean"):
+                assert metrics[name] == pytest.approx(found[0][name], rel=1e-3, abs=1e-6)
+
+    run(body)
+
+
+def test_everything_works_over_grpc(model_path: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        service = await bench.learner()
+
+        def register(server: Any) -> None:
+            register_learner(server, service)
+            register_broadcast(server, BroadcastService(bench.chunks()))
+
+        server, port = await start_server("127.0.0.1", 0, register, ["antiphon.Learner"])
+        service.origin = f"127.0.0.1:{port}"
+        learner, origin = LearnerClient(service.origin), BroadcastClient(service.origin)
+        await service.publish_again()
+        assert bench.coordinator.manifests[0].origin == service.origin
+        result = await learner.step(0)
+        assert result.commit == bench.coordinator.commits_made[0]
+        manifest = await learner.publish(1)
+        mine = ChunkStore(tmp_path / "mine")
+        await fetch_snapshot(await origin.get_manifest(1), origin, mine, 30.0)
+        assert weights_digest(rebuild(manifest, mine.get)) == result.commit.weights_digest
+        assert await learner.checkpoint() == 1 and await learner.restore() == 1
+        scored = await learner.score_tokens((1, 2), np.array([3, 4], np.int32))
+        assert scored.shape == (2,) and (scored < 0).all()
+        for prompt, completion in (((1, 2), [3, 10**6]), ((-1, 2), [3]), ((), [3]), ((1, 2), [])):
+            with pytest.raises(ContractError, match="token"):
+                await learner.score_tokens(prompt, np.array(completion, np.int32))
+        status = await learner.status()
+        assert status.version == 1 and status.state == "idle" and status.busy_s > 0
+        with pytest.raises(ContractError, match="step 7 is not the next one"):
+            await learner.step(7)
+        await learner.close()
+        await origin.close()
+        await stop_server(server, 0.1)
+        await service.close()
+
+    run(body)
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "nowhere"):
+
+        async def body(path: Path = path) -> None:
+            with pytest.raises(ConfigError, match=r"model\.path"):
+                await Bench(tmp_path, make_config(path)).learner()
+
+        run(body)

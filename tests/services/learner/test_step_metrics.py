@@ -1,0 +1,84 @@
+"""The figures of a step: estimates that hold their signs, and splits that add up."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.metrics import LEARNER_METRICS, STALENESS_METRICS, find_metric, staleness_metric
+from antiphon.core.records import BatchRow, FinishReason, VersionSpan
+from antiphon.services.learner.objective import TokenFigures
+from antiphon.services.learner.packing import make_micro_batches
+from antiphon.services.learner.step_metrics import TokenTable, describe_tokens, drifts
+
+TOKENS = st.lists(
+    st.tuples(st.floats(-5, 5), st.floats(-8, 0), st.booleans(), st.integers(0, 3)), min_size=1, max_size=40
+)
+
+
+def table(tokens: list[tuple[float, float, bool, int]]) -> TokenTable:
+    ratio, logprob, altered, staleness = zip(*tokens, strict=True)
+    return TokenTable(np.array(ratio), np.array(logprob), np.array(altered), np.array(staleness))
+
+
+@given(tokens=TOKENS)
+def test_figures_are_catalogued_bounded_and_add_up_over_staleness(tokens) -> None:
+    found = describe_tokens(table(tokens))
+    assert all(find_metric(name) is not None for name in found)
+    assert found["kl_k3"] >= 0 and 0 < found["effective_sample_share"] <= 1 + 1e-9
+    ages = sorted({token[3] for token in tokens})
+    counts = [found[staleness_metric("tokens", age)] for age in ages]
+    assert sum(counts) == len(tokens)
+    for name in ("kl_k1", "kl_k3"):
+        parts = [found[staleness_metric(name, age)] for age in ages]
+        assert np.average(parts, weights=counts) == pytest.approx(found[name], abs=1e-9)
+
+
+def test_on_policy_tokens_have_no_divergence() -> None:
+    found = describe_tokens(table([(0.0, -1.5, False, 0)] * 4))
+    assert (found["ratio_mean"], found["ratio_max"], found["kl_k1"], found["kl_k3"]) == (1.0, 1.0, 0.0, 0.0)
+    assert (found["effective_sample_share"], found["entropy_estimate"]) == (1.0, 1.5)
+
+
+def test_a_hopeless_ratio_stays_finite() -> None:
+    found = describe_tokens(table([(900.0, -1.0, True, 0), (-900.0, -900.0, True, 1)]))
+    assert all(np.isfinite(value) for value in found.values())
+
+
+def test_names_are_unique() -> None:
+    names = [metric.name for metric in LEARNER_METRICS]
+    assert len(set(names)) == len(names) and all("." not in name for name in names)
+    assert {metric.name for metric in STALENESS_METRICS} == {"kl_k1", "kl_k3", "tokens"}
+    assert find_metric("loss.staleness_1") is None and find_metric("nothing") is None
+
+
+def test_drifts_are_of_trajectories_that_the_present_weights_sampled() -> None:
+    rows = [row("g1", 0, versions=(3,)), row("g1", 1, versions=(3,)), row("g2", 0, versions=(2, 3))]
+    batches = make_micro_batches(rows, 3, 64)
+    figures = [
+        TokenFigures(batch.behaviour_logprobs - 0.25, torch.zeros_like(batch.mask, dtype=torch.bool), 0.0)
+        for batch in batches
+    ]
+    found = drifts(batches, figures)
+    assert set(found) == {"g1"}  # the other one began under an older version
+    assert sorted((s.sample_index, s.tokens, s.missed) for s in found["g1"]) == [(0, 4, 0), (1, 4, 0)]
+    assert all(sample.drift == pytest.approx(0.25) for sample in found["g1"])
+
+
+def row(group_id: str, sample: int, versions: tuple[int, ...]) -> BatchRow:
+    spans = tuple(VersionSpan(v, 2 * i, 2 * i + 2) for i, v in enumerate(versions))
+    stop = 4 if len(versions) == 1 else spans[-1].stop
+    spans = (*spans[:-1], VersionSpan(spans[-1].version, spans[-1].start, stop))
+    return BatchRow(
+        group_id,
+        "p",
+        sample,
+        np.arange(3, dtype=np.int32),
+        np.arange(4, dtype=np.int32),
+        np.full(4, -1.0, dtype=np.float32),
+        spans,
+        FinishReason.STOP,
+        1.0,
+        0.5,
+    )

@@ -1,0 +1,85 @@
+"""A worker's snapshots come from the origin that the manifest names, and its engine from the run's config."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.records import SnapshotManifest
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.snapshot import build_snapshot, weights_digest
+from antiphon.services.rollout.process import ChunkSource, engine_settings
+from antiphon.services.rpc.serving import start_server, stop_server
+
+
+def publish(store: ChunkStore, version: int, port: int) -> SnapshotManifest:
+    tensors = {"a": torch.full((700,), float(version)), "b": torch.arange(300, dtype=torch.float32)}
+    manifest = build_snapshot("run-1", version, tensors, 1024, f"127.0.0.1:{port}", store.put)
+    store.put_manifest(manifest)
+    return manifest
+
+
+def test_fetched_snapshots_are_rebuilt_and_pruned(tmp_path: Path) -> None:
+    async def story() -> None:
+        origin = ChunkStore(tmp_path / "origin")
+        server, port = await start_server(
+            "127.0.0.1", 0, lambda s: register_broadcast(s, BroadcastService(origin)), [SERVICE_NAME]
+        )
+        source = ChunkSource(tmp_path / "w0", RunConfig())
+        manifests = [publish(origin, version, port) for version in range(3)]
+        for manifest in manifests:
+            await source.fetch(manifest)
+            assert weights_digest(source.rebuild(manifest)) == manifest.weights_digest
+        source.prune(manifests[1:])
+        with pytest.raises(UnavailableError):
+            source.rebuild(manifests[0])
+        assert source.rebuild(manifests[2])["a"][0] == 2.0
+        await stop_server(server)
+        with pytest.raises(UnavailableError):
+            await source.fetch(manifests[0])
+
+    asyncio.run(story())
+
+
+def test_a_chunk_altered_on_disk_is_not_loaded_and_can_be_fetched_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        origin = ChunkStore(tmp_path / "origin")
+        server, port = await start_server(
+            "127.0.0.1", 0, lambda s: register_broadcast(s, BroadcastService(origin)), [SERVICE_NAME]
+        )
+        source = ChunkSource(tmp_path / "w0", RunConfig())
+        manifest = publish(origin, 1, port)
+        await source.fetch(manifest)
+        victim = next(path for path in (tmp_path / "w0").rglob(manifest.chunks[0].digest))
+        victim.write_bytes(b"\0" * victim.stat().st_size)
+        with pytest.raises(IntegrityError):
+            source.rebuild(manifest)
+        await source.fetch(manifest)
+        assert weights_digest(source.rebuild(manifest)) == manifest.weights_digest
+        await stop_server(server)
+
+    asyncio.run(story())
+
+
+def test_engine_settings_follow_the_config(tmp_path: Path) -> None:
+    config = build_config(
+        {
+            "model": {"dtype": "bfloat16"},
+            "loop": {"group_size": 4},
+            "rollout": {"concurrent_groups": 3, "kv_cache_mib": 32, "max_model_tokens": 300, "threads": 2},
+            "sampling": {"sampler": "native"},
+        }
+    )
+    settings = engine_settings(config, str(tmp_path))
+    assert (settings.max_num_seqs, settings.max_model_len, settings.kv_cache_bytes) == (12, 300, 32 << 20)
+    assert (settings.dtype, settings.threads, settings.sampler) == ("bfloat16", 2, "native")
+
+
+def test_a_hub_name_is_no_model_for_the_engine() -> None:
+    with pytest.raises(ConfigError, match=r"model\.path='owner/model'"):
+        engine_settings(RunConfig(), "owner/model")

@@ -1,0 +1,232 @@
+"""Workers and a judge around the real coordinator over gRPC: what trains depends on no timing.
+
+The engine and the learner are light; leases, submissions, rewards, sealing and the journal are
+the real ones.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.records import BatchRef, StepCommit
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.server import start_coordinator
+from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.reward.service import RewardService
+from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.services.rpc.retry import keep_trying
+from antiphon.services.rpc.serving import stop_server
+from tests.support.light_engine import LightEngine
+from tests.support.light_environment import LightEnvironment, LightPrompts, light_codec
+from tests.support.light_weights import LightSource, light_manifest
+
+RUN_ID = "run-1"
+DEADLINE_S = 60.0
+PATIENCE_S = 30.0
+
+
+def make_config(mode: str, max_staleness: int = 2, publish_interval: int = 1, steps: int = 6) -> RunConfig:
+    return build_config(
+        {
+            "run": {"steps": steps},
+            "environment": {"train_size": 16, "heldout_size": 4},
+            "loop": {
+                "mode": mode,
+                "max_staleness": max_staleness,
+                "publish_interval": publish_interval,
+                "prompts_per_step": 3,
+                "group_size": 4,
+            },
+            "sampling": {"max_tokens": 10},
+            "rollout": {"concurrent_groups": 2},
+            "coordinator": {"heartbeat_s": 0.05, "lease_s": 5.0},
+            "evaluation": {"prompts": 4},
+            "services": {"stall_timeout_s": PATIENCE_S},
+        }
+    )
+
+
+class House:
+    """A coordinator that can be shut and opened again on the same port and journal."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.config = config
+        self.store = ArtifactStore(folder / "store")
+        folder.mkdir(exist_ok=True)
+        self._journal_path = folder / "journal.db"
+        self._port = 0
+        self._keeper: RunKeeper | None = None
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    async def open(self) -> None:
+        clock = asyncio.get_running_loop().time
+        journal = Journal(self._journal_path, RUN_ID)
+        self._keeper = RunKeeper(self.config, RUN_ID, journal, self.store, LightPrompts(), clock)
+        await self._keeper.start()
+        service = CoordinatorService(self._keeper)
+        self._server, self._port = await start_coordinator(service, "127.0.0.1", self._port)
+
+    async def shut(self) -> None:
+        assert self._keeper is not None and self._server is not None
+        await stop_server(self._server, grace_s=0.0)
+        await self._keeper.close()
+
+
+async def train(
+    config: RunConfig, address: str, after_step: Callable[[int], Awaitable[None]]
+) -> list[BatchRef]:
+    """Be flow and learner at once: open steps, take batches, commit, announce."""
+    coordinator = CoordinatorClient(address, timeout_s=5.0)
+    batches = []
+    try:
+        await coordinator.announce_snapshot(light_manifest(RUN_ID, 0))
+        await coordinator.open_evaluation(0)
+        for step in range(config.run.steps):
+            for ahead in range(step, min(config.run.steps, step + config.loop.max_staleness + 1)):
+                await keep_trying("open", lambda ahead=ahead: coordinator.open_step(ahead), PATIENCE_S)
+            batch = None
+            while batch is None:
+                reply = await keep_trying(
+                    "pull", lambda step=step: coordinator.pull_batch(step, 1.0), PATIENCE_S
+                )
+                batch = reply.batch
+            batches.append(batch)
+            manifest = light_manifest(RUN_ID, step + 1)
+            publish = (step + 1) % config.loop.publish_interval == 0
+            commit = StepCommit(step, step + 1, manifest.weights_digest, batch.digest, published=publish)
+            await keep_trying("commit", lambda commit=commit: coordinator.commit_step(commit), PATIENCE_S)
+            if publish:
+                await keep_trying(
+                    "announce", lambda manifest=manifest: coordinator.announce_snapshot(manifest), PATIENCE_S
+                )
+            await after_step(step)
+        while True:
+            status = await coordinator.status()
+            if any(e.version == 0 and e.complete for e in status.evaluations):
+                break
+            await asyncio.sleep(0.05)
+        await coordinator.finish()
+    finally:
+        await coordinator.close()
+    return batches
+
+
+@dataclass
+class Delays:
+    """Random pauses, or none."""
+
+    seed: int | None
+    most_s: float = 0.02
+
+    def pace(self) -> Callable[[], Awaitable[None]]:
+        chance = np.random.default_rng(self.seed)
+
+        async def wait() -> None:
+            if self.seed is not None:
+                await asyncio.sleep(float(chance.uniform(0, self.most_s)))
+
+        return wait
+
+
+async def run_loop(
+    config: RunConfig,
+    folder: Path,
+    *,
+    workers: int = 1,
+    concurrent_groups: int = 2,
+    delays: Delays | None = None,
+    restart_after: int | None = None,
+) -> tuple[list[BatchRef], ArtifactStore]:
+    delays = delays or Delays(None)
+    house = House(config, folder)
+    await house.open()
+
+    async def after_step(step: int) -> None:
+        if step == restart_after:
+            await house.shut()
+            await house.open()
+
+    clients = [CoordinatorClient(house.address, timeout_s=5.0) for _ in range(workers + 1)]
+    judge = RewardService(
+        clients[-1], LightEnvironment(), light_codec(), RUN_ID, "judge", PATIENCE_S, pace=delays.pace()
+    )
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        for number in range(workers):
+            worker = RolloutWorker(
+                clients[number],
+                f"w{number}",
+                RUN_ID,
+                lambda config: LightEngine(),
+                lambda config: LightSource(),
+                concurrent_groups=concurrent_groups,
+                pace=delays.pace(),
+            )
+            tasks.create_task(worker.run(lambda: None))
+        tasks.create_task(judge.run(lambda: None))
+        batches = await train(config, house.address, after_step)
+    for client in clients:
+        await client.close()
+    await house.shut()
+    return batches, house.store
+
+
+def check_batches(config: RunConfig, batches: list[BatchRef], store: ArtifactStore) -> None:
+    """Nothing stale, nothing twice, every version span as it should be."""
+    seen: set[str] = set()
+    for batch in batches:
+        rows = decode_batch(store.get(batch.digest))
+        groups = {row.group_id for row in rows}
+        assert not groups & seen
+        seen |= groups
+        for row in rows:
+            oldest = min(span.version for span in row.spans)
+            assert 0 <= batch.step - oldest <= config.loop.max_staleness
+            assert row.spans[-1].stop == len(row.token_ids) == len(row.behaviour_logprobs)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_elastic_loop_stays_within_the_bound(tmp_path: Path, max_staleness: int) -> None:
+    config = make_config("elastic", max_staleness)
+    batches, store = asyncio.run(run_loop(config, tmp_path, workers=2))
+    check_batches(config, batches, store)
+
+
+def test_elastic_loop_survives_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    config = make_config("elastic")
+    batches, store = asyncio.run(run_loop(config, tmp_path, workers=2, restart_after=2))
+    assert [batch.step for batch in batches] == list(range(6))
+    check_batches(config, batches, store)
+
+
+@pytest.mark.parametrize(("max_staleness", "publish_interval"), [(0, 1), (2, 1), (2, 2)])
+def test_fixed_batches_depend_on_no_timing(
+    tmp_path: Path, test_seed: int, max_staleness: int, publish_interval: int
+) -> None:
+    config = make_config("fixed", max_staleness, publish_interval)
+    calm, store = asyncio.run(run_loop(config, tmp_path / "calm"))
+    check_batches(config, calm, store)
+    shaken, _ = asyncio.run(
+        run_loop(
+            config,
+            tmp_path / "shaken",
+            workers=2,
+            concurrent_groups=3,
+            delays=Delays(test_seed),
+            restart_after=3,
+        )
+    )
+    assert [batch.digest for batch in shaken] == [batch.digest for batch in calm]

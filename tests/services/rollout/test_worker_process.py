@@ -1,0 +1,177 @@
+"""The real worker and judge processes: vLLM samples what the coordinator leases, and both leave cleanly."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from safetensors.torch import load_file
+
+from antiphon.core.config import RunConfig, build_config, dump_config
+from antiphon.core.records import BatchRef, StepCommit
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.prompts import load_prompts
+from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.server import start_coordinator
+from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.rollout.engine.environment import child_environment
+from antiphon.services.rpc.serving import start_server, stop_server
+
+pytestmark = pytest.mark.engine
+
+PROJECT = Path(__file__).resolve().parents[3]
+MODEL = PROJECT / "examples" / "models" / "chain-sum"
+RUN_ID = "run-1"
+DEADLINE_S = 240.0
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from antiphon.services.rollout.process import serve_worker
+address, folder = sys.argv[1:]
+asyncio.run(serve_worker(address, "w0", "run-1", Path(folder), lambda: print("ready", flush=True)))
+"""
+JUDGE = """
+import asyncio, sys
+from pathlib import Path
+from antiphon.core.config import load_config
+from antiphon.services.reward.server import serve_reward
+address, folder = sys.argv[1:]
+config = load_config(Path(folder) / "config.yaml")
+ready = lambda port: print("ready", port, flush=True)
+asyncio.run(serve_reward(config, "run-1", address, "127.0.0.1", 0, ready))
+"""
+
+
+def make_config() -> RunConfig:
+    return build_config(
+        {
+            "run": {"steps": 3},
+            "model": {"path": str(MODEL)},
+            "environment": {"train_size": 8, "heldout_size": 4},
+            "loop": {"mode": "fixed", "max_staleness": 1, "prompts_per_step": 2, "group_size": 4},
+            "sampling": {"max_tokens": 24},
+            "rollout": {"concurrent_groups": 2, "kv_cache_mib": 64, "max_model_tokens": 256},
+            "broadcast": {"chunk_bytes": 100_000},
+            "evaluation": {"prompts": 4},
+        }
+    )
+
+
+class Origin:
+    """Publishes the base model, a little louder in each version."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = ChunkStore(folder)
+        self._port = 0
+        self.server: grpc.aio.Server | None = None
+
+    async def open(self) -> None:
+        service = BroadcastService(self._store)
+        self.server, self._port = await start_server(
+            "127.0.0.1", 0, lambda server: register_broadcast(server, service), [SERVICE_NAME]
+        )
+
+    def publish(self, version: int):  # type: ignore[no-untyped-def]
+        tensors = {
+            name: tensor * (1.0 + 0.01 * version) if "norm" in name else tensor
+            for name, tensor in load_file(MODEL / "model.safetensors").items()
+        }
+        tensors.pop("lm_head.weight", None)
+        address = f"127.0.0.1:{self._port}"
+        manifest = build_snapshot(RUN_ID, version, tensors, 100_000, address, self._store.put)
+        self._store.put_manifest(manifest)
+        return manifest
+
+
+@asynccontextmanager
+async def process(code: str, *arguments: str, log: Path) -> AsyncIterator["subprocess.Popen[bytes]"]:
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(threads=1),
+            cwd=log.parent,
+        )
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.wait(timeout=30)
+
+
+async def ended(child: "subprocess.Popen[bytes]") -> int:
+    return await asyncio.to_thread(child.wait, 60)
+
+
+async def batch_of(service: CoordinatorService, step: int) -> BatchRef:
+    while True:
+        reply = await service.pull_batch(step, 5.0)
+        if reply.batch is not None:
+            return reply.batch
+
+
+async def story(folder: Path) -> None:
+    config = make_config()
+    (folder / "config.yaml").write_text(dump_config(config))
+    store = ArtifactStore(folder / "store")
+    clock = asyncio.get_running_loop().time
+    keeper = RunKeeper(
+        config, RUN_ID, Journal(folder / "journal.db", RUN_ID), store, load_prompts(config), clock
+    )
+    await keeper.start()
+    service = CoordinatorService(keeper)
+    server, port = await start_coordinator(service, "127.0.0.1", 0)
+    origin = Origin(folder / "origin")
+    await origin.open()
+    address = f"127.0.0.1:{port}"
+    judging = process(JUDGE, address, str(folder), log=folder / "judge.log")
+    sampling = process(WORKER, address, str(folder / "w0"), log=folder / "worker.log")
+    async with asyncio.timeout(DEADLINE_S), judging as judge, sampling as worker:
+        manifest = origin.publish(0)
+        await service.announce_snapshot(manifest)
+        await service.open_evaluation(0)
+        for step in range(config.run.steps):
+            await service.open_step(step)
+            batch = await batch_of(service, step)
+            for row in decode_batch(store.get(batch.digest)):
+                assert {span.version for span in row.spans} == {max(0, step - 1)}
+                assert row.spans[-1].stop == len(row.token_ids) <= 24
+            manifest = origin.publish(step + 1)
+            await service.commit_step(
+                StepCommit(step, step + 1, manifest.weights_digest, batch.digest, published=True)
+            )
+            await service.announce_snapshot(manifest)
+        status = await service.status()
+        assert [member.worker_id for member in status.workers] == ["w0-1"]
+        assert status.workers[0].tokens_generated > 0
+        worker.send_signal(signal.SIGTERM)
+        assert await ended(worker) == 0
+        await service.finish()
+        assert await ended(judge) == 0
+    assert origin.server is not None
+    await stop_server(origin.server)
+    await stop_server(server, grace_s=0.0)
+    await keeper.close()
+
+
+def test_processes_sample_judge_and_leave(tmp_path: Path) -> None:
+    try:
+        asyncio.run(story(tmp_path))
+    except BaseException:
+        for name in ("worker.log", "judge.log"):
+            if (tmp_path / name).exists():
+                print(name, (tmp_path / name).read_text(errors="replace")[-4000:])
+        raise

@@ -1,0 +1,46 @@
+"""A call is repeated while its peer is away, with pauses that grow and that chance spreads."""
+
+import asyncio
+
+import pytest
+
+from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.services.rpc.retry import FIRST_PAUSE_S, JITTER, MOST_PAUSE_S, keep_trying, pause_s
+
+
+def test_pauses_grow_to_a_limit_and_differ_between_callers() -> None:
+    for attempt in range(1, 40):
+        longest = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
+        found = [pause_s(f"w{i}", "coordinator.heartbeat", attempt) for i in range(32)]
+        assert all((1 - JITTER) * longest <= pause <= longest for pause in found)
+        assert len(set(found)) == 32
+    assert pause_s("w0", "call", 3) == pause_s("w0", "call", 3)  # a simulation repeats it
+
+
+def test_only_an_absent_peer_is_asked_again_and_not_for_ever() -> None:
+    asked: list[str] = []
+
+    async def away() -> None:
+        asked.append("away")
+        raise UnavailableError("nobody listens")
+
+    async def refuses() -> None:
+        asked.append("refuses")
+        raise ContractError("another run")
+
+    async def comes_back() -> int:
+        asked.append("back")
+        if asked.count("back") < 3:
+            raise UnavailableError("nobody listens")
+        return 7
+
+    async def story() -> None:
+        with pytest.raises(UnavailableError, match=r"coordinator.pull had no answer for 0.3 s \(nobody"):
+            await keep_trying("coordinator.pull", away, 0.3, "w0")
+        assert asked.count("away") >= 2
+        with pytest.raises(ContractError, match="another run"):
+            await keep_trying("coordinator.pull", refuses, 5.0)
+        assert asked.count("refuses") == 1
+        assert await keep_trying("coordinator.pull", lambda: comes_back(), 5.0) == 7
+
+    asyncio.run(story())

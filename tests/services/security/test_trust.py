@@ -1,0 +1,278 @@
+"""The zoo: hostile and broken workers meet the production checks, with a real model and sampler (F11).
+
+Twelve kinds: those that lie about what they sampled are found by audits, those that hand in what
+cannot be are refused at the gate, those that waste time are bounded by leases and deadlines.
+"""
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from antiphon.benchmarks.parts.trust import dishonest_workers as animals
+from antiphon.core.config import build_config
+from antiphon.core.errors import ContractError
+from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SubmitVerdict, Trajectory, VersionSpan
+from antiphon.core.trust.audit import Band, SampleFigures, judge_group
+from antiphon.core.trust.reputation import FIRST_SHARE
+from antiphon.services.broadcast.signature import sign_manifest
+from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.auditor import Auditor, audit_forever
+from antiphon.services.security.keys import LEARNER_KEY, load_key
+from tests.support.light_parties import hello
+from tests.support.loop_model import light_manifest
+from tests.support.secured import House, SecuredSite, make_house, secured
+
+SAMPLES = 4
+CONFIG = build_config(
+    {
+        "run": {"steps": 4, "seed": 7},
+        "model": {"path": str(animals.MODEL)},
+        "environment": {"train_size": 64, "heldout_size": 3},
+        "evaluation": {"prompts": 3},
+        "loop": {"max_staleness": 3, "prompts_per_step": 16, "group_size": SAMPLES},
+        "sampling": {"max_tokens": animals.MAX_TOKENS},
+        "broadcast": {"snapshots_kept": 16},
+        "trust": {"audits": "all", "trusted": ["good"]},
+    }
+)
+
+
+class ZooAuditor(Auditor):
+    """Every version is the shipped model, which is never published here."""
+
+    def _fill(self, version: int) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def zoo() -> animals.Zoo:
+    torch.set_num_threads(1)
+    return animals.load_zoo()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    return make_house(tmp_path_factory.mktemp("home") / "keys", ["good", "bad"])
+
+
+LIARS: dict[str, tuple[Callable[[animals.Zoo], animals.Make], set[str]]] = {
+    "wrong tokens": (lambda z: animals.wrong_tokens(z, 0.1, 3), {"sampling", "logprobs"}),
+    "wrong model": (
+        lambda z: animals.honest(z, animals.disturbed(z.model, 0.3, 3)),
+        {"sampling", "logprobs"},
+    ),
+    "wrong temperature": (lambda z: animals.wrong_temperature(z, 0.6), {"sampling", "logprobs"}),
+    "int4 weights": (lambda z: animals.honest(z, animals.quantised(z.model, 4)), {"sampling", "logprobs"}),
+    "copied results": (animals.copied, {"sampling"}),
+    "cherry-picked": (lambda z: animals.cherry_picked(z, 2), {"sampling"}),
+    "fake logprobs": (animals.fake_logprobs, {"logprobs"}),
+}
+
+
+def audit(zoo: animals.Zoo, lease: Lease, made: tuple[Trajectory, ...]) -> set[str]:
+    auditor = ZooAuditor(CONFIG, None, zoo.model)  # type: ignore[arg-type]
+    group = GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids)
+    return {finding.check for finding in judge_group(auditor.examine(group), Band())}
+
+
+def submission(lease: Lease, worker_id: str, made: tuple[Trajectory, ...]) -> GroupSubmission:
+    return GroupSubmission(lease.lease_id, lease.group_id, worker_id, made, 0.1)
+
+
+@pytest.mark.parametrize("kind", LIARS)
+def test_liars_are_found_by_one_audit(zoo: animals.Zoo, kind: str) -> None:
+    make, checks = LIARS[kind]
+    (lease,) = animals.zoo_leases(1, samples=6)
+    assert audit(zoo, lease, make(zoo)([lease])[0]) & checks
+
+
+def test_honest_workers_pass_whatever_the_sampling_parameters(zoo: animals.Zoo) -> None:
+    for changes in ({}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.8}, {"temperature": 0.0}):
+        (lease,) = animals.zoo_leases(1, samples=SAMPLES)
+        lease = dataclasses.replace(lease, sampling=dataclasses.replace(lease.sampling, **changes))
+        config = CONFIG.model_copy(update={"sampling": CONFIG.sampling.model_copy(update=changes)})
+        auditor = ZooAuditor(config, None, zoo.model)  # type: ignore[arg-type]
+        made = animals.honest(zoo)([lease])[0]
+        found = auditor.examine(GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids))
+        assert sum(s.tokens for s in found) == sum(t.token_ids.size for t in made)
+        assert not sum(s.missed + s.impossible for s in found) and max(s.drift for s in found) < 1e-4
+
+
+def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: animals.Zoo) -> None:
+    """NaN, oversize, stolen leases, fake versions; and a replayed lease meets its old answer."""
+
+    async def act(site: SecuredSite) -> None:
+        bad, good = await enter(site, house, "bad"), await enter(site, house, "good")
+        reply = await bad.client.lease_group(LeaseRequest(bad.worker_id, 0, 4, 5.0))
+        first, second, third, _ = reply.leases
+        made = animals.honest(zoo)([first])[0]
+        whole = submission(first, bad.worker_id, made)
+
+        def changed(**fields: object) -> GroupSubmission:
+            return dataclasses.replace(
+                whole, trajectories=(dataclasses.replace(made[0], **fields), *made[1:])
+            )  # type: ignore[arg-type]
+
+        logprobs = made[0].behaviour_logprobs.copy()
+        logprobs[0] = np.nan
+        long = np.full(animals.MAX_TOKENS + 1, 5, dtype=np.int32)
+        stolen = dataclasses.replace(whole, worker_id=good.worker_id)
+        with pytest.raises(ContractError, match="was not granted to 'good-1'"):
+            await good.client.submit_group(stolen)
+        state_before = site.keeper.state.groups[first.group_id].phase
+        with pytest.raises(ContractError, match="must be finite"):
+            await bad.client.submit_group(changed(behaviour_logprobs=logprobs))
+        with pytest.raises(ContractError, match=r"sampled with version 9, but versions 0\.\.0 exist"):
+            await bad.client.submit_group(changed(spans=(VersionSpan(9, 0, made[0].token_ids.size),)))
+        assert site.keeper.state.groups[first.group_id].phase is state_before
+        assert site.keeper.state.standings["bad"].strikes == 2
+        assert await bad.client.submit_group(whole) is SubmitVerdict.ACCEPTED
+        assert await bad.client.submit_group(whole) is SubmitVerdict.ALREADY_ACCEPTED
+        replayed = dataclasses.replace(whole, group_id=second.group_id)  # an old payload for another group
+        with pytest.raises(ContractError, match="was never granted for group"):
+            await bad.client.submit_group(replayed)
+        relabelled = dataclasses.replace(replayed, lease_id=second.lease_id)
+        with pytest.raises(ContractError, match="seed="):
+            await bad.client.submit_group(relabelled)
+        # The third strike: out, and what it still holds is offered to others.
+        assert "3 strikes" in site.keeper.state.barred("bad")
+        assert (
+            await bad.client.submit_group(submission(third, bad.worker_id, animals.honest(zoo)([third])[0]))
+            is SubmitVerdict.LATE
+        )
+        with pytest.raises(ContractError, match="was excluded from this run: 3 strikes"):
+            await bad.client.register(hello("bad"))
+        reply = await good.client.lease_group(LeaseRequest(good.worker_id, 0, 8, 5.0))
+        assert {second.group_id, third.group_id} <= {lease.group_id for lease in reply.leases}
+        too_long = dataclasses.replace(made[0], token_ids=long)
+        lease = reply.leases[0]
+        with pytest.raises(ContractError):
+            await good.client.submit_group(submission(lease, good.worker_id, (too_long, *made[1:])))
+        with pytest.raises(ContractError, match=r"(?i)larger than max|exceeds|message"):
+            huge = dataclasses.replace(made[0], behaviour_logprobs=np.zeros(3 << 20, dtype=np.float32))
+            await good.client.submit_group(submission(lease, good.worker_id, (huge, *made[1:])))
+        with pytest.raises(ContractError, match="was announced for it"):
+            await good.client.heartbeat(WorkerHeartbeat(good.worker_id, 0, "ab" * 32, (), 0, 0.0, 0.0))
+        with pytest.raises(ContractError, match="speaks protocol version 99"):
+            await good.client.register(hello("good", protocol=99))
+
+    run(tmp_path, house, act)
+
+
+def test_a_liar_is_shut_out_while_others_go_on(tmp_path: Path, house: House, zoo: animals.Zoo) -> None:
+    async def act(site: SecuredSite) -> None:
+        flow = site.client(house.services)
+        auditor = ZooAuditor(CONFIG, None, zoo.model)  # type: ignore[arg-type]
+        auditing = asyncio.ensure_future(audit_forever(flow, auditor, "auditor"))
+        bad, good = await enter(site, house, "bad"), await enter(site, house, "good")
+        cheat = animals.cherry_picked(zoo, 1)
+        handed_in = 0
+        while not site.keeper.state.barred("bad"):
+            handed_in += await bad.work(cheat)
+            assert handed_in < 40
+            # Audits take as long as they take: wait for the desk to hear of what it drew.
+            await until_audited(site)
+        assert "not where their seeds put them" in site.keeper.state.barred("bad")
+        for _ in range(6):
+            assert await good.work(animals.honest(zoo))
+        await until_audited(site)
+        standing = site.keeper.state.standings.get("good")
+        assert standing is not None and standing.audited and not standing.strikes
+        assert standing.share < FIRST_SHARE and not site.keeper.state.barred("good")
+        status = await flow.status()
+        assert set(status.barred) == {"bad"}
+        kinds = [event.kind async for event in flow.watch_events(0, follow=False)]
+        assert {"group.audited", "worker.struck", "worker.quarantined"} <= set(kinds)
+        auditing.cancel()
+
+    run(tmp_path, house, act)
+
+    async def after(site: SecuredSite) -> None:  # the journal remembers, and a pardon ends it
+        with pytest.raises(ContractError, match="was excluded from this run"):
+            await site.client(house.worker("bad")).register(hello("bad"))
+        await site.client(house.services).pardon("bad", "its owner mended it")
+        await site.client(house.worker("bad")).register(hello("bad"))
+
+    run(tmp_path, house, after)
+
+
+def test_what_the_learner_sees_in_training_speaks_against_a_worker(tmp_path: Path, house: House) -> None:
+    async def act(site: SecuredSite) -> None:
+        flow = site.client(house.services)
+        await enter(site, house, "bad")
+        near, far = SampleFigures(0, 200, 0, 0, 2e-3), SampleFigures(0, 200, 0, 0, 0.05)
+        await flow.submit_audit("g0000000", [near], "bad-1")
+        await flow.submit_audit("g0000001", [far], "nobody-1")
+        assert not site.keeper.state.standings  # within the band, or nobody we know
+        for number in range(3):
+            assert not site.keeper.state.barred("bad")
+            await flow.submit_audit(f"g000000{number}", [far], "bad-1")
+        assert "logprobs differ by 0.05 nats" in site.keeper.state.barred("bad")
+
+    run(tmp_path, house, act)
+
+
+def test_slow_senders_hold_up_nobody(tmp_path: Path, house: House) -> None:
+    async def act(site: SecuredSite) -> None:
+        host, _, port = site.address.partition(":")
+        lorises = [socket.create_connection((host, int(port)), 5.0) for _ in range(64)]
+        try:
+            for loris in lorises:
+                loris.sendall(b"\x16")  # the first byte of a handshake that never comes
+            good = await enter(site, house, "good")
+            reply = await good.client.lease_group(LeaseRequest(good.worker_id, 0, 2, 5.0))
+            assert len(reply.leases) == 2
+        finally:
+            for loris in lorises:
+                loris.close()
+
+    run(tmp_path, house, act)
+
+
+@dataclasses.dataclass
+class Guest:
+    """A worker that samples with the zoo's model."""
+
+    client: CoordinatorClient
+    worker_id: str
+
+    async def work(self, make: animals.Make) -> int:
+        """Do one lease; return how many groups were accepted."""
+        reply = await self.client.lease_group(LeaseRequest(self.worker_id, 0, 1, 5.0))
+        accepted = 0
+        for lease in reply.leases:
+            made = (await asyncio.to_thread(make, [lease]))[0]
+            verdict = await self.client.submit_group(submission(lease, self.worker_id, made))
+            accepted += verdict is SubmitVerdict.ACCEPTED
+        return accepted
+
+
+async def enter(site: SecuredSite, house: House, name: str) -> Guest:
+    flow = site.client(house.services)
+    if not site.keeper.state.snapshots:
+        key = load_key(house.keys / "services", LEARNER_KEY)
+        await flow.announce_snapshot(sign_manifest(light_manifest(0), key))
+        await flow.open_step(3)
+    client = site.client(house.worker(name))
+    return Guest(client, (await client.register(hello(name))).worker_id)
+
+
+async def until_audited(site: SecuredSite) -> None:
+    async with asyncio.timeout(60.0):
+        while site.trust.waiting:
+            await site.keeper.journal.grown.wait(0.2)
+
+
+def run(tmp_path: Path, house: House, act: Callable[[SecuredSite], object]) -> None:
+    async def serve() -> None:
+        async with secured(CONFIG, tmp_path, house) as site, asyncio.timeout(200.0):
+            await act(site)  # type: ignore[misc]
+
+    asyncio.run(serve())

@@ -1,0 +1,134 @@
+"""A group in columns is the group that was sampled; columns that do not fit each other are refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.errors import ContractError
+from antiphon.core.loop.checks import submission_digest
+from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
+from antiphon.protos import records_pb2
+from antiphon.services.coordinator.journal import payloads
+from antiphon.services.wire import work as wire_work
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    cuts = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=3)))
+    tokens = np.array(
+        draw(st.lists(st.integers(0, 2**31 - 1), min_size=cuts[-1], max_size=cuts[-1])), dtype=np.int32
+    )
+    return Trajectory(
+        sample_index=draw(st.integers(0, 7)),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        token_ids=tokens,
+        behaviour_logprobs=-np.arange(tokens.size, dtype=np.float32) / 3,
+        spans=tuple(VersionSpan(i, a, b) for i, (a, b) in enumerate(zip([0, *cuts], cuts, strict=False))),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+    )
+
+
+def submission(*group: Trajectory) -> GroupSubmission:
+    return GroupSubmission("lease", "group", "worker-1", group, 0.5)
+
+
+def as_told(group: tuple[Trajectory, ...]) -> list[Any]:
+    return [
+        (
+            t.sample_index,
+            t.seed,
+            t.token_ids.tolist(),
+            t.behaviour_logprobs.tobytes(),
+            t.spans,
+            t.finish_reason,
+        )
+        for t in group
+    ]
+
+
+def as_rows(given: GroupSubmission) -> records_pb2.GroupSubmission:
+    """Return a submission as version 1 of the protocol wrote it."""
+    rows = [
+        records_pb2.Trajectory(
+            sample_index=t.sample_index,
+            seed=t.seed,
+            token_ids=t.token_ids.tolist(),
+            behaviour_logprobs=t.behaviour_logprobs.tobytes(),
+            spans=[records_pb2.VersionSpan(version=s.version, start=s.start, stop=s.stop) for s in t.spans],
+            finish_reason=t.finish_reason.value,
+        )
+        for t in given.trajectories
+    ]
+    return records_pb2.GroupSubmission(
+        lease_id=given.lease_id,
+        group_id=given.group_id,
+        worker_id=given.worker_id,
+        trajectories=rows,
+        generation_s=given.generation_s,
+    )
+
+
+@given(st.lists(trajectories(), max_size=5))
+def test_reading_what_was_written_gives_the_same_group(group: list[Trajectory]) -> None:
+    told = submission(*group)
+    found = payloads.load_submission(payloads.dump_submission(told))
+    assert as_told(found.trajectories) == as_told(told.trajectories)
+    assert submission_digest(found) == submission_digest(told)
+    assert all(t.token_ids.dtype == np.int32 and t.token_ids.ndim == 1 for t in found.trajectories)
+
+
+@given(st.lists(trajectories(), max_size=5))
+def test_a_payload_of_an_earlier_version_is_still_read(group: list[Trajectory]) -> None:
+    told = submission(*group)
+    found = payloads.load_submission(as_rows(told).SerializeToString())
+    assert as_told(found.trajectories) == as_told(told.trajectories)
+    assert submission_digest(found) == submission_digest(told)
+
+
+def plain() -> Any:
+    one = Trajectory(
+        0,
+        5,
+        np.array([3, 4], np.int32),
+        np.array([-1, -2], np.float32),
+        (VersionSpan(0, 0, 2),),
+        FinishReason.STOP,
+    )
+    return wire_work.group_submission_to_proto(submission(one, one))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("sample_indices", [0], "1 sample indices"),
+        ("seeds", [1, 2, 3], "3 seeds"),
+        ("lengths", [2, 3], "5 tokens came with 4"),
+        ("lengths", [-1, 5], "came with 4 tokens"),
+        ("token_ids", b"123", "no int32 array"),
+        ("behaviour_logprobs", b"1234", "1 behaviour logprobs for 4 tokens"),
+        ("span_counts", [1, 2], "3 version spans"),
+        ("span_counts", [3, -1], "2 version spans"),
+        ("span_stops", [2], "2 version spans"),
+        ("finish_reasons", ["stop", "tired"], "finish_reason='tired' is unknown"),
+        ("finish_reasons", ["stop"], "1 finish reasons"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(column: str, value: Any, sentence: str) -> None:
+    message = plain()
+    if isinstance(value, bytes):
+        setattr(message.completions, column, value)
+    else:
+        del getattr(message.completions, column)[:]
+        getattr(message.completions, column).extend(value)
+    with pytest.raises(ContractError, match=sentence):
+        wire_work.group_submission_from_proto(message)
+
+
+def test_a_group_is_handed_in_once() -> None:
+    message = plain()
+    message.trajectories.add()
+    with pytest.raises(ContractError, match="twice"):
+        wire_work.group_submission_from_proto(message)

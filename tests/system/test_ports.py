@@ -1,0 +1,26 @@
+"""Ports that a server is told before it listens: free, different, and not those of outgoing connections."""
+
+import socket
+
+import pytest
+
+from antiphon.core.errors import UnavailableError
+from antiphon.system import ports
+
+
+def test_ports_are_free_different_and_outside_of_the_systems_range() -> None:
+    found = ports.free_ports(20)
+    assert len(set(found)) == 20 and all(port in ports.OFFERED for port in found)
+    assert all(ports.is_free(port) for port in found)
+
+
+def test_a_port_that_somebody_listens_on_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = ports.free_port()
+    monkeypatch.setattr(ports, "OFFERED", range(taken, taken + 1))
+    with socket.socket() as listening:
+        listening.bind((ports.LOOPBACK, taken))
+        listening.listen()
+        assert not ports.is_free(taken)
+        with pytest.raises(UnavailableError, match="no 1 free ports"):
+            ports.free_port()
+    assert ports.free_port() == taken

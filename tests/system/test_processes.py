@@ -1,0 +1,81 @@
+"""A service dies with its parent, leaves on a signal, and says whole words when it is ready."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from antiphon.core.errors import ConfigError
+from antiphon.system.processes import configure_logs, write_ready_file
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from antiphon.system.processes import run_service, write_ready_file
+async def serve():
+    write_ready_file(Path(sys.argv[1]), 7)
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+sys.exit(run_service(serve))
+"""
+
+PARENT = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-P", "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE,
+                         env={**os.environ, "ANTIPHON_PARENT_PID": str(os.getpid())})
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_service_in_order(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    ready = tmp_path / "deep" / "service.json"
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", SERVICE, str(ready)], stdout=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "ready\n"
+        assert json.loads(ready.read_text()) == {"pid": service.pid, "port": 7}
+        service.send_signal(number)
+        assert service.wait(20) == code
+    assert [p.name for p in ready.parent.iterdir()] == ["service.json"]
+
+
+def test_a_service_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-P", "-c", PARENT, SERVICE, str(tmp_path / "service.json")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        parent.wait(20)
+    gone, alive = psutil.wait_procs([child], timeout=20)
+    assert gone and not alive
+
+
+def test_a_service_whose_parent_is_gone_already_does_not_start(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SERVICE, str(tmp_path / "service.json")],
+        env={**os.environ, "ANTIPHON_PARENT_PID": "1" if os.getppid() != 1 else "2"},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "service.json").exists()
+
+
+def test_a_ready_file_is_optional() -> None:
+    write_ready_file(None, 1)
+
+
+def test_an_unknown_log_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_LOG", "loud")
+    with pytest.raises(ConfigError, match="ANTIPHON_LOG=loud is no log level"):
+        configure_logs()
