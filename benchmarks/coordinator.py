@@ -91,7 +91,7 @@ def make_config(groups: int, store: str | None) -> RunConfig:
             "evaluation": {"prompts": 1, "interval": 0},
             "loop": {"mode": "elastic", "prompts_per_step": groups, "group_size": GROUP_SIZE},
             "sampling": {"max_tokens": TOKENS},
-            "coordinator": {"lease_s": 60.0, "heartbeat_s": 2.0, "store": store},
+            "coordinator": {"lease_s": 60.0, "heartbeat_s": 2.0, "journal_url": store},
             "drafting": {"enabled": False},
         }
     )

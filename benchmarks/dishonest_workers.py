@@ -19,7 +19,7 @@ import torch
 
 from antiphon.benchmarks.parts.trust import dishonest_workers as animals
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease
-from antiphon.core.trust.audit import Band, SampleFigures, calibrate, judge_group
+from antiphon.core.trust.audit import Band, SampleStatistics, audit_group, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
 from antiphon.services.learner.auditor import Auditor
 
@@ -120,7 +120,7 @@ def kinds(zoo: animals.Zoo) -> dict[str, animals.Make]:
     return found
 
 
-def audited(auditor: Auditor, make: animals.Make, leases: Sequence[Lease]) -> list[list[SampleFigures]]:
+def audited(auditor: Auditor, make: animals.Make, leases: Sequence[Lease]) -> list[list[SampleStatistics]]:
     """Have a worker do the leases and return what the auditor finds, group by group."""
     found = []
     for start in range(0, len(leases), BATCH):
@@ -131,12 +131,12 @@ def audited(auditor: Auditor, make: animals.Make, leases: Sequence[Lease]) -> li
     return found
 
 
-def row(kind: str, groups: list[list[SampleFigures]], band: Band) -> Row:
+def row(kind: str, groups: list[list[SampleStatistics]], band: Band) -> Row:
     """Judge the groups of one kind with both bands."""
     samples = [sample for group in groups for sample in group]
     tokens = sum(sample.tokens for sample in samples)
-    shipped = [judge_group(group, Band()) for group in groups]
-    calibrated = [judge_group(group, band) for group in groups]
+    shipped = [audit_group(group, Band()) for group in groups]
+    calibrated = [audit_group(group, band) for group in groups]
     return Row(
         kind=kind,
         groups=len(groups),
@@ -150,24 +150,24 @@ def row(kind: str, groups: list[list[SampleFigures]], band: Band) -> Row:
     )
 
 
-def career(groups: list[list[SampleFigures]], band: Band) -> float | None:
+def career(groups: list[list[SampleStatistics]], band: Band) -> float | None:
     """Return the median of the groups that a newcomer hands in before it is shut out."""
     rng = np.random.default_rng(0)
-    alone = [judge_group(group, band) for group in groups]
-    if not any(alone) and not judge_group(groups[0], band, _sums(groups * 50)):
+    alone = [audit_group(group, band) for group in groups]
+    if not any(alone) and not audit_group(groups[0], band, _sums(groups * 50)):
         return None
     lengths = [_career(groups, band, rng) for _ in range(CAREERS)]
     median = statistics.median(lengths)
     return None if median >= LONGEST_CAREER else median
 
 
-def _career(groups: list[list[SampleFigures]], band: Band, rng: np.random.Generator) -> int:
+def _career(groups: list[list[SampleStatistics]], band: Band, rng: np.random.Generator) -> int:
     standing = Standing()
     for number in range(1, LONGEST_CAREER):
         if rng.random() >= standing.share:
             continue
         group = groups[int(rng.integers(len(groups)))]
-        findings = judge_group(group, band, (standing.tokens, standing.missed))
+        findings = audit_group(group, band, (standing.tokens, standing.missed))
         if not findings:
             standing = standing.pass_group(*_sums([group]))
             continue
@@ -177,7 +177,7 @@ def _career(groups: list[list[SampleFigures]], band: Band, rng: np.random.Genera
     return LONGEST_CAREER
 
 
-def _sums(groups: list[list[SampleFigures]]) -> tuple[int, int]:
+def _sums(groups: list[list[SampleStatistics]]) -> tuple[int, int]:
     samples = [sample for group in groups for sample in group]
     return sum(sample.tokens for sample in samples), sum(sample.missed for sample in samples)
 

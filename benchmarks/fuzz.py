@@ -29,7 +29,7 @@ from antiphon.benchmarks.parts.fuzz.targets import House, known_values, open_hou
 from antiphon.core.errors import AntiphonError
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.wire import drafting as wire_drafting
-from antiphon.services.wire import rewards as wire_judging
+from antiphon.services.wire import rewards as wire_rewards
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
@@ -41,13 +41,13 @@ DEADLINE_S = 0.2
 """Of each call; a long poll that outlives it was held open as asked, which is no crash."""
 ENDINGS = frozenset({"Finish", "Pause"})
 """Calls after which nothing more could be reached; they get damaged bytes alone."""
-WIRES = (wire_judging, wire_status, wire_steps, wire_work)
+WIRES = (wire_rewards, wire_status, wire_steps, wire_work)
 PARSED = (
     "worker_hello",
     "worker_heartbeat",
     "lease_request",
     "group_submission",
-    "judgement",
+    "rewarded_group",
     "step_commit",
     "snapshot_manifest",
     "lease_reply",
@@ -56,9 +56,9 @@ PARSED = (
     "run_status",
     "event",
     "worker_welcome",
-    "group_to_judge",
+    "group_to_reward",
     "group_to_audit",
-    "sample_figures",
+    "sample_statistics",
     "submit_verdict",
 )
 """Messages that somebody translates; whoever sent them may be anybody."""
@@ -223,7 +223,11 @@ def _rpc_feeder(house: House, call: Callable[[bytes], None], method: Any, tally:
                 return f"{code.name} {details}"
             return None
         tally.answers["OK"] += 1
-        return None if house.keeper.failure is None else f"the coordinator failed: {house.keeper.failure}"
+        return (
+            None
+            if house.state_machine.failure is None
+            else f"the coordinator failed: {house.state_machine.failure}"
+        )
 
     return feeder
 

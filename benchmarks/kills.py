@@ -64,7 +64,12 @@ def make_config(
             "sampling": {"max_tokens": 24},
             "rollout": {"concurrent_groups": 4},
             "learner": {"checkpoint_interval": 3},
-            "coordinator": {"lease_s": 3.0, "heartbeat_s": 0.4, "history_batches": 2, "store": store},
+            "coordinator": {
+                "lease_s": 3.0,
+                "heartbeat_s": 0.4,
+                "payload_retention_steps": 2,
+                "journal_url": store,
+            },
             "broadcast": {"snapshots_kept": 16},
             "services": {"stall_timeout_s": 120.0},
             "drafting": {"enabled": False},

@@ -62,8 +62,12 @@ def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     pages = read_pages(home)
     ports = {name: page.url.rpartition(":")[2] for name, page in pages.items()}
     keys = _keys(home)
-    overrides = [f"run.steps={arguments.steps}", f"run.seed={arguments.seed}", f"record.store={BUCKET}"]
-    overrides += [f"record.store_endpoint={pages['s3'].url}"]
+    overrides = [
+        f"run.steps={arguments.steps}",
+        f"run.seed={arguments.seed}",
+        f"record.artifact_url={BUCKET}",
+    ]
+    overrides += [f"record.artifact_endpoint={pages['s3'].url}"]
     log, results = home / "run.log", home / "results"
     words = ["run", str(PROJECT / "examples" / "quickstart.yaml"), *overrides, "--results", str(results)]
     with log.open("wb") as output:

@@ -36,7 +36,7 @@ from antiphon.benchmarks.parts.measure import end_on_sigterm, print_result
 from antiphon.benchmarks.parts.preemption.fleet import (
     MODEL,
     TOKEN_S,
-    LengthJudge,
+    LengthReward,
     NumberedPrompts,
     Site,
     WorkerOrder,
@@ -57,7 +57,7 @@ from antiphon.lineage.store.artifact_store import open_store
 from antiphon.models.codec import TextCodec
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.reward.service import RewardService
@@ -182,14 +182,14 @@ async def run_fleet(
     config, clock = site.config(seed), asyncio.get_running_loop().time
     folder.mkdir()
     store = open_store(folder / "store", config.record)
-    keeper = RunKeeper(
+    state_machine = RunStateMachine(
         config, RUN_ID, Journal(folder / JOURNAL_NAME, RUN_ID), store, NumberedPrompts(), clock
     )
-    await keeper.start()
-    server, port = await start_coordinator(CoordinatorService(keeper), "127.0.0.1", 0)
+    await state_machine.start()
+    server, port = await start_coordinator(CoordinatorService(state_machine), "127.0.0.1", 0)
     address = f"127.0.0.1:{port}"
-    client, judging = CoordinatorClient(address), CoordinatorClient(address)
-    judge = RewardService(judging, LengthJudge(), TextCodec.load(str(MODEL)), RUN_ID, "judge", 60.0)
+    client, rewarding = CoordinatorClient(address), CoordinatorClient(address)
+    judge = RewardService(rewarding, LengthReward(), TextCodec.load(str(MODEL)), RUN_ID, "judge", 60.0)
     fleet = Fleet(site, stays, headroom, address, folder)
     ends: list[float] = []
     await client.announce_snapshot(manifest_of(RUN_ID, 0))
@@ -197,7 +197,7 @@ async def run_fleet(
     try:
         expected = fleet.start_first()
         async with asyncio.timeout(JOIN_S):
-            while sum(member.held_version == 0 for member in keeper.fleet.living()) < expected:
+            while sum(member.held_version == 0 for member in state_machine.fleet.living()) < expected:
                 await asyncio.sleep(0.05)
         tasks.append(asyncio.ensure_future(learn(client, site, ends)))
         following = asyncio.ensure_future(fleet.follow(clock(), span_s))
@@ -206,19 +206,21 @@ async def run_fleet(
             if task.done():
                 task.result()  # says what went wrong
         await following
-        account = keeper.state.ledger.account(clock())
-        events = await keeper.journal.read(0, 10**9)
-        generated = sum(worker.tokens_generated for worker in keeper.fleet.records(keeper.leases, clock()))
-        checked, wrong = await check_tokens(keeper, site)
+        account = state_machine.state.ledger.account(clock())
+        events = await state_machine.journal.read(0, 10**9)
+        generated = sum(
+            worker.tokens_generated for worker in state_machine.fleet.records(state_machine.leases, clock())
+        )
+        checked, wrong = await check_tokens(state_machine, site)
     finally:
         fleet.close()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=10)
-        for party in (client, judging):
+        for party in (client, rewarding):
             await party.close()
         await stop_server(server)
-        await keeper.close()
+        await state_machine.close()
     return Outcome(
         steps_per_hour=steps_per_hour(ends[WARM_UP_STEPS:], site.scale),
         reclaimed=fleet.reclaimed,
@@ -231,7 +233,7 @@ async def run_fleet(
         continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in events),
         tokens_checked=checked,
         wrong_tokens=wrong,
-        staleness_max=max(keeper.state.staleness_histogram, default=0),
+        staleness_max=max(state_machine.state.staleness_histogram, default=0),
     )
 
 
@@ -242,12 +244,12 @@ def steps_per_hour(ends: Sequence[float], scale: float) -> float:
     return (len(ends) - 1) / ((ends[-1] - ends[0]) * scale / 3600.0)
 
 
-async def check_tokens(keeper: RunKeeper, site: Site) -> tuple[int, int]:
+async def check_tokens(state_machine: RunStateMachine, site: Site) -> tuple[int, int]:
     """Return how many tokens were handed in for sealed batches, and how many are not what they must be."""
     checked = wrong = 0
-    for groups in list(keeper.state.sealed_groups.values()):  # the run goes on meanwhile
+    for groups in list(state_machine.state.sealed_groups.values()):  # the run goes on meanwhile
         for group_id in groups:
-            for trajectory in (await keeper.submission(group_id)).trajectories:
+            for trajectory in (await state_machine.submission(group_id)).trajectories:
                 expected = tokens_of(trajectory.seed, site.group_s)
                 checked += len(expected)
                 if not np.array_equal(trajectory.token_ids, expected):

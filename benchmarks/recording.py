@@ -105,7 +105,7 @@ def measure_loop(home: Path, steps: int) -> dict[str, Any]:
 
 
 def make_rows(step: int, chance: np.random.Generator) -> tuple[list[BatchRow], list[RowTiming]]:
-    """Return one batch as the coordinator has it when the last group is judged."""
+    """Return one batch as the coordinator has it when the last group is rewarded."""
     rows, timings = [], []
     spans = (VersionSpan(max(0, step - 1), 0, TOKENS // 2), VersionSpan(step, TOKENS // 2, TOKENS))
     for group in range(GROUPS):

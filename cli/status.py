@@ -90,9 +90,9 @@ def planes_of(status: "RunStatus", rates: Mapping[str, float]) -> dict[str, "Pla
         "rollout": PlaneView("rollout", open_groups, rates.get("rollout", 0.0), status.waiting),
         "reward": PlaneView(
             "reward",
-            f"{status.groups_to_judge} to judge, {status.groups_ready} ready",
+            f"{status.groups_to_reward} to judge, {status.groups_ready} ready",
             0.0,
-            "" if status.groups_to_judge else "finished groups",
+            "" if status.groups_to_reward else "finished groups",
         ),
         "learner": PlaneView(
             "learner",

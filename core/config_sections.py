@@ -221,13 +221,13 @@ class CoordinatorSection(Section):
     partials_mib: int = Field(default=256, ge=0)
     """Memory of unfinished groups, kept from heartbeats so that another worker can go on with them; 0
     keeps none, and lost groups are begun anew."""
-    history_batches: int = Field(default=16, ge=1)
+    payload_retention_steps: int = Field(default=16, ge=1)
     """Committed steps whose group payloads the journal keeps."""
-    store: str | None = None
+    journal_url: str | None = None
     """Where the journal lies: null keeps it in the run's folder (SQLite), `postgresql://HOST/DATABASE` in
     a database. User and password come from PGUSER, PGPASSWORD, PGPASSFILE or PGSERVICE alone."""
 
-    @field_validator("store")
+    @field_validator("journal_url")
     @classmethod
     def _check_store(cls, value: str | None) -> str | None:
         if value is None:
@@ -235,13 +235,13 @@ class CoordinatorSection(Section):
         scheme, separator, rest = value.partition("://")
         if scheme not in ("postgresql", "postgres") or not separator:
             raise ValueError(
-                f"coordinator.store={value!r} is no database Antiphon knows; write "
+                f"coordinator.journal_url={value!r} is no database Antiphon knows; write "
                 "postgresql://HOST/DATABASE, or null for a file in the run's folder"
             )
         if ":" in rest.partition("/")[0].rpartition("@")[0] or "password=" in rest:
             raise ValueError(
-                "coordinator.store must not hold a password, since configurations are copied and logged; "
-                "put it into PGPASSWORD or the file that PGPASSFILE names"
+                "coordinator.journal_url must not hold a password, since configurations are copied and "
+                "logged; put it into PGPASSWORD or the file that PGPASSFILE names"
             )
         return value
 
@@ -280,10 +280,10 @@ class RecordSection(Section):
     checkpoint_stride: int = Field(default=4, ge=0)
     """Every how many-th of the learner's checkpoints enters the ledger, so that a replay of late steps
     can start there; 0 pins none, and replays start from the base model."""
-    store: str | None = None
+    artifact_url: str | None = None
     """Where artifacts go besides the store in the home directory: `s3://bucket/prefix`, or the absolute
     path of a shared folder; null keeps them on this machine. Keys come from the environment alone."""
-    store_endpoint: str | None = None
+    artifact_endpoint: str | None = None
     """Address of the S3 server, such as `http://127.0.0.1:8333`; null takes AWS_ENDPOINT_URL_S3, else
     Amazon's."""
     traces: int = Field(default=3, ge=0, le=32)
@@ -298,21 +298,21 @@ class RecordSection(Section):
     @model_validator(mode="after")
     def _check_store(self) -> Self:
         # Values are not repeated: people who put keys into an address would find them in a log.
-        store, endpoint = self.store, self.store_endpoint
+        store, endpoint = self.artifact_url, self.artifact_endpoint
         if store is not None and not _STORE.fullmatch(store):
             raise ValueError(
-                "record.store is neither s3://bucket/prefix nor the absolute path of a folder; keys belong "
-                "in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                "record.artifact_url is neither s3://bucket/prefix nor the absolute path of a folder; keys "
+                "belong in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise ValueError(
-                "record.store_endpoint is no address such as http://127.0.0.1:8333; keys belong in "
+                "record.artifact_endpoint is no address such as http://127.0.0.1:8333; keys belong in "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         if endpoint is not None and not (store or "").startswith("s3://"):
             raise ValueError(
-                f"record.store_endpoint={endpoint} is for a record.store that begins with s3://, but that is "
-                f"{store}; correct either"
+                f"record.artifact_endpoint={endpoint} is for a record.artifact_url that begins with s3://, "
+                f"but that is {store}; correct either"
             )
         return self
 

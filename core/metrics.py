@@ -40,7 +40,7 @@ LEARNER_METRICS: tuple[Metric, ...] = (
 """What every learner step reports; an empty batch reports zeros."""
 
 BATCH_METRICS: tuple[Metric, ...] = (
-    Metric("reward_mean", "reward", "mean reward of all judged trajectories, filtered groups included"),
+    Metric("reward_mean", "reward", "mean reward of all rewarded trajectories, filtered groups included"),
     Metric("completion_tokens_mean", "tokens", "mean completion length of the same trajectories"),
     Metric("groups_filtered", "groups", "groups without reward variance that were left out"),
     Metric("groups_dropped_stale", "groups", "finished groups dropped beyond the bound since the last batch"),
@@ -58,7 +58,7 @@ DRAFTING_METRICS: tuple[Metric, ...] = (
     Metric("drafting_sampler_ms", "ms", "milliseconds in the sampler per forward pass of a completion"),
     Metric("drafting_gain", "1", "tokens per second relative to the last undrafted probe; 0 before one"),
 )
-"""What a commit says of drafting, over all judged trajectories of the step; left out where no engine
+"""What a commit says of drafting, over all rewarded trajectories of the step; left out where no engine
 could draft. They follow who finished first, so they count as timings even in fixed mode."""
 
 STALENESS_METRICS: tuple[Metric, ...] = (
@@ -133,7 +133,7 @@ def staleness_metric(name: str, staleness: int) -> str:
     return f"{name}{_SPLIT}{staleness}"
 
 
-def batch_figures(batch: BatchRef) -> dict[str, float]:
+def batch_metrics(batch: BatchRef) -> dict[str, float]:
     """Return the figures of BATCH_METRICS for one sealed batch, and of DRAFTING_METRICS where it has any."""
     histogram = batch.staleness_histogram
     trajectories = sum(histogram.values())

@@ -120,7 +120,7 @@ class KeptProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PastCompletion:
-    """A completion that was sampled and judged before: what drafts are made from."""
+    """A completion that was sampled and rewarded before: what drafts are made from."""
 
     token_ids: IntArray
     """[T] int32, the end token included when the model wrote it."""
@@ -148,7 +148,7 @@ class PromptHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftingFigures:
+class DraftingStatistics:
     """What drafting did for some completions. Counts add up; `gain` is the engine's newest."""
 
     tokens: int
@@ -208,7 +208,7 @@ class GroupSubmission:
     trajectories: tuple[Trajectory, ...]
     generation_s: float
     """Seconds from the first to the last token of the group, as the worker measured them."""
-    drafting: DraftingFigures | None = None
+    drafting: DraftingStatistics | None = None
     """What drafting did for the group; None from an engine that cannot draft."""
     encoded: bytes | None = None
     """The message it came in, where it came over the wire: what is kept need not be encoded again."""
@@ -229,7 +229,7 @@ class SubmitVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class RewardedGroup:
     """The environment's score of one trajectory."""
 
     sample_index: int
@@ -238,7 +238,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupToJudge:
+class GroupToReward:
     """A finished group on its way to the reward service."""
 
     group_id: str
@@ -289,10 +289,10 @@ class RowTiming:
     """Seconds the worker needed for the whole group."""
     leased_at_s: float
     submitted_at_s: float
-    judged_at_s: float
+    rewarded_at_s: float
     """Coordinator's monotonic seconds; only differences mean anything."""
     passes: int | None = None
-    """Forward passes of the whole group, as the next three: see `DraftingFigures`. None from an
+    """Forward passes of the whole group, as the next three: see `DraftingStatistics`. None from an
     engine that cannot draft."""
     drafted: int | None = None
     covered: int | None = None
@@ -318,13 +318,13 @@ class BatchRef:
     tokens: int
     """Completion tokens in the file."""
     reward_mean: float
-    """Mean reward of all judged trajectories of the step, filtered groups included."""
+    """Mean reward of all rewarded trajectories of the step, filtered groups included."""
     staleness_histogram: dict[int, int]
     """Staleness in versions -> trajectories of the file."""
     completion_tokens_mean: float
-    """Mean completion length over all judged trajectories of the step."""
-    drafting: DraftingFigures | None = None
-    """What drafting did for the judged trajectories of the step; None where no engine could draft."""
+    """Mean completion length over all rewarded trajectories of the step."""
+    drafting: DraftingStatistics | None = None
+    """What drafting did for the rewarded trajectories of the step; None where no engine could draft."""
 
 
 @dataclass(frozen=True, slots=True)

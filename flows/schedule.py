@@ -11,7 +11,7 @@ from typing import Protocol
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
-from antiphon.core.loop.staleness import fixed_version, is_published
+from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.runs.context import RunContext, RunStopped
 
 
@@ -101,7 +101,7 @@ def _submit_all(
     steps: list[Handle] = []
     for t in range(first, config.run.steps):
         stages = stages_for(t)
-        oldest = fixed_version(t, loop.max_staleness, loop.publish_interval)
+        oldest = oldest_allowed_version(t, loop.max_staleness, loop.publish_interval)
         ready = broadcasts.get(oldest, broadcasts[base] if oldest < base else None)
         collect = submit(stages, "collect", t, [ready])
         reward = submit(stages, "reward", t, [ready])

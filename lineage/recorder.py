@@ -22,7 +22,7 @@ from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.run_log import Evaluation, RunLog, now
-from antiphon.lineage.sequencer import InOrder
+from antiphon.lineage.sequencer import Sequencer
 from antiphon.lineage.store.artifact_store import open_store, write_atomically
 from antiphon.lineage.store.policy_file import encode_policy
 from antiphon.lineage.tracking.feed import TrackingFeed, worker_mix
@@ -99,7 +99,7 @@ class Recorder:
         self._batches: dict[int, BatchRef] = {}
         self._log = RunLog(run_dir)
         self._pins: DocumentPins | None = None
-        self._in_order = InOrder()
+        self._in_order = Sequencer()
         self._ledger_writer = Writer("ledger") if self._project else None
         self._feed: TrackingFeed | None = None
         if config.record.mlflow:
@@ -148,7 +148,7 @@ class Recorder:
     def record_evaluation(self, evaluation: Evaluation) -> None:
         """Record the held-out score of a version; an incomplete one is left for later."""
         with self._timed:
-            if evaluation.judged >= evaluation.prompts:
+            if evaluation.rewarded >= evaluation.prompts:
                 self._record_evaluation(self._log.add_evaluation(evaluation))
 
     def attach(self, path: Path) -> None:
@@ -203,7 +203,7 @@ class Recorder:
         if self._log.base is not None:
             self._record_base(self._log.base)
         elif self._log.steps:
-            self._in_order = InOrder(reached=0)  # an older release told nobody of version 0 here
+            self._in_order = Sequencer(reached=0)  # an older release told nobody of version 0 here
         for line in self._log.steps.values():
             if line["batch"] is not None:
                 timings_digest = line["timings"]["timings_digest"]
@@ -288,10 +288,10 @@ class Recorder:
     def _pin_checkpoint(self, version: int) -> None:
         interval, stride = self._config.learner.checkpoint_interval, self._config.record.checkpoint_stride
         if due(version, interval, stride):
-            shelf = self._run_dir / "checkpoints"
+            checkpoints = self._run_dir / "checkpoints"
             self._queue(
                 f"checkpoint {version}",
-                lambda pins: pin_checkpoint(pins.ledger, shelf, version),
+                lambda pins: pin_checkpoint(pins.ledger, checkpoints, version),
                 lambda _: None,
             )
 

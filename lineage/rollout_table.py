@@ -54,7 +54,7 @@ BATCH_SCHEMA = pa.schema(
 """One row per trajectory; the lists are [P], [T], [T] and one entry per version span."""
 
 DRAFTING_COLUMNS = ("passes", "drafted", "covered", "accepted")
-"""Counts of the group's drafting in the timings, as `core.records.DraftingFigures` names them."""
+"""Counts of the group's drafting in the timings, as `core.records.DraftingStatistics` names them."""
 
 TIMINGS_SCHEMA = pa.schema(
     [
@@ -66,7 +66,7 @@ TIMINGS_SCHEMA = pa.schema(
         _column("generation_s", pa.float64()),
         _column("leased_at_s", pa.float64()),
         _column("submitted_at_s", pa.float64()),
-        _column("judged_at_s", pa.float64()),
+        _column("rewarded_at_s", pa.float64()),
         *(pa.field(name, pa.int64()) for name in DRAFTING_COLUMNS),
     ],
     metadata={"antiphon.table": "timings/2"},

@@ -36,12 +36,12 @@ class Evaluation(Protocol):
         """Held-out prompts asked."""
 
     @property
-    def judged(self) -> int:
-        """Prompts judged so far."""
+    def rewarded(self) -> int:
+        """Prompts rewarded so far."""
 
     @property
     def reward_mean(self) -> float:
-        """Mean reward over the judged prompts."""
+        """Mean reward over the rewarded prompts."""
 
     @property
     def completion_tokens_mean(self) -> float:

@@ -12,7 +12,7 @@ MOST_HELD = 16
 """Numbers that wait before a missing one is given up; stages are never that far apart."""
 
 
-class InOrder:
+class Sequencer:
     """Hands jobs on once their number was reached; used by one thread at a time."""
 
     def __init__(self, reached: int = -1) -> None:
@@ -28,7 +28,7 @@ class InOrder:
             job: called now or later, once.
             completes: whether it is the last job of its number.
 
-        >>> said, order = [], InOrder()
+        >>> said, order = [], Sequencer()
         >>> order.tell(1, lambda: said.append("one"), completes=True)
         >>> order.tell(0, lambda: said.append("zero"), completes=True)
         >>> said

@@ -83,9 +83,9 @@ class AuditRequest(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     group_id: str
-    samples: _containers.RepeatedCompositeFieldContainer[_records_pb2.SampleFigures]
+    samples: _containers.RepeatedCompositeFieldContainer[_records_pb2.SampleStatistics]
     worker_id: str
-    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_records_pb2.SampleFigures, _Mapping]]] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_records_pb2.SampleStatistics, _Mapping]]] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class CommitsReply(_message.Message):
     __slots__ = ("commits",)
@@ -94,18 +94,18 @@ class CommitsReply(_message.Message):
     def __init__(self, commits: _Optional[_Iterable[_Union[_records_pb2.StepCommit, _Mapping]]] = ...) -> None: ...
 
 class EvaluationRecord(_message.Message):
-    __slots__ = ("version", "prompts", "judged", "reward_mean", "completion_tokens_mean")
+    __slots__ = ("version", "prompts", "rewarded", "reward_mean", "completion_tokens_mean")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
-    JUDGED_FIELD_NUMBER: _ClassVar[int]
+    REWARDED_FIELD_NUMBER: _ClassVar[int]
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_MEAN_FIELD_NUMBER: _ClassVar[int]
     version: int
     prompts: int
-    judged: int
+    rewarded: int
     reward_mean: float
     completion_tokens_mean: float
-    def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., judged: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., rewarded: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
     __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "audited", "strikes")
@@ -130,7 +130,7 @@ class WorkerRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_judge", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use")
+    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,7 +167,7 @@ class RunStatus(_message.Message):
     NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     GROUPS_OPEN_FIELD_NUMBER: _ClassVar[int]
     GROUPS_LEASED_FIELD_NUMBER: _ClassVar[int]
-    GROUPS_TO_JUDGE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_TO_REWARD_FIELD_NUMBER: _ClassVar[int]
     GROUPS_READY_FIELD_NUMBER: _ClassVar[int]
     GROUPS_DROPPED_STALE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FILTERED_FIELD_NUMBER: _ClassVar[int]
@@ -190,7 +190,7 @@ class RunStatus(_message.Message):
     newest_version: int
     groups_open: int
     groups_leased: int
-    groups_to_judge: int
+    groups_to_reward: int
     groups_ready: int
     groups_dropped_stale: int
     groups_filtered: int
@@ -205,7 +205,7 @@ class RunStatus(_message.Message):
     barred: _containers.ScalarMap[str, str]
     worker_seconds: _containers.ScalarMap[str, float]
     tokens_by_use: _containers.ScalarMap[str, int]
-    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_judge: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after_seq", "follow")

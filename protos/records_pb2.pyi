@@ -134,7 +134,7 @@ class PromptHistory(_message.Message):
     tokens: bytes
     def __init__(self, prompt_key: _Optional[str] = ..., epoch: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., sample_indices: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
-class DraftingFigures(_message.Message):
+class DraftingStatistics(_message.Message):
     __slots__ = ("tokens", "passes", "drafted", "covered", "accepted", "with_history", "drafter_s", "sampler_s", "gain", "completions")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
@@ -198,11 +198,11 @@ class GroupSubmission(_message.Message):
     worker_id: str
     trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
     generation_s: float
-    drafting: DraftingFigures
+    drafting: DraftingStatistics
     completions: Completions
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingFigures, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
 
-class Judgement(_message.Message):
+class RewardedGroup(_message.Message):
     __slots__ = ("sample_index", "reward")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
@@ -218,7 +218,7 @@ class Completion(_message.Message):
     finish_reason: str
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
 
-class GroupToJudge(_message.Message):
+class GroupToReward(_message.Message):
     __slots__ = ("group_id", "prompt_key", "completions")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -236,7 +236,7 @@ class GroupToAudit(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, submission: _Optional[_Union[GroupSubmission, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class SampleFigures(_message.Message):
+class SampleStatistics(_message.Message):
     __slots__ = ("sample_index", "tokens", "missed", "impossible", "drift")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -282,8 +282,8 @@ class BatchRef(_message.Message):
     reward_mean: float
     staleness_histogram: _containers.ScalarMap[int, int]
     completion_tokens_mean: float
-    drafting: DraftingFigures
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingFigures, _Mapping]] = ...) -> None: ...
+    drafting: DraftingStatistics
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "length")

@@ -8,28 +8,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PullRequest(_message.Message):
-    __slots__ = ("judge_id", "limit", "wait_s")
-    JUDGE_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("client_id", "limit", "wait_s")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    judge_id: str
+    client_id: str
     limit: int
     wait_s: float
-    def __init__(self, judge_id: _Optional[str] = ..., limit: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., limit: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class PullReply(_message.Message):
     __slots__ = ("groups",)
     GROUPS_FIELD_NUMBER: _ClassVar[int]
-    groups: _containers.RepeatedCompositeFieldContainer[_records_pb2.GroupToJudge]
-    def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupToJudge, _Mapping]]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[_records_pb2.GroupToReward]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupToReward, _Mapping]]] = ...) -> None: ...
 
 class RewardsRequest(_message.Message):
-    __slots__ = ("group_id", "judgements")
+    __slots__ = ("group_id", "rewarded_groups")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
-    JUDGEMENTS_FIELD_NUMBER: _ClassVar[int]
+    REWARDED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
-    judgements: _containers.RepeatedCompositeFieldContainer[_records_pb2.Judgement]
-    def __init__(self, group_id: _Optional[str] = ..., judgements: _Optional[_Iterable[_Union[_records_pb2.Judgement, _Mapping]]] = ...) -> None: ...
+    rewarded_groups: _containers.RepeatedCompositeFieldContainer[_records_pb2.RewardedGroup]
+    def __init__(self, group_id: _Optional[str] = ..., rewarded_groups: _Optional[_Iterable[_Union[_records_pb2.RewardedGroup, _Mapping]]] = ...) -> None: ...
 
 class RewardsReply(_message.Message):
     __slots__ = ("accepted",)
@@ -38,13 +38,13 @@ class RewardsReply(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ...) -> None: ...
 
 class RewardStatus(_message.Message):
-    __slots__ = ("groups_judged", "trajectories_judged", "judge_s", "state")
-    GROUPS_JUDGED_FIELD_NUMBER: _ClassVar[int]
-    TRAJECTORIES_JUDGED_FIELD_NUMBER: _ClassVar[int]
-    JUDGE_S_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("groups_rewarded", "trajectories_rewarded", "reward_s", "state")
+    GROUPS_REWARDED_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_REWARDED_FIELD_NUMBER: _ClassVar[int]
+    REWARD_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    groups_judged: int
-    trajectories_judged: int
-    judge_s: float
+    groups_rewarded: int
+    trajectories_rewarded: int
+    reward_s: float
     state: str
-    def __init__(self, groups_judged: _Optional[int] = ..., trajectories_judged: _Optional[int] = ..., judge_s: _Optional[float] = ..., state: _Optional[str] = ...) -> None: ...
+    def __init__(self, groups_rewarded: _Optional[int] = ..., trajectories_rewarded: _Optional[int] = ..., reward_s: _Optional[float] = ..., state: _Optional[str] = ...) -> None: ...

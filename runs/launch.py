@@ -32,7 +32,7 @@ from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.outcome import RunOutcome, summarise, write_results
-from antiphon.runs.prefect_server import ServerKeeper, begin_prefect_server, client_environment
+from antiphon.runs.prefect_server import PrefectSupervisor, begin_prefect_server, client_environment
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
 from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
@@ -190,7 +190,7 @@ def open_run(
         stack.callback(lambda: context.stop("the run was closed"))
         run_context.register(context)
         stack.callback(lambda: run_context.unregister(place.run_id))
-        if config.record.store is not None:
+        if config.record.artifact_url is not None:
             context.uploader = Uploader(open_store(context.store_root, config.record))
             stack.callback(_close_uploads, context.uploader, place.directory)
         if config.record.mlflow or config.record.dvc:
@@ -337,7 +337,7 @@ def run_post_train(
         live = stack.enter_context(open_run(config, run_id, home))
         if server is not None:
             server.wait_healthy(SERVER_START_S)
-            stack.callback(ServerKeeper(server, home).close)
+            stack.callback(PrefectSupervisor(server, home).close)
         stack.enter_context(surrounded(replace(surroundings, live=live)))
         from prefect.exceptions import CancelledRun
 

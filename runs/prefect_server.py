@@ -109,7 +109,7 @@ class PrefectServer:
         stop_process(self.process)
 
 
-class ServerKeeper:
+class PrefectSupervisor:
     """Starts a server again, on the same port and database, when it ends before it should."""
 
     def __init__(self, server: PrefectServer, home: Path) -> None:

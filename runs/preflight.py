@@ -45,8 +45,8 @@ def preflight(config: RunConfig, home: Path) -> None:
         check_port(services.coordinator_port, "services.coordinator_port", services.host)
     if config.record.dvc:
         find_project(None, home)
-    if config.record.store is not None:
-        RemoteStore(config.record.store, config.record.store_endpoint).check()
+    if config.record.artifact_url is not None:
+        RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
     check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
     codec = TextCodec.load(resolve_model_path(config.model.path))
     section = config.environment

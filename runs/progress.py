@@ -36,10 +36,10 @@ class _Rates:
         trained = 0.0
         if last is not None and last.train_s > 0:
             trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
-        judging = "" if status.groups_to_judge else "finished groups"
+        rewarding = "" if status.groups_to_reward else "finished groups"
         return {
             "rollout": PlaneView("rollout", f"{status.groups_leased} groups", rate, status.waiting),
-            "reward": PlaneView("reward", f"{status.groups_to_judge} to judge", 0.0, judging),
+            "reward": PlaneView("reward", f"{status.groups_to_reward} to judge", 0.0, rewarding),
             "learner": PlaneView("learner", f"version {status.committed_steps}", trained, ""),
             "broadcast": PlaneView("broadcast", f"newest {status.newest_version}", 0.0, ""),
         }

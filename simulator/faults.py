@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from antiphon.simulator.virtual.random_streams import Chance
+from antiphon.simulator.virtual.random_streams import RandomStream
 
 
 class FaultKind(StrEnum):
@@ -65,7 +65,7 @@ class FaultMix(BaseModel):
     """Kills of one worker each."""
     learner_kills: int = Field(default=0, ge=0)
     """Kills of the learner."""
-    judge_kills: int = Field(default=0, ge=0)
+    reward_kills: int = Field(default=0, ge=0)
     """Kills of one reward judge each."""
     flow_kills: int = Field(default=0, ge=0)
     """Kills of whoever drives the run."""
@@ -93,7 +93,7 @@ class FaultMix(BaseModel):
     """Longest fault."""
 
 
-def draw_mix(chance: Chance) -> FaultMix:
+def draw_mix(chance: RandomStream) -> FaultMix:
     """Return a mix for a run of random faults: most runs have several kinds, some hardly any."""
 
     def some(most: int, probability: float) -> int:
@@ -103,7 +103,7 @@ def draw_mix(chance: Chance) -> FaultMix:
         coordinator_kills=some(4, 0.6),
         worker_kills=some(4, 0.6),
         learner_kills=some(3, 0.45),
-        judge_kills=some(2, 0.35),
+        reward_kills=some(2, 0.35),
         flow_kills=some(2, 0.3),
         stops=some(2, 0.35),
         retirements=some(2, 0.25),
@@ -116,7 +116,7 @@ def draw_mix(chance: Chance) -> FaultMix:
     )
 
 
-def draw_faults(mix: FaultMix, workers: list[str], judges: list[str], chance: Chance) -> list[Fault]:
+def draw_faults(mix: FaultMix, workers: list[str], judges: list[str], chance: RandomStream) -> list[Fault]:
     """Return the schedule of a run, in the order of time.
 
     Args:
@@ -141,7 +141,7 @@ def draw_faults(mix: FaultMix, workers: list[str], judges: list[str], chance: Ch
         add(FaultKind.KILL, chance.choose(workers))
     for _ in range(mix.learner_kills):
         add(FaultKind.KILL, "learner")
-    for _ in range(mix.judge_kills):
+    for _ in range(mix.reward_kills):
         add(FaultKind.KILL, chance.choose(judges))
     for _ in range(mix.flow_kills):
         add(FaultKind.KILL, "flow")

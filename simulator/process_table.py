@@ -1,4 +1,4 @@
-"""Slots: the processes of a simulated run by the names that last."""
+"""Process table: the processes of a simulated run by the names that last."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ RESTART_S = 1.0
 
 
 @dataclass(slots=True)
-class Slot:
+class ProcessEntry:
     """A process by name: the life it has now, and what its successor must know."""
 
     name: str

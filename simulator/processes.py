@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
-from antiphon.core.loop.staleness import fixed_version, is_published
+from antiphon.core.loop.staleness import is_published, oldest_allowed_version
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.api import Learner
@@ -26,8 +26,8 @@ from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.rpc.in_process import DirectChannel, DirectServer
-from antiphon.services.rpc.retry import keep_trying
+from antiphon.services.rpc.in_process import InProcessChannel, InProcessServer
+from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.virtual.chunks import MemoryChunks
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
@@ -58,14 +58,14 @@ class Site:
     learner_step_s: Callable[[], float]
     trained: Callable[[int, bytes], int]
     """Told of each step that is trained and of its file; returns how many rows that has."""
-    keepers: list[RunKeeper]
+    state_machines: list[RunStateMachine]
     """Of every coordinator so far, the living one last."""
     wall_clock: Callable[[], float]
     """What coordinators take for the time of day; nothing may depend on it."""
 
     def channel(self, address: str) -> Any:
         """Open a channel to an address."""
-        return DirectChannel(Link(self.network, address))
+        return InProcessChannel(Link(self.network, address))
 
     def coordinator(self) -> CoordinatorClient:
         """Return a client of the coordinator."""
@@ -73,7 +73,7 @@ class Site:
 
 
 async def serve_coordinator(site: Site, process: Process, clock_offset_s: float) -> None:
-    """Serve the run until the keeper fails.
+    """Serve the run until the state_machine fails.
 
     Args:
         site: the run.
@@ -81,11 +81,11 @@ async def serve_coordinator(site: Site, process: Process, clock_offset_s: float)
         clock_offset_s: monotonic clocks of two processes have nothing to do with each other.
 
     Raises:
-        AntiphonError: why the keeper failed.
+        AntiphonError: why the state_machine failed.
     """
     loop = site.loop
     journal = MemoryJournal(site.journal, site.wall_clock)
-    keeper = RunKeeper(
+    state_machine = RunStateMachine(
         site.config,
         RUN_ID,
         journal,
@@ -93,13 +93,13 @@ async def serve_coordinator(site: Site, process: Process, clock_offset_s: float)
         engines.ArithmeticPrompts(),
         lambda: loop.time() + clock_offset_s,
     )
-    await keeper.start()
-    site.keepers.append(keeper)
-    server = DirectServer()
-    register_coordinator(server, CoordinatorService(keeper))
+    await state_machine.start()
+    site.state_machines.append(state_machine)
+    server = InProcessServer()
+    register_coordinator(server, CoordinatorService(state_machine))
     site.network.listen(COORDINATOR, process, server)
-    await keeper.failed.wait()
-    keeper.check()
+    await state_machine.failed.wait()
+    state_machine.check()
 
 
 async def serve_learner(site: Site, process: Process, coordinator: Coordinator, origin: str) -> None:
@@ -108,15 +108,15 @@ async def serve_learner(site: Site, process: Process, coordinator: Coordinator, 
     trainer = training.ArithmeticTrainer(
         site.learner_disk, site.loop, site.learner_step_s, config.learner.checkpoints_kept, site.trained
     )
-    desk = training.ArithmeticDesk(
+    publisher = training.ArithmeticPublisher(
         RUN_ID,
         site.learner_disk.chunks,
         config.broadcast.snapshots_kept,
         waiting_limit=loop.max_staleness // loop.publish_interval + 2,
     )
-    service = LearnerService(config, trainer, desk, site.store, coordinator)
+    service = LearnerService(config, trainer, publisher, site.store, coordinator)
     await service.restore()
-    server = DirectServer()
+    server = InProcessServer()
     register_learner(server, service)
     register_broadcast(server, BroadcastService(site.learner_disk.chunks))
     site.network.listen(LEARNER, process, server)
@@ -152,7 +152,7 @@ def make_worker(
     )
 
 
-def make_judge(site: Site, coordinator: Coordinator, judge_id: str) -> RewardService:
+def make_reward_service(site: Site, coordinator: Coordinator, client_id: str) -> RewardService:
     """Return the judge of a process; `run` is its main routine."""
     environment = engines.ArithmeticEnvironment(site.config, site.dullness)
     patience_s = site.config.services.stall_timeout_s
@@ -161,7 +161,7 @@ def make_judge(site: Site, coordinator: Coordinator, judge_id: str) -> RewardSer
         environment,
         engines.JsonDecoder(),
         RUN_ID,
-        judge_id,
+        client_id,
         patience_s,
         pull_wait_s=PULL_WAIT_S,
     )
@@ -235,10 +235,10 @@ class Flow:
 
     def _oldest(self, step: int) -> int:
         loop = self._config.loop
-        return fixed_version(step, loop.max_staleness, loop.publish_interval)
+        return oldest_allowed_version(step, loop.max_staleness, loop.publish_interval)
 
     def _published(self, version: int) -> bool:
         return is_published(version, self._config.loop.publish_interval, self._config.run.steps)
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await keep_trying(what, attempt, self._config.services.stall_timeout_s)
+        return await retry_unavailable(what, attempt, self._config.services.stall_timeout_s)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
 from antiphon.simulator.faults import FaultMix, draw_mix
-from antiphon.simulator.virtual.random_streams import Chance
+from antiphon.simulator.virtual.random_streams import RandomStream
 
 
 class Scenario(BaseModel):
@@ -54,7 +54,7 @@ class Scenario(BaseModel):
             "loop": {"prompts_per_step": 3, "group_size": 2},
             "sampling": {"max_tokens": 6},
             "rollout": {"concurrent_groups": 2},
-            "coordinator": {"history_batches": 2},
+            "coordinator": {"payload_retention_steps": 2},
             "services": {"stall_timeout_s": 600.0},
         }
         for section, fields in self.run.items():
@@ -88,14 +88,14 @@ def load_scenario(path: Path) -> Scenario:
 
 def drawn_scenario(seed: int) -> Scenario:
     """Return the scenario that a seed stands for."""
-    chance = Chance("scenario", seed)
+    chance = RandomStream("scenario", seed)
     fixed = chance.happens(0.4)
     # Duplicates of slow leases need a history of leases that says what is slow.
     long = not fixed and chance.happens(0.12)
     bound = chance.index(4)
     # Runs of fixed mode are compared with their undisturbed twin; few of them keep that affordable.
     pattern = chance.index(12) if fixed else seed
-    shape = Chance("shape", int(fixed), pattern)
+    shape = RandomStream("shape", int(fixed), pattern)
     if fixed:
         bound = shape.index(4)
     return Scenario(
@@ -117,7 +117,7 @@ def drawn_scenario(seed: int) -> Scenario:
             "learner": {"checkpoint_interval": 1 + chance.index(3), "checkpoints_kept": 1 + chance.index(2)},
             "coordinator": {
                 "lease_s": chance.choose((8.0, 15.0, 30.0)),
-                "history_batches": 2,
+                "payload_retention_steps": 2,
                 "speculation": 0.5 if long else 0.05,
             },
         },

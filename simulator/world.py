@@ -17,20 +17,20 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.loop.run_state import fold
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.run_state_machine import RunKeeper, new_state
+from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
 from antiphon.services.rollout.worker import GRACE_S
 from antiphon.simulator import processes as parties
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.checks.witnessed import WitnessedCalls, WitnessedStream
 from antiphon.simulator.faults import Fault, FaultKind, draw_faults
-from antiphon.simulator.process_table import RESTART_S, Slot
+from antiphon.simulator.process_table import RESTART_S, ProcessEntry
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.standins import training
 from antiphon.simulator.virtual.chunks import MemoryChunks
 from antiphon.simulator.virtual.disk import JournalDisk, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, Weather
-from antiphon.simulator.virtual.random_streams import Chance
+from antiphon.simulator.virtual.random_streams import RandomStream
 
 LEAVE_S = 60.0
 """How long workers and judges have to leave a finished run."""
@@ -91,21 +91,24 @@ class World:
         self.scenario = scenario
         self.seed = seed
         self.config: RunConfig = scenario.run_config()
-        self._work = Chance("simulate-work", seed)
-        self._speed = Chance("simulate-speed", seed)
+        self._work = RandomStream("simulate-work", seed)
+        self._speed = RandomStream("simulate-speed", seed)
         self._slow_disk = False
         # It has no sockets, signals and subprocesses: whoever asks for them meets an error.
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
-        self.network = Network(self.loop, Chance("simulate-network", seed))
+        self.network = Network(self.loop, RandomStream("simulate-network", seed))
         self.witness = Witness(self.config, scenario.dullness, self.loop.time)
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
-        self._judges = [f"judge-{index}" for index in range(scenario.judges)]
-        self._slots = {
-            name: Slot(name) for name in ("coordinator", "learner", *self._workers, *self._judges, "flow")
+        self._reward_services = [f"judge-{index}" for index in range(scenario.judges)]
+        self._processes = {
+            name: ProcessEntry(name)
+            for name in ("coordinator", "learner", *self._workers, *self._reward_services, "flow")
         }
-        fate = Chance("simulate-faults", seed)
+        fate = RandomStream("simulate-faults", seed)
         self.faults = (
-            draw_faults(scenario.faults, self._workers, self._judges, fate) if faults is None else faults
+            draw_faults(scenario.faults, self._workers, self._reward_services, fate)
+            if faults is None
+            else faults
         )
         self._kill_at_write: list[float] = []
         self._restarts = 0
@@ -130,7 +133,7 @@ class World:
             engine_step_s=lambda name: self._pace[name] * speed.between(*scenario.engine_step_s),
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
             trained=self.witness.trained,
-            keepers=[],
+            state_machines=[],
             wall_clock=self._wall_clock,
         )
 
@@ -155,60 +158,62 @@ class World:
     # The supervisor.
 
     async def _main(self) -> None:
-        for name in self._slots:
+        for name in self._processes:
             self._start(name)
         for fault in self.faults:
             self.loop.call_at(fault.at_s, self._begin, fault)
         await self._over.wait()
         self._heal()
         until = self.loop.time() + LEAVE_S
-        leaving = (*self._workers, *self._judges)
+        leaving = (*self._workers, *self._reward_services)
         while any(self._alive(name) for name in leaving) and self.loop.time() < until:
             await asyncio.sleep(1.0)
         for name in leaving:
             if self._alive(name):
                 self.witness.accuse(f"{name} did not leave the finished run within {LEAVE_S:g} s")
         self._close_books()
-        for slot in self._slots.values():
-            if slot.process is not None:
-                slot.process.kill()
+        for entry in self._processes.values():
+            if entry.process is not None:
+                entry.process.kill()
 
     def _alive(self, name: str) -> bool:
-        process = self._slots[name].process
+        process = self._processes[name].process
         return process is not None and process.alive
 
     def _start(self, name: str) -> None:
-        slot = self._slots[name]
+        entry = self._processes[name]
         if self._alive(name) or (self._over.is_set() and name != "coordinator"):
             return
-        slot.lives += 1
-        self._restarts += slot.lives > 1
-        process = slot.process = Process(self.loop, name)
-        slot.held = None
-        task = process.spawn(self._routine(slot, process))
-        task.add_done_callback(lambda done: self._ended(slot, process, done))
+        entry.lives += 1
+        self._restarts += entry.lives > 1
+        process = entry.process = Process(self.loop, name)
+        entry.held = None
+        task = process.spawn(self._routine(entry, process))
+        task.add_done_callback(lambda done: self._ended(entry, process, done))
 
-    def _routine(self, slot: Slot, process: Process) -> Coroutine[Any, Any, None]:
-        site, name = self.site, slot.name
+    def _routine(self, entry: ProcessEntry, process: Process) -> Coroutine[Any, Any, None]:
+        site, name = self.site, entry.name
         if name == "coordinator":
             return parties.serve_coordinator(site, process, self._speed.between(-1e5, 1e5))
         if name == "learner":
-            return parties.serve_learner(site, process, self._told(slot), f"origin-{slot.lives}")
+            return parties.serve_learner(site, process, self._told(entry), f"origin-{entry.lives}")
         if name == "flow":
             return parties.drive_run(site)
-        if name in self._judges:
-            return parties.make_judge(site, self._told(slot), f"{name}-{slot.lives}").run(lambda: None)
+        if name in self._reward_services:
+            return parties.make_reward_service(site, self._told(entry), f"{name}-{entry.lives}").run(
+                lambda: None
+            )
         # Workers of either kind may meet one coordinator: a stream for all, or calls of their own.
         client = WitnessedStream if self._speed.happens(0.6) else WitnessedCalls
-        told = client(self.site, self.witness, slot)
-        worker = parties.make_worker(site, told, slot.alias or name, name, slot.chunks)
-        slot.worker = worker
+        told = client(self.site, self.witness, entry)
+        worker = parties.make_worker(site, told, entry.alias or name, name, entry.chunks)
+        entry.worker = worker
         return worker.run(lambda: None)
 
-    def _told(self, slot: Slot) -> CoordinatorClient:
-        return WitnessedCalls(self.site, self.witness, slot)
+    def _told(self, entry: ProcessEntry) -> CoordinatorClient:
+        return WitnessedCalls(self.site, self.witness, entry)
 
-    def _ended(self, slot: Slot, process: Process, task: asyncio.Task[None]) -> None:
+    def _ended(self, entry: ProcessEntry, process: Process, task: asyncio.Task[None]) -> None:
         if not process.alive:
             return
         error = None if task.cancelled() else task.exception()
@@ -216,19 +221,19 @@ class World:
             error = error.exceptions[0]
         process.kill()
         self.network.killed(process)
-        if slot.name == "flow" and error is None:
+        if entry.name == "flow" and error is None:
             self._over.set()
             return
         if error is not None and not isinstance(error, UnavailableError):
             kind = "failed" if isinstance(error, AntiphonError) else "broke"
-            self.witness.accuse(f"{slot.name} {kind}: {type(error).__name__}: {error}")
-            if slot.lives > 20:
+            self.witness.accuse(f"{entry.name} {kind}: {type(error).__name__}: {error}")
+            if entry.lives > 20:
                 self._over.set()
                 return
         if error is None and self.witness.counts["run.finished"]:
             return
-        self.loop.call_later(slot.away_s, self._start, slot.name)
-        slot.away_s = RESTART_S
+        self.loop.call_later(entry.away_s, self._start, entry.name)
+        entry.away_s = RESTART_S
 
     # Faults.
 
@@ -249,15 +254,15 @@ class World:
             self._kill_at_write.append(lasts_s)
         elif kind is FaultKind.RECLAIM:
             for name in target.split(","):
-                self._renew(self._slots[name])
+                self._renew(self._processes[name])
                 self._kill(name, lasts_s)
         elif kind is FaultKind.STOP:
-            process = self._slots[target].process
+            process = self._processes[target].process
             if process is not None and process.alive:
                 process.stop()
                 self.loop.call_later(lasts_s, process.resume)
         elif kind is FaultKind.RETIRE:
-            self._retire(self._slots[target], lasts_s)
+            self._retire(self._processes[target], lasts_s)
         elif kind is FaultKind.STORM:
             self.network.weather = STORM
             self.loop.call_later(lasts_s, self._clear_up)
@@ -274,25 +279,25 @@ class World:
 
     def _kill(self, name: str, down_s: float) -> None:
         self._trouble(down_s)
-        process = self._slots[name].process
+        process = self._processes[name].process
         if process is not None and process.alive:
             process.kill()
             self.network.killed(process)
         self.loop.call_later(down_s, self._start, name)
 
-    def _renew(self, slot: Slot) -> None:
+    def _renew(self, entry: ProcessEntry) -> None:
         """Have the next life of a worker be on a new machine: another name, an empty disk."""
-        slot.alias = f"{slot.name}-new{slot.lives}"
-        slot.chunks = MemoryChunks()
+        entry.alias = f"{entry.name}-new{entry.lives}"
+        entry.chunks = MemoryChunks()
 
-    def _retire(self, slot: Slot, away_s: float) -> None:
-        if slot.worker is not None and slot.process is not None and slot.process.alive:
-            slot.away_s = away_s
+    def _retire(self, entry: ProcessEntry, away_s: float) -> None:
+        if entry.worker is not None and entry.process is not None and entry.process.alive:
+            entry.away_s = away_s
             self._trouble(away_s + GRACE_S)
-            slot.process.context.run(slot.worker.stop)
+            entry.process.context.run(entry.worker.stop)
 
     def _part(self, kind: FaultKind, target: str) -> None:
-        for other in self._slots:
+        for other in self._processes:
             if other == target:
                 continue
             if kind is not FaultKind.DEAFEN:
@@ -311,9 +316,9 @@ class World:
         self.network.heal()
         self._clear_up()
         self._speed_up()
-        for slot in self._slots.values():
-            if slot.process is not None and slot.process.stopped:
-                slot.process.resume()
+        for entry in self._processes.values():
+            if entry.process is not None and entry.process.stopped:
+                entry.process.resume()
 
     def _on_disk(self, rows: Any) -> None:
         self.witness.on_disk(rows)
@@ -325,22 +330,22 @@ class World:
     def _close_books(self) -> None:
         witness, config = self.witness, self.config
         witness.close(bool(witness.counts["run.finished"]))
-        keeper = self.site.keepers[-1]
-        self._balance_work(keeper)
+        state_machine = self.site.state_machines[-1]
+        self._balance_work(state_machine)
         state = fold(new_state(config), self._events())
-        if self._alive("coordinator") and keeper.failure is None:
-            if keeper.state != state:
+        if self._alive("coordinator") and state_machine.failure is None:
+            if state_machine.state != state:
                 witness.accuse("the coordinator's state is not the fold of its journal")
             witness.balance(
-                keeper.state.groups_requeued,
-                keeper.state.groups_dropped_stale,
-                keeper.state.groups_filtered,
-                keeper.state.newest_version,
+                state_machine.state.groups_requeued,
+                state_machine.state.groups_dropped_stale,
+                state_machine.state.groups_filtered,
+                state_machine.state.newest_version,
             )
-        if witness.counts["run.finished"] and len(keeper.leases) and self._alive("coordinator"):
-            held = [group.group_id for group in keeper.state.groups.values()]
+        if witness.counts["run.finished"] and len(state_machine.leases) and self._alive("coordinator"):
+            held = [group.group_id for group in state_machine.state.groups.values()]
             if not held:
-                witness.accuse(f"{len(keeper.leases)} leases are held of a run without groups")
+                witness.accuse(f"{len(state_machine.leases)} leases are held of a run without groups")
         recovery_s = self._recovery_s()
         limit_s = LEASE_PERIODS * config.coordinator.lease_s + self._own_work_s()
         if recovery_s is not None and recovery_s > limit_s:
@@ -349,13 +354,13 @@ class World:
                 f"{LEASE_PERIODS} lease periods and the step's own work are {limit_s:.1f} s"
             )
 
-    def _balance_work(self, keeper: RunKeeper) -> None:
+    def _balance_work(self, state_machine: RunStateMachine) -> None:
         """Compare the ledger's total with the seconds that workers were there while somebody watched."""
         if not self._alive("coordinator"):
             return
-        account = keeper.state.ledger.account(keeper.clock())
+        account = state_machine.state.ledger.account(state_machine.clock())
         # Nobody was watched while no coordinator ran: each life of it counts for itself.
-        expected = self.witness.hours.total_s(keeper.clock())
+        expected = self.witness.hours.total_s(state_machine.clock())
         for what, values in (("seconds", account.seconds), ("tokens", account.tokens)):
             negative = {use: value for use, value in values.items() if value < -1e-6}
             if negative:

@@ -33,7 +33,7 @@ NAMES = (
     "worker.upload.before",
     "worker.upload.after",
     "worker.apply",
-    "reward.judge",
+    "reward.score",
     "reward.submit.after",
 )
 """Every place there is, by process."""

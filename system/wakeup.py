@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Signal:
+class Wakeup:
     """Wakes everyone who waits at the moment; nothing is remembered for those who come later.
 
     A bare future and a timer: an `asyncio.Event` under `asyncio.timeout` means the same and costs

@@ -76,9 +76,9 @@ def evaluate_version(run: RunContext, version: int) -> EvaluationRecord:
         record = next((e for e in status.evaluations if e.version == version), None)
         if record is not None and record.complete:
             return record
-        judged = -1 if record is None else record.judged
-        if judged > best:
-            best, since = judged, time.perf_counter()
+        rewarded = -1 if record is None else record.rewarded
+        if rewarded > best:
+            best, since = rewarded, time.perf_counter()
         elif time.perf_counter() - since > patience_s:
             raise UnavailableError(
                 f"the evaluation of version {version} made no progress for {patience_s:g} s; "

@@ -30,7 +30,7 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Return what coordinator.store takes."""
+        """Return what coordinator.journal_url takes."""
         return f"postgresql://tester@/postgres?host={self.folder}"
 
     def start(self) -> None:

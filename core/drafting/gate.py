@@ -154,7 +154,7 @@ class _Lane:
             self.error = 0.81 * (middle[-1] - middle[0]) / (self.level_s * math.sqrt(len(ordered)))
 
     def restart(self) -> None:
-        """Forget the gain: a new trial is judged by its own steps."""
+        """Forget the gain: a new trial is rewarded by its own steps."""
         self.trials = 0
         self.mean_worth = 0.0
         self.mean_seconds = 0.0

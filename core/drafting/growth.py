@@ -1,6 +1,6 @@
 """Draft growth: the compiled best-first expansion of a tree of candidates, for engines that verify trees.
 
-Nodes are gathered and judged as a chain's are (`core.drafting.kernels`): the branch a chain would take
+Nodes are gathered and rewarded as a chain's are (`core.drafting.kernels`): the branch a chain would take
 comes first among its siblings and is never less probable than they are, so the chain with the most
 probable steps is the one that `draft_rows` writes.
 """

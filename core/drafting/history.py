@@ -1,4 +1,4 @@
-"""History: each prompt's judged completions of earlier epochs, bounded in memory, read as snapshots.
+"""History: each prompt's rewarded completions of earlier epochs, bounded in memory, read as snapshots.
 
 Drafts are made from it and verified afterwards, so nothing here can change a token: what is
 missing or wrong only costs speed. A snapshot never changes, whatever is added later.
@@ -105,7 +105,7 @@ class HistoryStore:
     def add(
         self, prompt_key: str, epoch: int, completions: Sequence[PastCompletion], evaluated: bool = False
     ) -> HistoryChange:
-        """Take the judged completions of one prompt and epoch; the first of an epoch stay.
+        """Take the rewarded completions of one prompt and epoch; the first of an epoch stay.
 
         Args:
             prompt_key: the prompt.

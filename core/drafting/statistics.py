@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from antiphon.core.records import DraftingFigures, GroupSubmission
+from antiphon.core.records import DraftingStatistics, GroupSubmission
 
 MOST_COUNT = 2**40
 """No count of one group is larger; sums over a run stay exact in int64."""
@@ -20,14 +20,14 @@ MOST_GAIN = 1e6
 """No engine gains more by drafting."""
 
 
-def add_figures(parts: Iterable[DraftingFigures | None]) -> DraftingFigures | None:
+def add_statistics(parts: Iterable[DraftingStatistics | None]) -> DraftingStatistics | None:
     """Add up figures; parts without any count for nothing, and without a part there is no sum.
 
     The gain of the sum is the mean of the parts' gains, weighted by their tokens; parts that
     have not compared themselves yet (gain 0) have no say in it.
 
-    >>> one = DraftingFigures(8, 4, 6, 5, 4, 1, 0.0, 0.0, gain=2.0)
-    >>> two = add_figures([one, None, one])
+    >>> one = DraftingStatistics(8, 4, 6, 5, 4, 1, 0.0, 0.0, gain=2.0)
+    >>> two = add_statistics([one, None, one])
     >>> two.tokens, two.accepted, two.completions, two.gain
     (16, 8, 2, 2.0)
     """
@@ -36,7 +36,7 @@ def add_figures(parts: Iterable[DraftingFigures | None]) -> DraftingFigures | No
         return None
     compared = [(part.gain, max(1, part.tokens)) for part in found if part.gain > 0]
     weight = sum(tokens for _, tokens in compared)
-    return DraftingFigures(
+    return DraftingStatistics(
         tokens=sum(int(part.tokens) for part in found),
         passes=sum(int(part.passes) for part in found),
         drafted=sum(int(part.drafted) for part in found),
@@ -50,7 +50,7 @@ def add_figures(parts: Iterable[DraftingFigures | None]) -> DraftingFigures | No
     )
 
 
-def believed_figures(submission: GroupSubmission) -> DraftingFigures | None:
+def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | None:
     """Return the figures a submission carries, or None where they cannot be true.
 
     They can be true when every count is a whole number in [0, MOST_COUNT],
@@ -67,7 +67,7 @@ def believed_figures(submission: GroupSubmission) -> DraftingFigures | None:
     return dataclasses.replace(figures, completions=len(trajectories))
 
 
-def _is_possible(figures: DraftingFigures) -> bool:
+def _is_possible(figures: DraftingStatistics) -> bool:
     counts = (
         figures.tokens,
         figures.passes,
@@ -89,7 +89,7 @@ def _is_possible(figures: DraftingFigures) -> bool:
     )
 
 
-def drafting_rates(figures: DraftingFigures) -> dict[str, float]:
+def drafting_rates(figures: DraftingStatistics) -> dict[str, float]:
     """Return what the counts mean, every value finite; a share of nothing is 0.
 
     Keys: acceptance (accepted / drafted), coverage (covered / tokens), tokens_per_pass,
@@ -107,7 +107,7 @@ def drafting_rates(figures: DraftingFigures) -> dict[str, float]:
     }
 
 
-def drafting_summary(by_epoch: Mapping[int, DraftingFigures]) -> dict[str, Any]:
+def drafting_summary(by_epoch: Mapping[int, DraftingStatistics]) -> dict[str, Any]:
     """Return a run's drafting in plain values: totals, and the rates of each epoch in order.
 
     Args:
@@ -117,7 +117,7 @@ def drafting_summary(by_epoch: Mapping[int, DraftingFigures]) -> dict[str, Any]:
         {} without figures; else the rates and counts of the run, and under `by_epoch` one dict
         with epoch, acceptance, coverage, tokens_per_pass, history_share and tokens for each.
     """
-    whole = add_figures(by_epoch.values())
+    whole = add_statistics(by_epoch.values())
     if whole is None:
         return {}
     epochs = []

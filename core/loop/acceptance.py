@@ -7,7 +7,7 @@ is the answer that was given before.
 from collections.abc import Sequence
 
 from antiphon.core.config import RunConfig
-from antiphon.core.drafting.statistics import believed_figures
+from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import lease_id_of
@@ -102,7 +102,7 @@ def accept_submission(
             token_counts=tuple(int(t.token_ids.size) for t in submission.trajectories),
             generation_s=submission.generation_s,
             at_s=now,
-            drafting=believed_figures(submission),
+            drafting=believed_statistics(submission),
             authors=authorship(given, submission.trajectories, submission.worker_id),
         )
     ]
@@ -120,16 +120,16 @@ def _attempt_of(state: RunState, group: GroupState, lease_id: str) -> int | None
     return None
 
 
-def accept_judgement(
-    state: RunState, group_id: str, rewards: tuple[float, ...], judge_id: str, now: float
+def accept_rewards(
+    state: RunState, group_id: str, rewards: tuple[float, ...], client_id: str, now: float
 ) -> list[e.JournalEvent]:
     """Return what the rewards of a submitted group do."""
     group = state.groups[group_id]
-    found: list[e.JournalEvent] = [e.GroupJudged(group_id, rewards, judge_id, now)]
+    found: list[e.JournalEvent] = [e.GroupRewarded(group_id, rewards, client_id, now)]
     if group.evaluation is None:
         return found
     evaluation = state.evaluations[group.evaluation]
-    if evaluation.judged + 1 == evaluation.prompts:
+    if evaluation.rewarded + 1 == evaluation.prompts:
         whole = type(evaluation)(
             prompts=evaluation.prompts,
             rewards={**evaluation.rewards, group.prompt_index: rewards[0]},

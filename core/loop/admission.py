@@ -17,7 +17,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.loop.staleness import StalenessBound, fixed_version
+from antiphon.core.loop.staleness import StalenessBound, oldest_allowed_version
 from antiphon.core.seeds import derive_id, derive_seed, prompt_order, refill_order, request_seeds
 
 
@@ -75,7 +75,7 @@ def fixed_openings(config: RunConfig, step: int, count: int) -> list[e.GroupOpen
     """Return the first `count` groups of `step` in index order: a function of (seed, step) alone."""
     loop, size = config.loop, config.environment.train_size
     places = loop.prompts_per_step
-    version = fixed_version(step, loop.max_staleness, loop.publish_interval)
+    version = oldest_allowed_version(step, loop.max_staleness, loop.publish_interval)
     primary = [prompt_place(config, step * places + index) for index in range(places)]
     spare: list[tuple[int, int]] = []
     if count > places:
@@ -116,7 +116,7 @@ def refills(state: RunState, config: RunConfig, step: int) -> list[e.GroupOpened
     if config.loop.mode != "fixed" or config.loop.filter != "refill":
         return []
     opened = state.of_step(step)
-    lacking = sum(1 for group in opened if group.phase is GroupPhase.JUDGED and not group.varied)
+    lacking = sum(1 for group in opened if group.phase is GroupPhase.REWARDED and not group.varied)
     wanted = min(config.loop.prompts_per_step + lacking, fixed_limit(config))
     if wanted <= len(opened):
         return []

@@ -1,4 +1,4 @@
-"""Assembly: which judged groups a step uses up, decided from state alone.
+"""Assembly: which rewarded groups a step uses up, decided from state alone.
 
 Batches are sealed in the order of the steps. A batch may be empty: with filter=drop every group
 of a step can lack variance, and with filter=refill the refill limit can be reached without one
@@ -27,16 +27,16 @@ class SealPlan:
 
 
 def elastic_buffer(state: RunState, config: RunConfig) -> GroupBuffer:
-    """Return the judged training groups as a group buffer."""
+    """Return the rewarded training groups as a group buffer."""
     buffer = GroupBuffer(StalenessBound(config.loop.max_staleness), config.loop.filter)
     for group in state.training():
-        if group.phase is GroupPhase.JUDGED:
+        if group.phase is GroupPhase.REWARDED:
             buffer.offer(buffered(group))
     return buffer
 
 
 def buffered(group: GroupState) -> BufferedGroup:
-    """Return what the group buffer must know about a judged group."""
+    """Return what the group buffer must know about a rewarded group."""
     return BufferedGroup(group.group_id, group.number, group.oldest_version, group.varied)
 
 
@@ -53,7 +53,7 @@ def dropped(state: RunState, config: RunConfig) -> list[e.JournalEvent]:
     found: list[e.JournalEvent] = []
     for group in state.training():
         match group.phase:
-            case GroupPhase.JUDGED:
+            case GroupPhase.REWARDED:
                 match buffer.verdict(buffered(group), state.next_seal):
                     case Verdict.STALE:
                         found.append(e.GroupDropped(group.group_id, "stale"))
@@ -110,7 +110,7 @@ def _select_elastic(state: RunState, config: RunConfig, step: int) -> Selection 
 
 def _plan_fixed(state: RunState, config: RunConfig, step: int) -> SealPlan | None:
     groups = state.of_step(step)
-    if not groups or any(group.phase is not GroupPhase.JUDGED for group in groups):
+    if not groups or any(group.phase is not GroupPhase.REWARDED for group in groups):
         return None
     places = config.loop.prompts_per_step
     keeps_all = config.loop.filter == "none"
@@ -125,14 +125,14 @@ def _plan_fixed(state: RunState, config: RunConfig, step: int) -> SealPlan | Non
 
 
 def step_progress(state: RunState, config: RunConfig, step: int) -> float:
-    """Return the share of a step's groups that are judged, 0..1."""
+    """Return the share of a step's groups that are rewarded, 0..1."""
     if step < state.next_seal:
         return 1.0
     places = config.loop.prompts_per_step
     if config.loop.mode == "fixed":
         groups = state.of_step(step)
-        judged = sum(group.phase is GroupPhase.JUDGED for group in groups)
-        return judged / max(len(groups), places)
-    judged = sum(group.phase is GroupPhase.JUDGED for group in state.training())
+        rewarded = sum(group.phase is GroupPhase.REWARDED for group in groups)
+        return rewarded / max(len(groups), places)
+    rewarded = sum(group.phase is GroupPhase.REWARDED for group in state.training())
     ahead = (step - state.next_seal) * places
-    return min(1.0, max(0, judged - ahead) / places)
+    return min(1.0, max(0, rewarded - ahead) / places)

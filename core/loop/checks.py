@@ -11,7 +11,7 @@ import numpy as np
 from blake3 import blake3
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import FinishReason, FloatArray, GroupSubmission, Judgement, Trajectory
+from antiphon.core.records import FinishReason, FloatArray, GroupSubmission, RewardedGroup, Trajectory
 
 LOGPROB_CEILING = 1e-6
 """Log-probabilities are at most 0; this much is forgiven to float32 arithmetic."""
@@ -126,17 +126,17 @@ def _check_spans(trajectory: Trajectory, where: str, version: int | None, newest
         )
 
 
-def check_judgements(group_id: str, judgements: Sequence[Judgement], samples: int) -> tuple[float, ...]:
+def check_rewards(group_id: str, rewarded_groups: Sequence[RewardedGroup], samples: int) -> tuple[float, ...]:
     """Return the rewards [G] of a group by sample.
 
     Raises:
         ContractError: when one is missing, doubled or not finite.
     """
-    by_sample = {judgement.sample_index: judgement.reward for judgement in judgements}
-    if len(judgements) != samples or set(by_sample) != set(range(samples)):
+    by_sample = {rewarded_group.sample_index: rewarded_group.reward for rewarded_group in rewarded_groups}
+    if len(rewarded_groups) != samples or set(by_sample) != set(range(samples)):
         raise ContractError(
             f"group {group_id} needs one reward for each of its samples 0..{samples - 1}, but got "
-            f"{sorted(judgement.sample_index for judgement in judgements)}"
+            f"{sorted(rewarded_group.sample_index for rewarded_group in rewarded_groups)}"
         )
     for index, reward in by_sample.items():
         if not math.isfinite(reward):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import DraftingFigures
+from antiphon.core.records import DraftingStatistics
 
 _KINDS: dict[str, type["JournalEvent"]] = {}
 _FIELDS: dict[type, tuple[str, ...]] = {}
@@ -158,20 +158,20 @@ class GroupSubmitted(JournalEvent):
     """Completion tokens of each sample."""
     generation_s: float
     at_s: float
-    drafting: DraftingFigures | None = None
+    drafting: DraftingStatistics | None = None
     """What drafting did for the group, where the worker said so and it can be true."""
     authors: tuple[tuple[int, str, int, int], ...] = ()
     """(sample, worker id, start, stop) of tokens that earlier holders of the group had sampled."""
 
 
-@_event("group.judged")
+@_event("group.rewarded")
 @dataclass(frozen=True, slots=True)
-class GroupJudged(JournalEvent):
+class GroupRewarded(JournalEvent):
     """The environment's rewards of a group, by sample."""
 
     group_id: str
     rewards: tuple[float, ...]
-    judge_id: str
+    client_id: str
     at_s: float
 
 
@@ -203,8 +203,8 @@ class BatchSealed(JournalEvent):
     completion_tokens_mean: float
     staleness: tuple[tuple[int, int], ...]
     """(staleness, trajectories) pairs."""
-    drafting: DraftingFigures | None = None
-    """What drafting did for the judged trajectories; None where no engine could draft."""
+    drafting: DraftingStatistics | None = None
+    """What drafting did for the rewarded trajectories; None where no engine could draft."""
 
 
 @_event("step.committed")
@@ -242,7 +242,7 @@ class EvaluationOpened(JournalEvent):
 @_event("evaluation.finished")
 @dataclass(frozen=True, slots=True)
 class EvaluationFinished(JournalEvent):
-    """Every held-out prompt of an evaluation was judged."""
+    """Every held-out prompt of an evaluation was rewarded."""
 
     version: int
     reward_mean: float
@@ -369,7 +369,7 @@ def load_event(kind: str, body: str) -> JournalEvent:
     try:
         fields = {name: _frozen(value) for name, value in json.loads(body).items()}
         if fields.get("drafting") is not None:
-            fields["drafting"] = DraftingFigures(**fields["drafting"])
+            fields["drafting"] = DraftingStatistics(**fields["drafting"])
         return cls(**fields)
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"the journal's event {kind} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Group buffer: a judged group leaves once, oldest first, never beyond the bound.
+"""Group buffer: a rewarded group leaves once, oldest first, never beyond the bound.
 
 It holds groups whose rewards are known until a step takes them. What a step takes depends on
 the filter for groups without reward variance: `none` trains on them, `drop` lets them use up
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BufferedGroup:
-    """What the choice of a batch must know about a judged group."""
+    """What the choice of a batch must know about a rewarded group."""
 
     group_id: str
     number: int
@@ -48,7 +48,7 @@ class Selection:
 
 
 class GroupBuffer:
-    """Judged groups of elastic mode, waiting for a step."""
+    """Rewarded groups of elastic mode, waiting for a step."""
 
     def __init__(self, bound: StalenessBound, filter_: Filter) -> None:
         self._bound = bound

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from antiphon.core.records import DraftingFigures
+from antiphon.core.records import DraftingStatistics
 
 
 class GroupPhase(StrEnum):
@@ -13,7 +13,7 @@ class GroupPhase(StrEnum):
     OPEN = "open"
     LEASED = "leased"
     SUBMITTED = "submitted"
-    JUDGED = "judged"
+    REWARDED = "rewarded"
 
 
 @dataclass(slots=True)
@@ -44,16 +44,16 @@ class GroupState:
     held_version: int = 0
     leased_at_s: float = 0.0
     submitted_at_s: float = 0.0
-    judged_at_s: float = 0.0
+    rewarded_at_s: float = 0.0
     generation_s: float = 0.0
     oldest_version: int = 0
     token_counts: tuple[int, ...] = ()
-    drafting: DraftingFigures | None = None
+    drafting: DraftingStatistics | None = None
     rewards: tuple[float, ...] = ()
 
     @property
     def varied(self) -> bool:
-        """Tell whether the rewards differ, as `core.loop.advantages.has_variance`; only known once judged."""
+        """Tell whether the rewards differ, as `advantages.has_variance`; only known once rewarded."""
         return bool(self.rewards) and min(self.rewards) < max(self.rewards)
 
 
@@ -78,26 +78,26 @@ class EvaluationState:
     tokens: dict[int, int] = field(default_factory=dict)
 
     @property
-    def judged(self) -> int:
-        """Return how many prompts were judged."""
+    def rewarded(self) -> int:
+        """Return how many prompts were rewarded."""
         return len(self.rewards)
 
     def means(self) -> tuple[float, float]:
-        """Return mean reward and mean completion tokens, whatever the order of judging."""
-        count = max(1, self.judged)
+        """Return mean reward and mean completion tokens, whatever the order of rewarding."""
+        count = max(1, self.rewarded)
         return math.fsum(self.rewards.values()) / count, math.fsum(self.tokens.values()) / count
 
 
 @dataclass(slots=True)
 class Tally:
-    """Judged trajectories that left before the batch they belonged to was sealed."""
+    """Rewarded trajectories that left before the batch they belonged to was sealed."""
 
     groups_filtered: int = 0
     groups_stale: int = 0
     rewards: list[float] = field(default_factory=list)
     """Of the filtered groups; they count in the step's mean reward."""
     token_counts: list[int] = field(default_factory=list)
-    drafting: list[DraftingFigures | None] = field(default_factory=list)
+    drafting: list[DraftingStatistics | None] = field(default_factory=list)
     """Of the filtered groups, one entry each."""
 
     def copy(self) -> "Tally":

@@ -111,7 +111,7 @@ class _GrowingGroup:
         return sum(sample.count for sample in self.samples)
 
 
-class PartialShelf:
+class PartialGroups:
     """Beginnings of the groups that are being sampled, by lease, and of those that wait for one."""
 
     def __init__(self, most_bytes: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState, Receipt, Tally
-from antiphon.core.loop.work_account import Ledger, Use
+from antiphon.core.loop.work_account import Use, WorkAccounts
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.trust.access_tokens import name_of_worker
 from antiphon.core.trust.reputation import Standing
@@ -24,7 +24,7 @@ class RunState:
     """Everything that outlives a coordinator process."""
 
     group_size: int
-    history_batches: int
+    payload_retention_steps: int
     run_id: str = ""
     pinned: dict[str, str] = field(default_factory=dict)
     opened_steps: int = 0
@@ -53,7 +53,7 @@ class RunState:
     """Token id or worker name -> why it counts no more."""
     standings: dict[str, Standing] = field(default_factory=dict)
     """What is known of each worker, by name."""
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: WorkAccounts = field(default_factory=WorkAccounts)
     paused_reason: str = ""
     finished: bool = False
 
@@ -198,11 +198,11 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     state.receipts[event.group_id] = Receipt(event.lease_id, event.payload_digest, state.next_seal)
 
 
-def _group_judged(event: e.GroupJudged, state: RunState) -> None:
+def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.SUBMITTED)
     if group.evaluation is None:
-        group.phase = GroupPhase.JUDGED
-        group.rewards, group.judged_at_s = event.rewards, event.at_s
+        group.phase = GroupPhase.REWARDED
+        group.rewards, group.rewarded_at_s = event.rewards, event.at_s
         return
     evaluation = state.evaluations[group.evaluation]
     evaluation.rewards[group.prompt_index] = event.rewards[0]
@@ -234,7 +234,7 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
     if event.step != state.next_seal:
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was sealed out of order")
     for group_id in (*event.group_ids, *event.filtered_ids):
-        state._group(group_id, GroupPhase.JUDGED)
+        state._group(group_id, GroupPhase.REWARDED)
         del state.groups[group_id]
     state.groups_filtered += len(event.filtered_ids)
     for staleness, count in event.staleness:
@@ -274,7 +274,7 @@ def _step_committed(event: e.StepCommitted, state: RunState) -> None:
             published=event.published,
         )
     )
-    oldest_kept = event.step - state.history_batches
+    oldest_kept = event.step - state.payload_retention_steps
     state.sealed_groups = {s: ids for s, ids in state.sealed_groups.items() if s >= oldest_kept}
     state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in state.groups}
 
@@ -344,7 +344,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.LeaseDuplicated: _lease_duplicated,
     e.LeaseExpired: _lease_expired,
     e.GroupSubmitted: _group_submitted,
-    e.GroupJudged: _group_judged,
+    e.GroupRewarded: _group_rewarded,
     e.GroupDropped: _group_dropped,
     e.BatchSealed: _batch_sealed,
     e.StepCommitted: _step_committed,

@@ -70,7 +70,7 @@ def group_to_duplicate(
         return None
     places = config.loop.prompts_per_step
     groups = state.of_step(step) if config.loop.mode == "fixed" else list(state.training())
-    ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.JUDGED) for group in groups)
+    ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.REWARDED) for group in groups)
     missing = (len(groups) if config.loop.mode == "fixed" else places) - ready
     if not 0 < missing <= math.ceil(share * places):
         return None

@@ -60,13 +60,13 @@ class StalenessBound:
         return max(0, (held_version + self.max_staleness + 1) * prompts_per_step - issued)
 
 
-def fixed_version(step: int, max_staleness: int, publish_interval: int) -> int:
+def oldest_allowed_version(step: int, max_staleness: int, publish_interval: int) -> int:
     """Return the version that samples the groups of `step` in fixed mode.
 
     It is the oldest published version that is at least ``step - max_staleness``, so that the
     learner may run as far ahead as the bound allows, and always the same far.
 
-    >>> [fixed_version(t, max_staleness=2, publish_interval=2) for t in range(6)]
+    >>> [oldest_allowed_version(t, max_staleness=2, publish_interval=2) for t in range(6)]
     [0, 0, 0, 2, 2, 4]
     """
     return publish_interval * -(-max(0, step - max_staleness) // publish_interval)

@@ -1,4 +1,4 @@
-"""Ledger of work: every worker second and every token is booked once, useful or as a named waste.
+"""WorkAccounts of work: every worker second and every token is booked once, useful or as a named waste.
 
 It follows the run's events and nothing else. A worker's time counts from its registration until it
 leaves or is lost, on the coordinator's clock: what a worker claims plays no part. At each moment a
@@ -30,7 +30,7 @@ class Use(StrEnum):
     IDLE = "idle"
     """The worker held no lease."""
     OPEN = "open"
-    """Not known yet: the group is being sampled, judged, or waits for its batch."""
+    """Not known yet: the group is being sampled, rewarded, or waits for its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WorkAccount:
 
 
 @dataclass(slots=True)
-class _Hours:
+class _WorkerHours:
     """One worker's time."""
 
     name: str
@@ -98,12 +98,12 @@ def _no_tokens() -> dict[Use, int]:
 
 
 @dataclass(slots=True)
-class Ledger:
+class WorkAccounts:
     """The fold of a run's events into what its work was good for."""
 
     seconds: dict[Use, float] = field(default_factory=_no_seconds)
     tokens: dict[Use, int] = field(default_factory=_no_tokens)
-    _workers: dict[str, _Hours] = field(default_factory=dict)
+    _workers: dict[str, _WorkerHours] = field(default_factory=dict)
     _running: dict[str, _Running] = field(default_factory=dict)
     _costs: dict[str, _Cost] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class Ledger:
 
     def _begin(self, group_id: str, lease_id: str, worker_id: str, now: float) -> None:
         if worker_id not in self._workers:  # in a journal that had no times yet
-            self._workers[worker_id] = _Hours(worker_id, now)
+            self._workers[worker_id] = _WorkerHours(worker_id, now)
         self._advance(worker_id, now)
         worker = self._workers[worker_id]
         worker.leases += 1
@@ -218,7 +218,7 @@ class Ledger:
     def _registered(self, event: e.WorkerRegistered) -> None:
         if event.at_s is None:
             return
-        worker = self._workers[event.worker_id] = _Hours(event.worker_name, event.at_s)
+        worker = self._workers[event.worker_id] = _WorkerHours(event.worker_name, event.at_s)
         # After a coordinator's restart a worker goes on with its leases under a new id.
         for lease in self._running.values():
             if not lease.worker_id and lease.worker_name == event.worker_name:

@@ -234,7 +234,7 @@ class ReplaySummary:
     """Differences of machine, libraries and threads."""
     steps: list[StepCheck] = field(default_factory=list)
     logprobs: list[LogprobCheck] = field(default_factory=list)
-    judges_logprobs: bool = True
+    compares_logprobs: bool = True
     """False where tokens were sampled in bfloat16: its rounding hides what the tolerance looks for."""
     seconds: float = 0.0
     """Restoring and executing."""
@@ -244,7 +244,7 @@ class ReplaySummary:
     @property
     def equal(self) -> bool:
         """Tell whether every step repeated and log-probabilities, where scored, agree."""
-        share = self.logprobs_equal_share if self.judges_logprobs else None
+        share = self.logprobs_equal_share if self.compares_logprobs else None
         return all(check.equal for check in self.steps) and (share is None or share >= LOGPROB_SHARE)
 
     @property

@@ -34,11 +34,11 @@ class Score(Protocol):
 
     @property
     def reward_mean(self) -> float:
-        """pass@1 where rewards are 0 or 1; over the judged prompts."""
+        """pass@1 where rewards are 0 or 1; over the rewarded prompts."""
 
     @property
     def complete(self) -> bool:
-        """Whether every prompt was judged."""
+        """Whether every prompt was rewarded."""
 
 
 class RunGlance(Protocol):

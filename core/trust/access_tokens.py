@@ -1,7 +1,7 @@
 """Tokens: who may do what for which run until when, decided from the words alone.
 
 A token is a text of three parts: a mark, the claims, and an ed25519 signature over both. Making
-and checking signatures is done elsewhere; here claims are read, written and judged. Time is Unix
+and checking signatures is done elsewhere; here claims are read, written and rewarded. Time is Unix
 seconds on the clock of whoever judges, so a worker's own clock never matters.
 """
 
@@ -177,7 +177,7 @@ def _decode(text: str) -> bytes:
     return raw
 
 
-def judge_claims(
+def refuse_claims(
     claims: TokenClaims,
     *,
     run_id: str,
@@ -198,9 +198,9 @@ def judge_claims(
 
     >>> c = TokenClaims("0" * 32, "run-1", "far", (Scope.LEASE,), expires_at=100, max_leases=4)
     >>> may = dict(run_id="run-1", certificate_names={"far"}, revoked=(), now=99.0)
-    >>> judge_claims(c, scope=Scope.LEASE, **may) is None
+    >>> refuse_claims(c, scope=Scope.LEASE, **may) is None
     True
-    >>> judge_claims(c, scope=Scope.ADMIN, **may).denial.value
+    >>> refuse_claims(c, scope=Scope.ADMIN, **may).denial.value
     'forbidden'
     """
     name, short = claims.worker_name, claims.token_id[:8]

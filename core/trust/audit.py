@@ -34,7 +34,7 @@ BAND_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class SampleFigures:
+class SampleStatistics:
     """What an auditor found about one trajectory."""
 
     sample_index: int
@@ -67,13 +67,13 @@ class Finding:
     words: str
 
 
-def calibrate(trusted: Sequence[SampleFigures]) -> Band:
+def calibrate(trusted: Sequence[SampleStatistics]) -> Band:
     """Return the band that trajectories of trusted workers show.
 
     A few of them can only widen the shipped band; many may narrow it, and then even weights that
     were rounded to int8 stand out. Trusted workers should be of every kind of machine in the fleet.
 
-    >>> calibrate([SampleFigures(0, 100, 0, 0, 0.01)] * 50).drift
+    >>> calibrate([SampleStatistics(0, 100, 0, 0, 0.01)] * 50).drift
     0.04
     """
     scored = [figures for figures in trusted if figures.tokens]
@@ -111,8 +111,8 @@ def upper_tail(count: int, trials: int, rate: float) -> float:
     return min(1.0, math.exp(largest) * math.fsum(math.exp(value - largest) for value in logs))
 
 
-def judge_group(
-    samples: Sequence[SampleFigures], band: Band, earlier: tuple[int, int] = (0, 0)
+def audit_group(
+    samples: Sequence[SampleStatistics], band: Band, earlier: tuple[int, int] = (0, 0)
 ) -> tuple[Finding, ...]:
     """Return what the audit of one group says against its worker; nothing for an honest one.
 
@@ -122,9 +122,9 @@ def judge_group(
         earlier: (tokens, missed) of the worker's groups that passed; together with them a small
             deviation that no single group shows becomes proof.
 
-    >>> judge_group([SampleFigures(0, 200, 0, 0, 1e-4)], Band())
+    >>> audit_group([SampleStatistics(0, 200, 0, 0, 1e-4)], Band())
     ()
-    >>> judge_group([SampleFigures(0, 200, 40, 0, 1e-4)], Band())[0].check
+    >>> audit_group([SampleStatistics(0, 200, 40, 0, 1e-4)], Band())[0].check
     'sampling'
     """
     found = []

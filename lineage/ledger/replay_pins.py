@@ -2,7 +2,7 @@
 
 Version 0 and all batches are enough for that, with the model's own configuration beside them; a
 checkpoint now and then spares a replay of late steps the early ones. Files are pinned as they lie,
-so a checkpoint is read in the ledger exactly as on the learner's shelf.
+so a checkpoint is read in the ledger exactly as on the learner's checkpoints.
 """
 
 from pathlib import Path
@@ -51,18 +51,18 @@ def due(version: int, interval: int, stride: int) -> bool:
     return stride > 0 and version > 0 and version % (interval * stride) == 0
 
 
-def pin_checkpoint(ledger: "Ledger", shelf: Path, version: int) -> str:
-    """Pin a checkpoint of the learner's shelf; return the md5 of its list, empty when it is gone.
+def pin_checkpoint(ledger: "Ledger", checkpoints: Path, version: int) -> str:
+    """Pin a checkpoint of the learner's checkpoints; return the md5 of its list, empty when it is gone.
 
     The list of its digests comes last, so that half a checkpoint is never taken for a whole one.
     """
     name = f"v{version:08d}"
-    folder, contents = shelf / name, f"{CHECKPOINTS}/{name}/contents.json"
+    folder, contents = checkpoints / name, f"{CHECKPOINTS}/{name}/contents.json"
     known = ledger.md5(contents)
     if known is not None:
         return known
     if not (folder / "contents.json").is_file():
-        _log.info("checkpoint.unpinned", version=version, reason="it has left the learner's shelf")
+        _log.info("checkpoint.unpinned", version=version, reason="it has left the learner's checkpoints")
         return ""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in sorted(files, key=lambda path: path.name == "contents.json"):

@@ -29,7 +29,7 @@ WORDS = {
     Verdict.WORSE: "worse",
     Verdict.BETTER: "better",
     Verdict.SAME: "within noise",
-    Verdict.UNJUDGED: "not judged",
+    Verdict.UNREWARDED: "not rewarded",
 }
 """What the page says of each verdict."""
 
@@ -94,7 +94,7 @@ def _cards(compared: ComparedTable) -> str:
 
 
 def _figures(compared: ComparedTable, tables: Sequence[BenchmarkTable]) -> str:
-    order = [Verdict.WORSE, Verdict.BETTER, Verdict.SAME, Verdict.UNJUDGED]
+    order = [Verdict.WORSE, Verdict.BETTER, Verdict.SAME, Verdict.UNREWARDED]
     rows = "".join(
         _figure_row(comparison, compared.table, tables)
         for comparison in sorted(compared.comparisons, key=lambda c: order.index(c.verdict))

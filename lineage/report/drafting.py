@@ -18,7 +18,7 @@ def drafting_section(picture: RunPicture) -> str:
     return (
         "<section><h2>What drafting did</h2><p>Acceptance is the share of drafted tokens that were right, "
         "coverage the share of sampled tokens at whose place a draft stood. Drafts change the number of "
-        "passes and never a token; a dotted line is the first step that judged a group of an epoch.</p>"
+        "passes and never a token; a dotted line is the first step that rewarded a group of an epoch.</p>"
         f"<figure>{figures.drafting(picture)}</figure><p>{history_words(summary)}</p>{_table(summary)}</section>"
     )
 

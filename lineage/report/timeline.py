@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.core.drafting.statistics import add_figures
-from antiphon.core.records import DraftingFigures
+from antiphon.core.drafting.statistics import add_statistics
+from antiphon.core.records import DraftingStatistics
 
 
 class JournalEntry(Protocol):
@@ -62,8 +62,8 @@ class StepFacts:
     batch_digest: str = ""
     published: bool = False
     epoch: int | None = None
-    """Newest epoch among the groups it judged; None for an empty batch."""
-    drafting: DraftingFigures | None = None
+    """Newest epoch among the groups it rewarded; None for an empty batch."""
+    drafting: DraftingStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class RunPicture:
     evaluating: list[Bar] = field(default_factory=list)
     generated: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, completion tokens) of each group handed in."""
-    drafting_by_epoch: dict[int, DraftingFigures] = field(default_factory=dict)
+    drafting_by_epoch: dict[int, DraftingStatistics] = field(default_factory=dict)
     """Epoch -> sum over its training groups that were handed in, also those that never trained."""
     counts: dict[str, int] = field(default_factory=dict)
     """Events by kind."""
@@ -164,9 +164,9 @@ def _figure(metrics: Mapping[str, float], name: str) -> float | None:
     return next((value for key, value in metrics.items() if key.rpartition("/")[2] == name), None)
 
 
-def _drafting(data: Mapping[str, Any]) -> DraftingFigures | None:
+def _drafting(data: Mapping[str, Any]) -> DraftingStatistics | None:
     found = data.get("drafting")
-    return None if found is None else DraftingFigures(**found)
+    return None if found is None else DraftingStatistics(**found)
 
 
 class _Folder:
@@ -182,7 +182,7 @@ class _Folder:
         self._opened: dict[int, tuple[float, int]] = {}
         self._sealed: dict[int, tuple[float, Mapping[str, Any]]] = {}
         self._epochs: dict[str, int] = {}
-        self._drafting: dict[int, list[DraftingFigures]] = {}
+        self._drafting: dict[int, list[DraftingStatistics]] = {}
 
     def take(self, at: float, kind: str, data: Mapping[str, Any]) -> None:
         """Take one event."""
@@ -198,7 +198,7 @@ class _Folder:
             if version in self._loaded:
                 self._picture.broadcast.append(Bar(at, self._loaded[version], version))
         for epoch, parts in sorted(self._drafting.items()):
-            whole = add_figures(parts)
+            whole = add_statistics(parts)
             if whole is not None:
                 self._picture.drafting_by_epoch[epoch] = whole
 
@@ -218,7 +218,7 @@ class _Folder:
         if figures is not None and epoch is not None:  # evaluations belong to no epoch
             self._drafting.setdefault(epoch, []).append(figures)
 
-    def _on_group_judged(self, at: float, data: Mapping[str, Any]) -> None:
+    def _on_group_rewarded(self, at: float, data: Mapping[str, Any]) -> None:
         submitted = self._submitted.get(data["group_id"])
         if submitted is not None:
             self._picture.reward.append(Bar(submitted, at, 0))

@@ -164,10 +164,10 @@ class ArtifactStore:
 
 
 def open_store(root: Path, record: RecordSection) -> ArtifactStore:
-    """Open the store that a run's configuration means: local at `root`, remote by `record.store`."""
-    if record.store is None:
+    """Open the store that a run's configuration means: local at `root`, remote by `record.artifact_url`."""
+    if record.artifact_url is None:
         return ArtifactStore(root)
-    return ArtifactStore(root, RemoteStore(record.store, record.store_endpoint))
+    return ArtifactStore(root, RemoteStore(record.artifact_url, record.artifact_endpoint))
 
 
 def _locked(descriptor: int, kind: int) -> bool:

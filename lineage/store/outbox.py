@@ -119,7 +119,7 @@ def outboxes(root: Path) -> list[Outbox]:
         except (ValueError, TypeError, KeyError) as error:
             raise IntegrityError(
                 f"{path} does not say where its objects go ({type(error).__name__}); remove it and start a "
-                "run with the same record.store"
+                "run with the same record.artifact_url"
             ) from error
     return found
 

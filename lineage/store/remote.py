@@ -146,7 +146,7 @@ class RemoteStore:
         if not self._is_s3 and not Path(self._root).is_dir():
             # Never made here: it may be a mount that is away, and what is put under it would be lost.
             raise ConfigError(
-                f"record.store={self.url} is no folder; make or mount it, or name another one in record.store"
+                f"record.artifact_url={self.url} is no folder; make or mount it, or name another one"
             )
         return self._opened
 
@@ -157,7 +157,7 @@ class RemoteStore:
             return fsspec.filesystem("file")
         if not _has_keys():
             raise ConfigError(
-                f"record.store={self.url} needs keys, and the environment has none; set "
+                f"record.artifact_url={self.url} needs keys, and the environment has none; set "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             )
         client = {"endpoint_url": self.endpoint_url} if self.endpoint_url else {}
@@ -203,42 +203,42 @@ class RemoteStore:
             return self._wrong_key(code)
         if code == "NoSuchBucket" or isinstance(error, FileNotFoundError):
             return ConfigError(
-                f"record.store={self.url}: there is no bucket or folder of that name"
-                f"{self._where()}; make it, or correct record.store"
+                f"record.artifact_url={self.url}: there is no bucket or folder of that name"
+                f"{self._where()}; make it, or correct record.artifact_url"
             )
         if code == "RequestTimeTooSkewed":
             return ConfigError(
-                f"record.store={self.url} refuses this machine's clock{self._where()}; set the clock"
+                f"record.artifact_url={self.url} refuses this machine's clock{self._where()}; set the clock"
             )
         number = getattr(error, "errno", None)
         if code in {"AccessDenied", "403"} or number in (errno.EACCES, errno.EPERM):
             return ConfigError(
-                f"record.store={self.url} may not be used with these rights{self._where()}; give the key in "
-                "AWS_ACCESS_KEY_ID the right to read, list and write there, or correct record.store"
+                f"record.artifact_url={self.url} may not be used with these rights{self._where()}; give "
+                "the key in AWS_ACCESS_KEY_ID the right to read, list and write there, or correct the address"
             )
         if number in (errno.ENOSPC, errno.EDQUOT):
-            return UnavailableError(f"no space is left in record.store={self.url}; free some there")
+            return UnavailableError(f"no space is left in record.artifact_url={self.url}; free some there")
         if not reply and not isinstance(cause, OSError):
             return self._silent(cause)
         return UnavailableError(
-            f"record.store={self.url} refused an object{self._where()} ({code or type(error).__name__}); "
-            "it is tried again, look at the server if this goes on"
+            f"record.artifact_url={self.url} refused an object{self._where()} "
+            f"({code or type(error).__name__}); it is tried again, look at the server if this goes on"
         )
 
     def _wrong_key(self, what: str) -> ConfigError:
         return ConfigError(
-            f"record.store={self.url} refuses the keys of the environment{self._where()} ({what}); correct "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"record.artifact_url={self.url} refuses the keys of the environment{self._where()} ({what}); "
+            "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
 
     def _silent(self, error: BaseException) -> UnavailableError:
         return UnavailableError(
-            f"record.store={self.url} does not answer{self._where()} ({type(error).__name__}); check "
-            "record.store_endpoint and that the server runs"
+            f"record.artifact_url={self.url} does not answer{self._where()} ({type(error).__name__}); check "
+            "record.artifact_endpoint and that the server runs"
         )
 
     def _where(self) -> str:
-        return f" at record.store_endpoint={self.endpoint_url}" if self.endpoint_url else ""
+        return f" at record.artifact_endpoint={self.endpoint_url}" if self.endpoint_url else ""
 
 
 def _has_keys() -> bool:

@@ -69,7 +69,7 @@ class Uploader:
             ConfigError: when the store has no remote store.
         """
         if store.remote is None or store.outbox is None:
-            raise ConfigError("there is nowhere to upload to; name a place in record.store")
+            raise ConfigError("there is nowhere to upload to; name a place in record.artifact_url")
         self._store, self._remote, self._outbox = store, store.remote, store.outbox
         self._concurrency = concurrency
         self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s

@@ -13,11 +13,11 @@ _NAME = re.compile(r'\bid="([a-z-]+)-figure_1"')
 _PALETTE = re.compile(r":root\{([^}]*)\}")
 
 
-def figure_files(page: str) -> dict[str, str]:
+def plot_files(page: str) -> dict[str, str]:
     """Return each figure of a report page, as file name -> SVG.
 
     >>> page = '<p>x</p><svg role="img"><g id="learning-figure_1"></g></svg>'
-    >>> list(figure_files(page))
+    >>> list(plot_files(page))
     ['learning.svg']
     """
     palette = _PALETTE.search(STYLE)

@@ -16,7 +16,7 @@ from typing import Any
 
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.lineage.tracking.champion import crown
-from antiphon.lineage.tracking.plot_files import figure_files
+from antiphon.lineage.tracking.plot_files import plot_files
 from antiphon.lineage.tracking.system_metrics import SystemSample
 from antiphon.lineage.tracking.totals import VersionTotals
 from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
@@ -144,7 +144,7 @@ class Tracker:
         Args:
             version: the policy version.
             metrics: name -> value; `HELDOUT` is the score that champions are compared by.
-            prompts: held-out prompts that were judged.
+            prompts: held-out prompts that were rewarded.
             at: Unix seconds of the evaluation's end.
         """
         reward = metrics.get(HELDOUT)
@@ -185,7 +185,7 @@ class Tracker:
         """Attach the figures of a report page as files of their own, under `figures/`."""
 
         def write(run: TrackedRun) -> None:
-            for name, text in figure_files(report.read_text(encoding="utf-8")).items():
+            for name, text in plot_files(report.read_text(encoding="utf-8")).items():
                 run.client.log_text(run.run_id, text, f"figures/{name}")
 
         self._put(f"figures of {report.name}", write)

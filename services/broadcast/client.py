@@ -29,7 +29,7 @@ class BroadcastClient(Broadcast):
             address: host:port, such as a manifest's origin.
             timeout_s: deadline of a manifest, seconds.
             transfer_timeout_s: deadline of one stream of chunks, seconds.
-            channel: used instead of a new one to `address`; a `services.rpc.in_process.DirectChannel`, say.
+            channel: used instead of a new one to `address`; an `in_process.InProcessChannel`, say.
             credentials: shown to the holder; None speaks without encryption, on loopback alone.
         """
         self._channel = open_channel(address, credentials) if channel is None else channel

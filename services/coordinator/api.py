@@ -12,17 +12,17 @@ from antiphon.core.records import (
     BatchRef,
     GroupSubmission,
     GroupToAudit,
-    GroupToJudge,
-    Judgement,
+    GroupToReward,
     KeptProgress,
     Lease,
     LeaseProgress,
+    RewardedGroup,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
     WorkerState,
 )
-from antiphon.core.trust.audit import SampleFigures
+from antiphon.core.trust.audit import SampleStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class BatchReply:
     waiting_for: str
     """In words, when batch is None: which groups, at which worker or judge."""
     progress: float
-    """Share of the step's groups that are judged, 0..1."""
+    """Share of the step's groups that are rewarded, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +139,16 @@ class EvaluationRecord:
 
     version: int
     prompts: int
-    judged: int
+    rewarded: int
     """Equal to prompts when the evaluation is complete."""
     reward_mean: float
-    """pass@1 where rewards are 0 or 1; over the judged prompts."""
+    """pass@1 where rewards are 0 or 1; over the rewarded prompts."""
     completion_tokens_mean: float
 
     @property
     def complete(self) -> bool:
-        """Tell whether every prompt was judged."""
-        return self.judged >= self.prompts
+        """Tell whether every prompt was rewarded."""
+        return self.rewarded >= self.prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,9 @@ class RunStatus:
     """Newest announced snapshot."""
     groups_open: int
     groups_leased: int
-    groups_to_judge: int
+    groups_to_reward: int
     groups_ready: int
-    """Judged and waiting for a batch."""
+    """Rewarded and waiting for a batch."""
     groups_dropped_stale: int
     groups_filtered: int
     groups_requeued: int
@@ -246,11 +246,11 @@ class Coordinator(Protocol):
         """
         ...
 
-    async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Hand out groups to judge; a judge that never answers loses them after a deadline."""
         ...
 
-    async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+    async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
         """Take the rewards of a group; False when they were already there or the group is gone.
 
         Raises:
@@ -313,12 +313,12 @@ class Coordinator(Protocol):
         """Let a worker that was shut out try again, as a stranger."""
         ...
 
-    async def pull_for_audit(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
+    async def pull_for_audit(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
         """Hand out groups to score again, waiting up to `wait_s` for the first."""
         ...
 
     async def submit_audit(
-        self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = ""
+        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
     ) -> None:
         """Take what an audit found; a repetition, or a group that was not asked for, changes nothing.
 

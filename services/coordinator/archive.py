@@ -1,7 +1,7 @@
-"""Archive: what was judged is kept for later drafts and sent along with the leases of its prompt.
+"""Archive: what was rewarded is kept for later drafts and sent along with the leases of its prompt.
 
 It follows `core.drafting.history` in memory and tells the journal what to keep and what to delete, in
-the transaction of the judgement; so after a restart it holds what it held. The run's state and
+the transaction of the rewarded_group; so after a restart it holds what it held. The run's state and
 its digests know nothing of it: without an archive a run is the same, only slower.
 """
 
@@ -37,7 +37,7 @@ class Archive:
 
     @property
     def keeps(self) -> bool:
-        """Tell whether judged completions are kept at all."""
+        """Tell whether rewarded completions are kept at all."""
         return self._store is not None
 
     def load(self, rows: Iterable[HistoryRow]) -> HistoryEdit | None:
@@ -64,7 +64,7 @@ class Archive:
     def take(
         self, prompt_key: str, group: GroupState, submission: GroupSubmission, rewards: Sequence[float]
     ) -> HistoryEdit | None:
-        """Keep a judged group and return what the journal must do; None when nothing changes.
+        """Keep a rewarded group and return what the journal must do; None when nothing changes.
 
         Args:
             prompt_key: the group's prompt.

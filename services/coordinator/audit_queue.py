@@ -1,4 +1,4 @@
-"""Trust desk: some groups are scored again, and what is found decides who goes on.
+"""Trust audit queue: some groups are scored again, and what is found decides who goes on.
 
 Which groups is drawn with a secret that no worker knows, at a share that depends on the worker's
 standing. What waits for the auditor is kept in memory alone: after a restart other groups are
@@ -17,10 +17,10 @@ from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
 from antiphon.core.records import GroupSubmission, GroupToAudit
 from antiphon.core.trust.access_tokens import name_of_worker
-from antiphon.core.trust.audit import Band, Finding, SampleFigures, calibrate, judge_group
+from antiphon.core.trust.audit import Band, Finding, SampleStatistics, audit_group, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
-from antiphon.services.coordinator.run_state_machine import RunKeeper
-from antiphon.system.wakeup import Signal
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.system.wakeup import Wakeup
 
 QUEUE_LIMIT = 256
 """Groups that wait for the auditor; beyond it the oldest are let go."""
@@ -44,21 +44,21 @@ class _Waiting:
     """When it may be handed out (again)."""
 
 
-class TrustDesk:
+class AuditQueue:
     """Draws groups, takes findings, shuts workers out."""
 
-    def __init__(self, keeper: RunKeeper, secret: bytes) -> None:
-        """Open the desk.
+    def __init__(self, state_machine: RunStateMachine, secret: bytes) -> None:
+        """Open the audit queue.
 
         Args:
-            keeper: of the run.
+            state_machine: of the run.
             secret: 32 bytes; whoever knows them knows which groups will be audited.
         """
-        self._keeper = keeper
+        self._state_machine = state_machine
         self._secret = secret
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
-        self._trusted: deque[SampleFigures] = deque(maxlen=SAMPLES_KEPT)
-        self._asked = Signal()
+        self._trusted: deque[SampleStatistics] = deque(maxlen=SAMPLES_KEPT)
+        self._asked = Wakeup()
 
     @property
     def band(self) -> Band:
@@ -72,7 +72,7 @@ class TrustDesk:
 
     def choose(self, submission: GroupSubmission) -> None:
         """Draw whether a group that was just accepted will be audited."""
-        state = self._keeper.state
+        state = self._state_machine.state
         group = state.groups.get(submission.group_id)
         standing = state.standings.get(name_of_worker(submission.worker_id), Standing())
         drawn = (
@@ -80,7 +80,7 @@ class TrustDesk:
         )
         if group is None or drawn >= standing.share:
             return
-        prompt = self._keeper.prompts.prompt(group.split, group.prompt_index)
+        prompt = self._state_machine.prompts.prompt(group.split, group.prompt_index)
         self._waiting[submission.group_id] = _Waiting(submission, prompt.token_ids)
         while len(self._waiting) > QUEUE_LIMIT:
             self._waiting.popitem(last=False)
@@ -88,11 +88,11 @@ class TrustDesk:
 
     async def pull(self, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
         """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first."""
-        keeper = self._keeper
-        deadline = keeper.clock() + wait_s
+        state_machine = self._state_machine
+        deadline = state_machine.clock() + wait_s
         while True:
-            keeper.check()
-            now = keeper.clock()
+            state_machine.check()
+            now = state_machine.clock()
             free = [waiting for waiting in self._waiting.values() if waiting.free_at_s <= now]
             if free or now >= deadline:
                 break
@@ -102,30 +102,30 @@ class TrustDesk:
             waiting.free_at_s = now + AUDIT_S
         return [GroupToAudit(w.submission, w.prompt_token_ids) for w in free[: max(0, limit)]]
 
-    async def submit(self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = "") -> None:
+    async def submit(self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "") -> None:
         """Take what an audit found; a group that was not asked for changes nothing.
 
         With a `worker_id` it is what the learner saw in training: it may speak against a worker, but
         that it does not is no audit passed.
         """
-        self._keeper.check()
+        self._state_machine.check()
         if worker_id:
             name = name_of_worker(worker_id)
-            if name in self._keeper.state.registrations and not self._keeper.state.barred(name):
-                await self._blame(name, group_id, judge_group(samples, self.band))
+            if name in self._state_machine.state.registrations and not self._state_machine.state.barred(name):
+                await self._blame(name, group_id, audit_group(samples, self.band))
             return
         waiting = self._waiting.pop(group_id, None)
         if waiting is None or not any(sample.tokens for sample in samples):
             return
         name = name_of_worker(waiting.submission.worker_id)
-        standing = self._keeper.state.standings.get(name, Standing())
-        findings = judge_group(samples, self.band, (standing.tokens, standing.missed))
+        standing = self._state_machine.state.standings.get(name, Standing())
+        findings = audit_group(samples, self.band, (standing.tokens, standing.missed))
         if not await self._blame(name, group_id, findings):
-            if name in self._keeper.config.trust.trusted:
+            if name in self._state_machine.config.trust.trusted:
                 self._trusted.extend(samples)
             tokens, missed = sum(s.tokens for s in samples), sum(s.missed for s in samples)
             drift = max(s.drift for s in samples)
-            await self._keeper.record(e.GroupAudited(group_id, name, tokens, missed, drift))
+            await self._state_machine.record(e.GroupAudited(group_id, name, tokens, missed, drift))
 
     async def _blame(self, name: str, group_id: str, findings: Sequence[Finding]) -> bool:
         """Count what was found against a worker; True when there was something."""
@@ -140,13 +140,13 @@ class TrustDesk:
         await self._strike(name, submission.group_id, "refused", str(error), certain=False)
 
     async def _strike(self, name: str, group_id: str, check: str, words: str, certain: bool) -> None:
-        keeper, words = self._keeper, words[:LONGEST_REASON]
-        written = keeper.record(e.WorkerStruck(name, group_id, check, words))
+        state_machine, words = self._state_machine, words[:LONGEST_REASON]
+        written = state_machine.record(e.WorkerStruck(name, group_id, check, words))
         _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=words)
-        reason = quarantine_reason(keeper.state.standings[name], certain, words)
+        reason = quarantine_reason(state_machine.state.standings[name], certain, words)
         if reason is not None:
-            written = keeper.record(e.WorkerQuarantined(name, reason))
+            written = state_machine.record(e.WorkerQuarantined(name, reason))
             _log.warning("worker.quarantined", worker=name, reason=reason)
-            for member in keeper.fleet.named(name):
-                keeper.lose(member, f"in quarantine: {reason}")
+            for member in state_machine.fleet.named(name):
+                state_machine.lose(member, f"in quarantine: {reason}")
         await written

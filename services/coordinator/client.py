@@ -12,13 +12,13 @@ from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.core.records import (
     GroupSubmission,
     GroupToAudit,
-    GroupToJudge,
-    Judgement,
+    GroupToReward,
+    RewardedGroup,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
 )
-from antiphon.core.trust.audit import SampleFigures
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
 from antiphon.services.coordinator.api import (
     BatchReply,
@@ -35,7 +35,7 @@ from antiphon.services.coordinator.api import (
 from antiphon.services.coordinator.work_stream import StreamClient
 from antiphon.services.rpc.serving import Duplex, call, error_from_code, open_channel, stream
 from antiphon.services.security.credentials import Credentials
-from antiphon.services.wire import rewards as wire_judging
+from antiphon.services.wire import rewards as wire_rewards
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
@@ -88,17 +88,19 @@ class CoordinatorClient(Coordinator):
             await call(self._stub.SubmitGroup, message, self._timeout_s)
         )
 
-    async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Fetch groups to judge."""
-        message = reward_pb2.PullRequest(judge_id=judge_id, limit=limit, wait_s=wait_s)
+        message = reward_pb2.PullRequest(client_id=client_id, limit=limit, wait_s=wait_s)
         reply = await call(self._stub.PullForReward, message, self._timeout_s + wait_s)
-        return [wire_judging.group_to_judge_from_proto(group) for group in reply.groups]
+        return [wire_rewards.group_to_reward_from_proto(group) for group in reply.groups]
 
-    async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+    async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
         """Hand in the rewards of a group; repeating it is safe."""
         message = reward_pb2.RewardsRequest(
             group_id=group_id,
-            judgements=[wire_judging.judgement_to_proto(judgement) for judgement in judgements],
+            rewarded_groups=[
+                wire_rewards.rewarded_group_to_proto(rewarded_group) for rewarded_group in rewarded_groups
+            ],
         )
         return bool((await call(self._stub.SubmitRewards, message, self._timeout_s)).accepted)
 
@@ -156,19 +158,19 @@ class CoordinatorClient(Coordinator):
         message = coordinator_pb2.RevokeRequest(name=name, reason=reason)
         await call(self._stub.Pardon, message, self._timeout_s)
 
-    async def pull_for_audit(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
+    async def pull_for_audit(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
         """Fetch groups to score again."""
-        message = reward_pb2.PullRequest(judge_id=judge_id, limit=limit, wait_s=wait_s)
+        message = reward_pb2.PullRequest(client_id=client_id, limit=limit, wait_s=wait_s)
         reply = await call(self._stub.PullForAudit, message, self._timeout_s + wait_s)
-        return [wire_judging.group_to_audit_from_proto(group) for group in reply.groups]
+        return [wire_rewards.group_to_audit_from_proto(group) for group in reply.groups]
 
     async def submit_audit(
-        self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = ""
+        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
     ) -> None:
         """Hand in what an audit found; repeating it is safe."""
         message = coordinator_pb2.AuditRequest(
             group_id=group_id,
-            samples=[wire_judging.sample_figures_to_proto(sample) for sample in samples],
+            samples=[wire_rewards.sample_statistics_to_proto(sample) for sample in samples],
             worker_id=worker_id,
         )
         await call(self._stub.SubmitAudit, message, self._timeout_s)

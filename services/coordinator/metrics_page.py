@@ -115,7 +115,7 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
         {
             "open": status.groups_open,
             "leased": status.groups_leased,
-            "to_judge": status.groups_to_judge,
+            "to_reward": status.groups_to_reward,
             "ready": status.groups_ready,
         },
     )

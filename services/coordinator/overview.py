@@ -18,7 +18,7 @@ def evaluation_records(state: RunState) -> tuple[EvaluationRecord, ...]:
     records = []
     for version, evaluation in sorted(state.evaluations.items()):
         reward, tokens = evaluation.means()
-        records.append(EvaluationRecord(version, evaluation.prompts, evaluation.judged, reward, tokens))
+        records.append(EvaluationRecord(version, evaluation.prompts, evaluation.rewarded, reward, tokens))
     return tuple(records)
 
 
@@ -27,7 +27,7 @@ def run_status(
     config: RunConfig,
     fleet: Fleet,
     leases: LeaseTable,
-    judging: int,
+    rewarding: int,
     now: float,
     blocked: str = "",
 ) -> RunStatus:
@@ -38,7 +38,7 @@ def run_status(
         config: its configuration.
         fleet: the workers.
         leases: running leases.
-        judging: groups that a judge has at the moment.
+        rewarding: groups that a judge has at the moment.
         now: the coordinator's clock.
         blocked: why nothing can be recorded at the moment; the run waits for that.
     """
@@ -53,8 +53,8 @@ def run_status(
         newest_version=state.newest_version,
         groups_open=phases[GroupPhase.OPEN],
         groups_leased=phases[GroupPhase.LEASED],
-        groups_to_judge=phases[GroupPhase.SUBMITTED],
-        groups_ready=phases[GroupPhase.JUDGED],
+        groups_to_reward=phases[GroupPhase.SUBMITTED],
+        groups_ready=phases[GroupPhase.REWARDED],
         groups_dropped_stale=state.groups_dropped_stale,
         groups_filtered=state.groups_filtered,
         groups_requeued=state.groups_requeued,
@@ -63,7 +63,7 @@ def run_status(
         evaluations=evaluation_records(state),
         last_commit=state.commits[-1] if state.commits else None,
         paused_reason=state.paused_reason,
-        waiting=blocked or waiting_words(state, config, fleet, judging, now),
+        waiting=blocked or waiting_words(state, config, fleet, rewarding, now),
         finished=state.finished,
         barred={**state.revoked, **{n: s.quarantined for n, s in state.standings.items() if s.quarantined}},
         worker_seconds=account.seconds,
@@ -78,27 +78,27 @@ def _with_standing(record: WorkerRecord, state: RunState) -> WorkerRecord:
     return dataclasses.replace(record, audited=standing.audited, strikes=standing.strikes)
 
 
-def waiting_words(state: RunState, config: RunConfig, fleet: Fleet, judging: int, now: float) -> str:
+def waiting_words(state: RunState, config: RunConfig, fleet: Fleet, rewarding: int, now: float) -> str:
     """Say what the data plane waits for at the moment."""
     if state.finished:
         return "nothing: the run is finished"
     if state.paused_reason:
         return f"the run to be started again: it is paused because {state.paused_reason}"
     if state.next_seal < state.opened_steps:
-        return batch_words(state, config, state.next_seal, fleet, judging, now)
-    open_evaluations = [v for v, found in state.evaluations.items() if found.judged < found.prompts]
+        return batch_words(state, config, state.next_seal, fleet, rewarding, now)
+    open_evaluations = [v for v, found in state.evaluations.items() if found.rewarded < found.prompts]
     if len(state.commits) < state.next_seal:
         return f"the learner to commit step {len(state.commits)}, whose batch is sealed"
     if open_evaluations:
         version = min(open_evaluations)
         evaluation = state.evaluations[version]
-        return (
-            f"the evaluation of version {version}: {evaluation.judged} of {evaluation.prompts} prompts judged"
-        )
+        return f"the evaluation of version {version}: {evaluation.rewarded} of {evaluation.prompts} prompts"
     return f"step {state.opened_steps} to be opened"
 
 
-def batch_words(state: RunState, config: RunConfig, step: int, fleet: Fleet, judging: int, now: float) -> str:
+def batch_words(
+    state: RunState, config: RunConfig, step: int, fleet: Fleet, rewarding: int, now: float
+) -> str:
     """Say what the batch of `step` waits for: which groups, at which worker or judge."""
     if state.paused_reason:
         return f"the run is paused: {state.paused_reason}"
@@ -116,15 +116,15 @@ def batch_words(state: RunState, config: RunConfig, step: int, fleet: Fleet, jud
         names = ", ".join(f"{count} at {worker}" for worker, count in sorted(holders.items()))
         parts.append(f"{by_phase[GroupPhase.LEASED]} being sampled ({names}; the oldest for {oldest:.1f} s)")
     if by_phase[GroupPhase.SUBMITTED]:
-        parts.append(f"{by_phase[GroupPhase.SUBMITTED]} to judge ({judging} at a judge)")
+        parts.append(f"{by_phase[GroupPhase.SUBMITTED]} to judge ({rewarding} at a judge)")
     if by_phase[GroupPhase.OPEN]:
         parts.append(f"{by_phase[GroupPhase.OPEN]} open ({_fleet_words(fleet, groups)})")
     missing = places - len(groups)
     if missing > 0:
         parts.append(f"{missing} not issued yet ({_fleet_words(fleet, groups)})")
-    ready = by_phase[GroupPhase.JUDGED]
+    ready = by_phase[GroupPhase.REWARDED]
     rest = "; ".join(parts) or "being written"
-    return f"step {step}: {min(ready, places)} of {places} groups judged; {rest}"
+    return f"step {step}: {min(ready, places)} of {places} groups rewarded; {rest}"
 
 
 def _groups_of(state: RunState, config: RunConfig, step: int) -> list[GroupState]:

@@ -1,6 +1,6 @@
-"""Judge desk: groups go to a judge until a deadline, and rewards are taken once.
+"""Reward queue: groups go to a reward service until a deadline, and rewards are taken once.
 
-Who has which group is kept in memory alone: after a restart every unjudged group is simply
+Who has which group is kept in memory alone: after a restart every unrewarded group is simply
 handed out again, and the first rewards that arrive count.
 """
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphon.core.loop import acceptance
-from antiphon.core.loop.checks import check_judgements
+from antiphon.core.loop.checks import check_rewards
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.records import GroupToJudge, Judgement
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.core.records import GroupToReward, RewardedGroup
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
-JUDGE_S = 15.0
+REWARD_S = 15.0
 """A judge that has not answered by then loses the group (or after a lease's time, if shorter);
 its late rewards still count if they are the first."""
 FINISHED_WAIT_S = 1.0
@@ -21,106 +21,113 @@ FINISHED_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Judging:
+class _Rewarding:
     """A group at a judge until a deadline."""
 
-    judge_id: str
+    client_id: str
     deadline_s: float
 
 
-class JudgeDesk:
+class RewardQueue:
     """Hands out finished groups and takes their rewards."""
 
-    def __init__(self, keeper: RunKeeper) -> None:
-        self._keeper = keeper
-        self._duration_s = min(JUDGE_S, keeper.config.coordinator.lease_s)
-        self._judging: dict[str, _Judging] = {}
+    def __init__(self, state_machine: RunStateMachine) -> None:
+        self._state_machine = state_machine
+        self._duration_s = min(REWARD_S, state_machine.config.coordinator.lease_s)
+        self._rewarding: dict[str, _Rewarding] = {}
 
     @property
     def held(self) -> int:
         """Return how many groups are at a judge."""
-        return len(self._judging)
+        return len(self._rewarding)
 
-    async def pull(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+    async def pull(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first."""
-        keeper = self._keeper
-        deadline = keeper.clock() + wait_s
+        state_machine = self._state_machine
+        deadline = state_machine.clock() + wait_s
         while True:
-            keeper.check()
-            now = keeper.clock()
-            waiting = self._unjudged(now)[: max(0, limit)]
+            state_machine.check()
+            now = state_machine.clock()
+            waiting = self._unrewarded(now)[: max(0, limit)]
             if waiting:
-                return await self._hand_out(judge_id, waiting, now)
-            if keeper.state.finished:
-                await keeper.submitted.wait(min(FINISHED_WAIT_S, deadline - now))
+                return await self._hand_out(client_id, waiting, now)
+            if state_machine.state.finished:
+                await state_machine.submitted.wait(min(FINISHED_WAIT_S, deadline - now))
                 return ()
             if now >= deadline:
                 return ()
-            free_again = min((judging.deadline_s for judging in self._judging.values()), default=deadline)
-            await keeper.submitted.wait(min(deadline, free_again) - now)
+            free_again = min(
+                (rewarding.deadline_s for rewarding in self._rewarding.values()), default=deadline
+            )
+            await state_machine.submitted.wait(min(deadline, free_again) - now)
 
-    def _unjudged(self, now: float) -> list[str]:
+    def _unrewarded(self, now: float) -> list[str]:
         """Return the groups that no judge has; training groups first, then as they came in."""
-        groups = self._keeper.state.groups
+        groups = self._state_machine.state.groups
         submitted = [group for group in groups.values() if group.phase is GroupPhase.SUBMITTED]
         alive = {group.group_id for group in submitted}
-        self._judging = {
-            group_id: judging
-            for group_id, judging in self._judging.items()
-            if group_id in alive and judging.deadline_s > now
+        self._rewarding = {
+            group_id: rewarding
+            for group_id, rewarding in self._rewarding.items()
+            if group_id in alive and rewarding.deadline_s > now
         }
-        found = [group for group in submitted if group.group_id not in self._judging]
+        found = [group for group in submitted if group.group_id not in self._rewarding]
         found.sort(key=lambda group: (group.evaluation is not None, group.submitted_at_s))
         return [group.group_id for group in found]
 
-    async def _hand_out(self, judge_id: str, group_ids: list[str], now: float) -> list[GroupToJudge]:
+    async def _hand_out(self, client_id: str, group_ids: list[str], now: float) -> list[GroupToReward]:
         for group_id in group_ids:
-            self._judging[group_id] = _Judging(judge_id, now + self._duration_s)
+            self._rewarding[group_id] = _Rewarding(client_id, now + self._duration_s)
         found = []
         for group_id in group_ids:
-            submission = await self._keeper.find_submission(group_id)
-            if not self._unanswered(group_id):  # judged or found stale while a payload was read
+            submission = await self._state_machine.find_submission(group_id)
+            if not self._unanswered(group_id):  # rewarded or found stale while a payload was read
                 continue
             if submission is None:
-                raise self._keeper.payload_lost(group_id)
-            group = self._keeper.state.groups[group_id]
+                raise self._state_machine.payload_lost(group_id)
+            group = self._state_machine.state.groups[group_id]
             found.append(
-                GroupToJudge(
+                GroupToReward(
                     group_id=group_id,
-                    prompt_key=self._keeper.prompts.prompt(group.split, group.prompt_index).key,
+                    prompt_key=self._state_machine.prompts.prompt(group.split, group.prompt_index).key,
                     completions=tuple(trajectory.token_ids for trajectory in submission.trajectories),
                     finish_reasons=tuple(trajectory.finish_reason for trajectory in submission.trajectories),
                 )
             )
         return found
 
-    async def submit(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+    async def submit(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
         """Take the rewards of a group; False when they were already there or the group is gone.
 
         Raises:
             ContractError: when a reward is missing or not finite.
         """
-        keeper = self._keeper
-        keeper.check_open()
-        judging = self._judging.pop(group_id, None)
+        state_machine = self._state_machine
+        state_machine.check_open()
+        rewarding = self._rewarding.pop(group_id, None)
         if not self._unanswered(group_id):
             return False
-        rewards = check_judgements(group_id, judgements, keeper.state.groups[group_id].samples)
-        submission = await keeper.find_submission(group_id) if keeper.archive.keeps else None
+        rewards = check_rewards(group_id, rewarded_groups, state_machine.state.groups[group_id].samples)
+        submission = await state_machine.find_submission(group_id) if state_machine.archive.keeps else None
         if not self._unanswered(group_id):  # by another judge, while a payload was read from the disk
             return False
-        group, judge_id = keeper.state.groups[group_id], judging.judge_id if judging is not None else ""
-        found = acceptance.accept_judgement(keeper.state, group_id, rewards, judge_id, keeper.clock())
+        group, client_id = (
+            state_machine.state.groups[group_id],
+            rewarding.client_id if rewarding is not None else "",
+        )
+        found = acceptance.accept_rewards(
+            state_machine.state, group_id, rewards, client_id, state_machine.clock()
+        )
         history = None
         if submission is not None:
-            key = keeper.prompts.prompt(group.split, group.prompt_index).key
-            history = keeper.archive.take(key, group, submission, rewards)
+            key = state_machine.prompts.prompt(group.split, group.prompt_index).key
+            history = state_machine.archive.take(key, group, submission, rewards)
         forget = [group_id] if group.evaluation is not None else []
-        written = keeper.record(*found, forget=forget, history=history)
-        keeper.settle()
+        written = state_machine.record(*found, forget=forget, history=history)
+        state_machine.settle()
         await written
         return True
 
     def _unanswered(self, group_id: str) -> bool:
-        group = self._keeper.state.groups.get(group_id)
+        group = self._state_machine.state.groups.get(group_id)
         return group is not None and group.phase is GroupPhase.SUBMITTED

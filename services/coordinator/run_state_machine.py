@@ -1,9 +1,9 @@
-"""Run keeper: the one place where events are applied, journalled and followed up.
+"""Run state_machine: the one place where events are applied, journalled and followed up.
 
 Nothing awaits between a decision and `record`, so nobody sees half a change. What follows from
 an event without anybody asking (refills, stale groups, the next batch, lost workers) happens
 here. While the journal or the store has no place nothing new is taken in, and callers hear why;
-if it cannot be used at all, the keeper fails as a whole and a restart goes on from the journal.
+if it cannot be used at all, the state_machine fails as a whole and a restart goes on from the journal.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import submission_digest
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import HeldLease, LeaseTable
-from antiphon.core.loop.partials import KeptGroup, PartialShelf
+from antiphon.core.loop.partials import KeptGroup, PartialGroups
 from antiphon.core.loop.run_state import RunState, fold
 from antiphon.core.loop.speculation import LeaseTimes
 from antiphon.core.records import GroupSubmission, WorkerState
@@ -35,7 +35,7 @@ from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, 
 from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
 from antiphon.system import failpoints
-from antiphon.system.wakeup import Signal
+from antiphon.system.wakeup import Wakeup
 
 STORE_PATIENCE_S = 600.0
 """How long a sealed batch waits for its store to take it; then the coordinator ends."""
@@ -63,7 +63,7 @@ def pinned_values(config: RunConfig) -> dict[str, str]:
     return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
 
 
-class RunKeeper:
+class RunStateMachine:
     """State, journal and what follows from events."""
 
     def __init__(
@@ -85,16 +85,16 @@ class RunKeeper:
         self.leases = LeaseTable(config.coordinator.lease_s)
         self.fleet = Fleet(config.coordinator.heartbeat_s)
         self.archive = Archive(config.drafting)
-        self.shelf = PartialShelf(config.coordinator.partials_mib << 20)
+        self.partial_groups = PartialGroups(config.coordinator.partials_mib << 20)
         self.lease_times = LeaseTimes()
         self.failure: AntiphonError | None = None
-        self.work = Signal()
+        self.work = Wakeup()
         """Something may have become leasable, or workers should hear of something."""
-        self.submitted = Signal()
+        self.submitted = Wakeup()
         """Groups wait for a judge."""
-        self.judged = Signal()
+        self.rewarded = Wakeup()
         """A batch may have become complete."""
-        self.sealed = Signal()
+        self.sealed = Wakeup()
         """A batch was sealed, or somebody should look again."""
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
@@ -134,12 +134,12 @@ class RunKeeper:
             kept = None if body is None else payloads.load_prefix(body)
             if group.phase is GroupPhase.LEASED:
                 self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
-                self.shelf.begin(group.lease_id, group.group_id, group.samples, kept)
+                self.partial_groups.begin(group.lease_id, group.group_id, group.samples, kept)
                 if group.twin_lease_id:
                     self.leases.grant(group.twin_lease_id, group.group_id, group.twin_worker_id, now)
-                    self.shelf.begin(group.twin_lease_id, group.group_id, group.samples, kept)
+                    self.partial_groups.begin(group.twin_lease_id, group.group_id, group.samples, kept)
             elif kept is not None:
-                self.shelf.wait(group.group_id, kept)
+                self.partial_groups.wait(group.group_id, kept)
 
     async def close(self) -> None:
         """Stop what runs in the background and write what waits."""
@@ -155,12 +155,12 @@ class RunKeeper:
         return "" if blocked is None else str(blocked)
 
     def check(self) -> None:
-        """Raise why the keeper failed, if it did."""
+        """Raise why the state_machine failed, if it did."""
         if self.failure is not None:
             raise self.failure
 
     def check_open(self) -> None:
-        """Raise why nothing new is taken in: the keeper failed, or nothing can be recorded now.
+        """Raise why nothing new is taken in: the state_machine failed, or nothing can be recorded now.
 
         Raises:
             UnavailableError: while the journal or the store has no place; callers try again.
@@ -180,7 +180,7 @@ class RunKeeper:
         """Apply events now and journal them; await the result to know that they are on disk.
 
         Raises:
-            AntiphonError: when the keeper failed before.
+            AntiphonError: when the state_machine failed before.
         """
         self.check()
         for event in events:
@@ -197,8 +197,8 @@ class RunKeeper:
             if isinstance(event, e.LeaseExpired):
                 # Beyond the bound: what was sampled so far is too old to be continued.
                 self.leases.end(event.lease_id)
-                sampled = self.shelf.sampled(event.lease_id)
-                self.shelf.end(event.lease_id)
+                sampled = self.partial_groups.sampled(event.lease_id)
+                self.partial_groups.end(event.lease_id)
                 gone.append(payloads.prefix_name(event.group_id))
                 found[index] = dataclasses.replace(event, at_s=self.clock(), tokens=sampled)
         for step in range(self.state.next_seal, self.state.opened_steps):
@@ -206,7 +206,7 @@ class RunKeeper:
         written = self.record(*found, forget=gone)
         if found:
             self.work.notify()
-        self.judged.notify()
+        self.rewarded.notify()
         return written
 
     def take_back(self, held: HeldLease, reason: str, waste: str = "preempted") -> None:
@@ -222,14 +222,14 @@ class RunKeeper:
         self.leases.end(held.lease_id)
         group = self.state.groups.get(held.group_id)
         sampled = 0 if group is None else self._sampled_in_vain(group, held.lease_id)
-        kept = self.shelf.end(held.lease_id)
+        kept = self.partial_groups.end(held.lease_id)
         if group is None or group.phase is not GroupPhase.LEASED:
             return
         if held.lease_id not in (group.lease_id, group.twin_lease_id):
             return
         tokens, keep = 0, {}
         if kept is not None and not group.twin_lease_id:  # else its twin goes on
-            self.shelf.wait(held.group_id, kept)
+            self.partial_groups.wait(held.group_id, kept)
             tokens = kept.tokens
             keep = {payloads.prefix_name(held.group_id): payloads.dump_prefix(kept)}
         expired = e.LeaseExpired(
@@ -268,14 +268,14 @@ class RunKeeper:
                 )
             )
             self.leases.end(lease_id)
-            self.shelf.end(lease_id)
+            self.partial_groups.end(lease_id)
         return found
 
     def _sampled_in_vain(self, group: GroupState, lease_id: str) -> int:
         """Return the tokens known of a lease, without those that a duplicate of it went on from."""
-        sampled = self.shelf.sampled(lease_id)
+        sampled = self.partial_groups.sampled(lease_id)
         if group.twin_lease_id and lease_id == group.lease_id:
-            shared = self.shelf.given(group.twin_lease_id) - self.shelf.given(lease_id)
+            shared = self.partial_groups.given(group.twin_lease_id) - self.partial_groups.given(lease_id)
             return max(0, sampled - max(0, shared))
         return sampled
 
@@ -290,7 +290,7 @@ class RunKeeper:
 
     def prefix(self, group_id: str) -> KeptGroup | None:
         """Return what the next lease of a group continues from; None where it is begun anew."""
-        kept, group = self.shelf.waiting(group_id), self.state.groups.get(group_id)
+        kept, group = self.partial_groups.waiting(group_id), self.state.groups.get(group_id)
         if kept is None or group is None:
             return None
         good = admission.continues(self.state, self.config, group, kept.oldest_version)
@@ -357,7 +357,7 @@ class RunKeeper:
             self.failure = error
             _log.error("coordinator.failed", reason=str(error))
         self.failed.set()
-        for signal in (self.work, self.submitted, self.judged, self.sealed):
+        for signal in (self.work, self.submitted, self.rewarded, self.sealed):
             signal.notify()
 
     def _check_same_run(self, pinned: dict[str, str]) -> None:
@@ -399,7 +399,7 @@ class RunKeeper:
         while self.failure is None:
             plan = assembly.plan_seal(self.state, self.config)
             if plan is None:
-                await self.judged.wait(IDLE_S)
+                await self.rewarded.wait(IDLE_S)
             else:
                 await self._seal(plan)
 
@@ -461,4 +461,6 @@ class RunKeeper:
 
 def new_state(config: RunConfig) -> RunState:
     """Return the state of a run before its first event."""
-    return RunState(group_size=config.loop.group_size, history_batches=config.coordinator.history_batches)
+    return RunState(
+        group_size=config.loop.group_size, payload_retention_steps=config.coordinator.payload_retention_steps
+    )

@@ -1,4 +1,4 @@
-"""Sealing: judged groups become two immutable files and one event.
+"""Sealing: rewarded groups become two immutable files and one event.
 
 The first file is what the step uses, and its digest is the batch's; the second holds timings,
 worker and lease ids. Rows stand in the order of the groups, then of the samples.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphon.core.drafting.statistics import add_figures
+from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.events import BatchSealed
@@ -57,9 +57,9 @@ def seal_batch(
         timings.extend(_timings(ingredient))
     digest = store.put(encode_batch(rows))
     timings_digest = store.put(encode_timings(timings))
-    judged = (*plan.used, *plan.filtered)
-    rewards = [r for group in judged for r in group.rewards] + since_seal.rewards
-    lengths = [n for group in judged for n in group.token_counts] + since_seal.token_counts
+    rewarded = (*plan.used, *plan.filtered)
+    rewards = [r for group in rewarded for r in group.rewards] + since_seal.rewards
+    lengths = [n for group in rewarded for n in group.token_counts] + since_seal.token_counts
     staleness = Counter(plan.step - min(span.version for span in row.spans) for row in rows)
     return BatchSealed(
         step=plan.step,
@@ -74,7 +74,7 @@ def seal_batch(
         reward_mean=math.fsum(rewards) / max(1, len(rewards)),
         completion_tokens_mean=sum(lengths) / max(1, len(lengths)),
         staleness=tuple(sorted(staleness.items())),
-        drafting=add_figures([group.drafting for group in judged] + since_seal.drafting),
+        drafting=add_statistics([group.drafting for group in rewarded] + since_seal.drafting),
     )
 
 
@@ -113,7 +113,7 @@ def _timings(ingredient: Ingredient) -> list[RowTiming]:
             generation_s=group.generation_s,
             leased_at_s=group.leased_at_s,
             submitted_at_s=group.submitted_at_s,
-            judged_at_s=group.judged_at_s,
+            rewarded_at_s=group.rewarded_at_s,
             **counts,
         )
         for index in range(group.samples)

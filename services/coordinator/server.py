@@ -16,7 +16,7 @@ from antiphon.core.loop.staleness import check_publish_interval
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.coordinator.audit_queue import TrustDesk
+from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import (
     JOURNAL_NAME,
     Journal,
@@ -25,7 +25,7 @@ from antiphon.services.coordinator.journal.journal import (
 )
 from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.work_stream import Handler, StreamServer
 from antiphon.services.rpc.serving import (
@@ -38,7 +38,7 @@ from antiphon.services.rpc.serving import (
 )
 from antiphon.services.security.credentials import Credentials, learner_public, needed_token_key
 from antiphon.services.security.guard import Guard
-from antiphon.services.wire import rewards as wire_judging
+from antiphon.services.wire import rewards as wire_rewards
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
@@ -115,14 +115,17 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @answers_errors
     async def PullForReward(self, request: Message, context: Context) -> Message:
         """Answer."""
-        groups = await self._coordinator.pull_for_reward(request.judge_id, request.limit, request.wait_s)
-        return reward_pb2.PullReply(groups=[wire_judging.group_to_judge_to_proto(group) for group in groups])
+        groups = await self._coordinator.pull_for_reward(request.client_id, request.limit, request.wait_s)
+        return reward_pb2.PullReply(groups=[wire_rewards.group_to_reward_to_proto(group) for group in groups])
 
     @answers_errors
     async def SubmitRewards(self, request: Message, context: Context) -> Message:
         """Answer."""
-        judgements = [wire_judging.judgement_from_proto(judgement) for judgement in request.judgements]
-        accepted = await self._coordinator.submit_rewards(request.group_id, judgements)
+        rewarded_groups = [
+            wire_rewards.rewarded_group_from_proto(rewarded_group)
+            for rewarded_group in request.rewarded_groups
+        ]
+        accepted = await self._coordinator.submit_rewards(request.group_id, rewarded_groups)
         return reward_pb2.RewardsReply(accepted=accepted)
 
     @answers_errors
@@ -198,15 +201,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @answers_errors
     async def PullForAudit(self, request: Message, context: Context) -> Message:
         """Answer."""
-        groups = await self._coordinator.pull_for_audit(request.judge_id, request.limit, request.wait_s)
+        groups = await self._coordinator.pull_for_audit(request.client_id, request.limit, request.wait_s)
         return coordinator_pb2.AuditsReply(
-            groups=[wire_judging.group_to_audit_to_proto(group) for group in groups]
+            groups=[wire_rewards.group_to_audit_to_proto(group) for group in groups]
         )
 
     @answers_errors
     async def SubmitAudit(self, request: Message, context: Context) -> Message:
         """Answer."""
-        samples = [wire_judging.sample_figures_from_proto(sample) for sample in request.samples]
+        samples = [wire_rewards.sample_statistics_from_proto(sample) for sample in request.samples]
         await self._coordinator.submit_audit(request.group_id, samples, request.worker_id)
         return records_pb2.Empty()
 
@@ -246,7 +249,7 @@ async def start_coordinator(
         lambda server: register_coordinator(server, service),
         ["antiphon.Coordinator"],
         security,
-        largest_message(service.keeper.config),
+        largest_message(service.state_machine.config),
     )
 
 
@@ -266,7 +269,9 @@ def largest_message(config: RunConfig) -> int:
     return min(MAX_MESSAGE_BYTES, max(_SMALLEST_LIMIT, group))
 
 
-def coordinator_guard(keeper: RunKeeper, credentials: Credentials, wall_clock: Callable[[], float]) -> Guard:
+def coordinator_guard(
+    state_machine: RunStateMachine, credentials: Credentials, wall_clock: Callable[[], float]
+) -> Guard:
     """Return who lets calls in to the coordinator of a run.
 
     Raises:
@@ -274,11 +279,11 @@ def coordinator_guard(keeper: RunKeeper, credentials: Credentials, wall_clock: C
     """
     return Guard(
         needed_token_key(credentials),
-        keeper.run_id,
+        state_machine.run_id,
         wall_clock,
-        keeper.clock,
-        revoked=lambda: keeper.state.revoked,
-        open_leases=lambda worker_id: len(keeper.leases.of_worker(worker_id)),
+        state_machine.clock,
+        revoked=lambda: state_machine.state.revoked,
+        open_leases=lambda worker_id: len(state_machine.leases.of_worker(worker_id)),
     )
 
 
@@ -321,8 +326,10 @@ async def serve_coordinator(
     journal = await asyncio.to_thread(Journal, journal_place(config, run_dir), run_id)
     if prompts is None:
         prompts = await asyncio.to_thread(load_prompts, config)
-    keeper = RunKeeper(config, run_id, journal, open_store(store_root, config.record), prompts, loop.time)
-    await keeper.start()
+    state_machine = RunStateMachine(
+        config, run_id, journal, open_store(store_root, config.record), prompts, loop.time
+    )
+    await state_machine.start()
     # What was loaded and folded stays for good, so the garbage collector need not walk it again and again.
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
@@ -331,32 +338,32 @@ async def serve_coordinator(
             learner_key = learner_public(run_dir, credentials) or b""
         security = None
         if credentials is not None:
-            security = Security(credentials, coordinator_guard(keeper, credentials, wall_clock))
+            security = Security(credentials, coordinator_guard(state_machine, credentials, wall_clock))
         audits = config.trust.audits == "all" or (config.trust.audits == "remote" and security is not None)
-        trust = TrustDesk(keeper, secrets.token_bytes(32)) if audits else None
-        service = CoordinatorService(keeper, learner_key, trust)
+        trust = AuditQueue(state_machine, secrets.token_bytes(32)) if audits else None
+        service = CoordinatorService(state_machine, learner_key, trust)
         server, bound = await start_coordinator(service, host, port, security)
         try:
             async with metrics_page(service, config):
                 ready(bound)
-                await _until_over(keeper, stop)
+                await _until_over(state_machine, stop)
         finally:
             await stop_server(server)
     finally:
-        await keeper.close()
-    keeper.check()
+        await state_machine.close()
+    state_machine.check()
 
 
-async def _until_over(keeper: RunKeeper, stop: asyncio.Event) -> None:
+async def _until_over(state_machine: RunStateMachine, stop: asyncio.Event) -> None:
     """Wait for a request to stop, a failure, or the end of the run and a while more."""
-    waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(keeper.failed.wait())]
+    waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(state_machine.failed.wait())]
     ended_s: float | None = None
     try:
         while not any(wait.done() for wait in waits):
             await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            if keeper.state.finished:
-                ended_s = ended_s if ended_s is not None else keeper.clock()
-                if keeper.clock() - ended_s > LINGER_S:
+            if state_machine.state.finished:
+                ended_s = ended_s if ended_s is not None else state_machine.clock()
+                if state_machine.clock() - ended_s > LINGER_S:
                     return
     finally:
         for wait in waits:

@@ -1,6 +1,6 @@
 """Coordinator service: the contract's behaviour over the journal; it knows no gRPC.
 
-Each request asks `core` for a decision, hands the events to the run keeper, and answers when
+Each request asks `core` for a decision, hands the events to the run state_machine, and answers when
 they are on disk. Calls that wait are woken by signals and never held longer than asked.
 """
 
@@ -20,16 +20,16 @@ from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupSubmission,
     GroupToAudit,
-    GroupToJudge,
-    Judgement,
+    GroupToReward,
     KeptProgress,
+    RewardedGroup,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
     WorkerState,
 )
 from antiphon.core.trust.access_tokens import WORKER_NAME, name_of_worker
-from antiphon.core.trust.audit import SampleFigures
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import (
     BatchReply,
@@ -43,14 +43,14 @@ from antiphon.services.coordinator.api import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.services.coordinator.audit_queue import TrustDesk
+from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.journal import TrainedRow
-from antiphon.services.coordinator.lease_granter import LeaseCounter
+from antiphon.services.coordinator.lease_granter import LeaseGranter
 from antiphon.services.coordinator.overview import batch_words, run_status
 from antiphon.services.coordinator.prompts import token_rules_of
-from antiphon.services.coordinator.reward_queue import JudgeDesk
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.reward_queue import RewardQueue
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""
@@ -67,20 +67,22 @@ _log = structlog.get_logger("coordinator")
 class CoordinatorService(Coordinator):
     """The data plane of one run."""
 
-    def __init__(self, keeper: RunKeeper, learner_key: bytes = b"", trust: TrustDesk | None = None) -> None:
+    def __init__(
+        self, state_machine: RunStateMachine, learner_key: bytes = b"", trust: AuditQueue | None = None
+    ) -> None:
         """Serve a run.
 
         Args:
-            keeper: its state and journal.
+            state_machine: its state and journal.
             learner_key: public key that manifests must be signed with; empty where none are.
             trust: has groups audited and counts strikes; None where every worker is trusted.
         """
-        self.keeper = keeper
+        self.state_machine = state_machine
         self._learner_key = learner_key
         self._trust = trust
-        self._config_yaml = dump_config(keeper.config)
-        self._counter = LeaseCounter(keeper)
-        self._desk = JudgeDesk(keeper)
+        self._config_yaml = dump_config(state_machine.config)
+        self._counter = LeaseGranter(state_machine)
+        self._reward_queue = RewardQueue(state_machine)
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
         """Admit a worker; one of the same name that still counts as alive is replaced.
@@ -88,39 +90,39 @@ class CoordinatorService(Coordinator):
         Raises:
             ContractError: another protocol version, another run, or a name that cannot be.
         """
-        keeper = self.keeper
-        keeper.check_open()
+        state_machine = self.state_machine
+        state_machine.check_open()
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ContractError(
                 f"worker {hello.worker_name!r} speaks protocol version {hello.protocol_version}, but this "
                 f"coordinator speaks {PROTOCOL_VERSION}; install the same version of Antiphon on both"
             )
-        if hello.run_id and hello.run_id != keeper.run_id:
+        if hello.run_id and hello.run_id != state_machine.run_id:
             raise ContractError(
                 f"worker {hello.worker_name!r} means to serve run {hello.run_id!r}, but this coordinator "
-                f"serves {keeper.run_id!r}; give the address of the right coordinator"
+                f"serves {state_machine.run_id!r}; give the address of the right coordinator"
             )
         if not WORKER_NAME.fullmatch(hello.worker_name):
             raise ContractError(
                 f"worker name {hello.worker_name[:80]!r} cannot be used; take up to 64 letters, digits, "
                 "dots, dashes and underscores"
             )
-        if barred := keeper.state.barred(hello.worker_name):
+        if barred := state_machine.state.barred(hello.worker_name):
             raise ContractError(f"worker {hello.worker_name} was excluded from this run: {barred}")
-        for member in keeper.fleet.named(hello.worker_name):
-            keeper.lose(member, "another worker of this name registered")
-        count = keeper.state.registrations.get(hello.worker_name, 0) + 1
+        for member in state_machine.fleet.named(hello.worker_name):
+            state_machine.lose(member, "another worker of this name registered")
+        count = state_machine.state.registrations.get(hello.worker_name, 0) + 1
         worker_id = f"{hello.worker_name}-{count}"
-        keeper.fleet.add(worker_id, hello.worker_name, hello.concurrent_groups, keeper.clock())
-        await keeper.record(
-            e.WorkerRegistered(worker_id, hello.worker_name, hello.concurrent_groups, keeper.clock())
+        state_machine.fleet.add(worker_id, hello.worker_name, hello.concurrent_groups, state_machine.clock())
+        await state_machine.record(
+            e.WorkerRegistered(worker_id, hello.worker_name, hello.concurrent_groups, state_machine.clock())
         )
         _log.info("worker.registered", worker=worker_id)
         return WorkerWelcome(
             worker_id=worker_id,
-            run_id=keeper.run_id,
+            run_id=state_machine.run_id,
             config_yaml=self._config_yaml,
-            heartbeat_s=keeper.config.coordinator.heartbeat_s,
+            heartbeat_s=state_machine.config.coordinator.heartbeat_s,
             learner_key=self._learner_key,
         )
 
@@ -131,48 +133,50 @@ class CoordinatorService(Coordinator):
             ContractError: when the worker samples with weights that were never announced, or tells of
                 progress that no completion of its lease can have.
         """
-        keeper = self.keeper
-        keeper.check()
-        member, now = keeper.fleet.get(beat.worker_id), keeper.clock()
+        state_machine = self.state_machine
+        state_machine.check()
+        member, now = state_machine.fleet.get(beat.worker_id), state_machine.clock()
         if member is None:
-            return HeartbeatReply(False, (), keeper.state.newest_version, False, keeper.state.finished)
+            return HeartbeatReply(
+                False, (), state_machine.state.newest_version, False, state_machine.state.finished
+            )
         if beat.held_version is not None and beat.weights_digest is not None:
-            announced = keeper.state.snapshots.get(beat.held_version)
+            announced = state_machine.state.snapshots.get(beat.held_version)
             if announced != beat.weights_digest:
                 raise ContractError(
                     f"worker {beat.worker_id} holds version {beat.held_version} with weights "
                     f"{beat.weights_digest[:12]}, but {(announced or 'nothing')[:12]} was announced for it; "
                     "load the announced snapshot again"
                 )
-        gone = keeper.leases.extend(beat.lease_ids, beat.worker_id, now)
+        gone = state_machine.leases.extend(beat.lease_ids, beat.worker_id, now)
         kept = self._take_progress(beat)
-        if keeper.fleet.beat(member, beat, now):
-            keeper.loaded(member)
-        member.told_newest = keeper.state.newest_version
+        if state_machine.fleet.beat(member, beat, now):
+            state_machine.loaded(member)
+        member.told_newest = state_machine.state.newest_version
         for lease_id in beat.released_leases:
-            held = keeper.leases.get(lease_id)
+            held = state_machine.leases.get(lease_id)
             if held is not None:
-                keeper.take_back(held, "handed over by its worker")
+                state_machine.take_back(held, "handed over by its worker")
         if beat.leaving:
-            keeper.lose(member, "it left in order")
+            state_machine.lose(member, "it left in order")
         if beat.released_leases or beat.leaving:
-            await keeper.record()  # the worker ends with the answer: it must be true after a crash
+            await state_machine.record()  # the worker ends with the answer: it must be true after a crash
         return HeartbeatReply(
             known=True,
             cancelled_leases=gone,
-            newest_version=keeper.state.newest_version,
+            newest_version=state_machine.state.newest_version,
             drain=member.state is WorkerState.DRAINING,
-            run_finished=keeper.state.finished,
+            run_finished=state_machine.state.finished,
             kept=kept,
             next_s=member.pause_s,
         )
 
     def _take_progress(self, beat: WorkerHeartbeat) -> tuple[KeptProgress, ...]:
         """Keep the pieces of running leases; those of others are of no use, and not an error."""
-        keeper, kept = self.keeper, []
+        state_machine, kept = self.state_machine, []
         for progress in beat.progress:
-            held = keeper.leases.get(progress.lease_id)
-            group = None if held is None else keeper.state.groups.get(held.group_id)
+            held = state_machine.leases.get(progress.lease_id)
+            group = None if held is None else state_machine.state.groups.get(held.group_id)
             if group is None:
                 continue
             for piece in progress.pieces:
@@ -180,12 +184,12 @@ class CoordinatorService(Coordinator):
                     piece,
                     group.group_id,
                     samples=group.samples,
-                    max_tokens=keeper.config.sampling.max_tokens,
-                    version=group.version if keeper.config.loop.mode == "fixed" else None,
-                    newest_version=acceptance.newest_possible_version(keeper.state),
+                    max_tokens=state_machine.config.sampling.max_tokens,
+                    version=group.version if state_machine.config.loop.mode == "fixed" else None,
+                    newest_version=acceptance.newest_possible_version(state_machine.state),
                 )
-                keeper.shelf.take(progress.lease_id, beat.worker_id, piece)
-            kept.append(KeptProgress(progress.lease_id, keeper.shelf.kept(progress.lease_id)))
+                state_machine.partial_groups.take(progress.lease_id, beat.worker_id, piece)
+            kept.append(KeptProgress(progress.lease_id, state_machine.partial_groups.kept(progress.lease_id)))
         return tuple(kept)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
@@ -201,59 +205,66 @@ class CoordinatorService(Coordinator):
         Raises:
             ContractError: when the trajectories do not fit the lease.
         """
-        keeper = self.keeper
-        keeper.check_open()
-        if keeper.state.barred(name_of_worker(submission.worker_id)):
+        state_machine = self.state_machine
+        state_machine.check_open()
+        if state_machine.state.barred(name_of_worker(submission.worker_id)):
             return SubmitVerdict.LATE
-        verdict = acceptance.early_verdict(keeper.state, submission)
+        verdict = acceptance.early_verdict(state_machine.state, submission)
         if verdict is not None:
             # What was accepted a moment ago may still be on its way to the disk.
-            await keeper.record()
+            await state_machine.record()
             return verdict
-        group = keeper.state.groups[submission.group_id]
-        given = keeper.shelf.snapshot(submission.lease_id) or keeper.shelf.waiting(group.group_id)
+        group = state_machine.state.groups[submission.group_id]
+        given = state_machine.partial_groups.snapshot(
+            submission.lease_id
+        ) or state_machine.partial_groups.waiting(group.group_id)
         try:
             verdict, found = acceptance.accept_submission(
-                keeper.state, keeper.config, submission, keeper.seeds(group), keeper.clock(), given
+                state_machine.state,
+                state_machine.config,
+                submission,
+                state_machine.seeds(group),
+                state_machine.clock(),
+                given,
             )
-            if (rules := token_rules_of(keeper.prompts)) is not None:
+            if (rules := token_rules_of(state_machine.prompts)) is not None:
                 check_token_rules(submission, rules)
         except ContractError as error:
             if self._trust is not None:
                 await self._trust.refused(submission, error)
             raise
-        held = keeper.leases.get(submission.lease_id)
-        if held is not None and not keeper.shelf.given(held.lease_id):
-            keeper.lease_times.add(keeper.clock() - held.granted_s)
-        found = [*keeper.lost_race(group, submission.lease_id), *found]
+        held = state_machine.leases.get(submission.lease_id)
+        if held is not None and not state_machine.partial_groups.given(held.lease_id):
+            state_machine.lease_times.add(state_machine.clock() - held.granted_s)
+        found = [*state_machine.lost_race(group, submission.lease_id), *found]
         accepted = verdict is SubmitVerdict.ACCEPTED
         keep = {submission.group_id: payloads.dump_submission(submission)} if accepted else None
         forget = () if given is None else (payloads.prefix_name(submission.group_id),)
-        written = keeper.record(*found, keep=keep, forget=forget)
-        keeper.leases.end(submission.lease_id)
-        keeper.shelf.end(submission.lease_id)
-        keeper.shelf.forget(submission.group_id)
+        written = state_machine.record(*found, keep=keep, forget=forget)
+        state_machine.leases.end(submission.lease_id)
+        state_machine.partial_groups.end(submission.lease_id)
+        state_machine.partial_groups.forget(submission.group_id)
         if accepted:
-            keeper.remember(submission)
-            keeper.submitted.notify()
+            state_machine.remember(submission)
+            state_machine.submitted.notify()
             if self._trust is not None:
                 self._trust.choose(submission)
         # A place at this worker is free, and a stale group gives its reservation back.
-        keeper.work.notify()
+        state_machine.work.notify()
         await written
         return verdict
 
-    async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Hand out groups to judge; a judge that never answers loses them after a deadline."""
-        return await self._desk.pull(judge_id, limit, min(max(0.0, wait_s), MAX_WAIT_S))
+        return await self._reward_queue.pull(client_id, limit, min(max(0.0, wait_s), MAX_WAIT_S))
 
-    async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+    async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
         """Take the rewards of a group; False when they were already there or the group is gone.
 
         Raises:
             ContractError: when a reward is missing or not finite.
         """
-        return await self._desk.submit(group_id, judgements)
+        return await self._reward_queue.submit(group_id, rewarded_groups)
 
     async def open_step(self, step: int) -> None:
         """Allow groups of `step` to be issued; repeating it changes nothing.
@@ -261,18 +272,18 @@ class CoordinatorService(Coordinator):
         Raises:
             ContractError: for a step outside the run, or when the run is finished.
         """
-        keeper = self.keeper
-        keeper.check_open()
-        if not 0 <= step < keeper.config.run.steps:
+        state_machine = self.state_machine
+        state_machine.check_open()
+        if not 0 <= step < state_machine.config.run.steps:
             raise ContractError(
-                f"step {step} cannot be opened: run.steps={keeper.config.run.steps} allows "
-                f"0..{keeper.config.run.steps - 1}"
+                f"step {step} cannot be opened: run.steps={state_machine.config.run.steps} allows "
+                f"0..{state_machine.config.run.steps - 1}"
             )
-        if keeper.state.finished and step >= keeper.state.opened_steps:
-            raise ContractError(f"step {step} cannot be opened: run {keeper.run_id} is finished")
-        await keeper.record(*admission.open_step(keeper.state, keeper.config, step))
-        keeper.work.notify()
-        await keeper.settle()
+        if state_machine.state.finished and step >= state_machine.state.opened_steps:
+            raise ContractError(f"step {step} cannot be opened: run {state_machine.run_id} is finished")
+        await state_machine.record(*admission.open_step(state_machine.state, state_machine.config, step))
+        state_machine.work.notify()
+        await state_machine.settle()
 
     async def open_evaluation(self, version: int) -> None:
         """Queue the held-out prompts for `version`; repeating it changes nothing.
@@ -280,38 +291,43 @@ class CoordinatorService(Coordinator):
         Raises:
             ContractError: for a version that cannot exist in this run.
         """
-        keeper = self.keeper
-        keeper.check_open()
-        if not 0 <= version <= keeper.config.run.steps:
+        state_machine = self.state_machine
+        state_machine.check_open()
+        if not 0 <= version <= state_machine.config.run.steps:
             raise ContractError(
-                f"version {version} cannot be evaluated: versions 0..{keeper.config.run.steps} exist"
+                f"version {version} cannot be evaluated: versions 0..{state_machine.config.run.steps} exist"
             )
-        if version in keeper.state.evaluations:
+        if version in state_machine.state.evaluations:
             return
-        written = keeper.record(e.EvaluationOpened(version, keeper.config.evaluation.prompts))
-        keeper.work.notify()
+        written = state_machine.record(e.EvaluationOpened(version, state_machine.config.evaluation.prompts))
+        state_machine.work.notify()
         await written
 
     async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
         """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
-        keeper = self.keeper
-        deadline = keeper.clock() + min(max(0.0, wait_s), MAX_WAIT_S)
+        state_machine = self.state_machine
+        deadline = state_machine.clock() + min(max(0.0, wait_s), MAX_WAIT_S)
         while True:
-            keeper.check()
-            state, now = keeper.state, keeper.clock()
+            state_machine.check()
+            state, now = state_machine.state, state_machine.clock()
             if 0 <= step < state.next_seal:
-                await keeper.record()  # nobody may train on a batch that is not on disk yet
+                await state_machine.record()  # nobody may train on a batch that is not on disk yet
                 return BatchReply(state.sealed[step], "", 1.0)
-            if state.finished or state.paused_reason or not await keeper.sealed.wait(deadline - now):
-                keeper.check()
+            if state.finished or state.paused_reason or not await state_machine.sealed.wait(deadline - now):
+                state_machine.check()
                 if 0 <= step < state.next_seal:
                     continue
                 return BatchReply(
                     batch=None,
                     waiting_for=batch_words(
-                        state, keeper.config, step, keeper.fleet, self._desk.held, keeper.clock()
+                        state,
+                        state_machine.config,
+                        step,
+                        state_machine.fleet,
+                        self._reward_queue.held,
+                        state_machine.clock(),
                     ),
-                    progress=step_progress(state, keeper.config, step),
+                    progress=step_progress(state, state_machine.config, step),
                 )
 
     async def commit_step(self, commit: StepCommit) -> None:
@@ -320,13 +336,15 @@ class CoordinatorService(Coordinator):
         Raises:
             IntegrityError: for a step out of order, another batch, or another digest.
         """
-        keeper = self.keeper
-        keeper.check_open()
-        found = acceptance.accept_commit(keeper.state, commit)
-        oldest_kept = commit.step - keeper.state.history_batches
-        kept = keeper.state.sealed_groups
+        state_machine = self.state_machine
+        state_machine.check_open()
+        found = acceptance.accept_commit(state_machine.state, commit)
+        oldest_kept = commit.step - state_machine.state.payload_retention_steps
+        kept = state_machine.state.sealed_groups
         forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []
-        await keeper.record(*found, forget=forget, trained=_trained(keeper.state, commit) if found else None)
+        await state_machine.record(
+            *found, forget=forget, trained=_trained(state_machine.state, commit) if found else None
+        )
         _log.info("step.committed", step=commit.step, weights=commit.weights_digest[:12])
 
     async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
@@ -337,23 +355,23 @@ class CoordinatorService(Coordinator):
             IntegrityError: for a version that no step made, other weights under a known version, or
                 a signature that is not the learner's.
         """
-        keeper = self.keeper
-        keeper.check_open()
-        found = acceptance.accept_snapshot(keeper.state, manifest)
+        state_machine = self.state_machine
+        state_machine.check_open()
+        found = acceptance.accept_snapshot(state_machine.state, manifest)
         check_signature(manifest, self._learner_key)
         name = payloads.manifest_name(manifest.version)
-        written = keeper.record(*found, keep={name: payloads.dump_manifest(manifest)})
+        written = state_machine.record(*found, keep={name: payloads.dump_manifest(manifest)})
         await written  # whoever asks for it meanwhile waits for the disk too
-        keeper.work.notify()
+        state_machine.work.notify()
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
         """Return the manifest of `version`, or of the newest one, or None."""
-        self.keeper.check()
-        wanted = self.keeper.state.newest_version if version is None else version
-        if wanted is None or wanted not in self.keeper.state.snapshots:
+        self.state_machine.check()
+        wanted = self.state_machine.state.newest_version if version is None else version
+        if wanted is None or wanted not in self.state_machine.state.snapshots:
             return None
-        await self.keeper.record()  # the announcement may still be on its way to the disk
-        body = await self.keeper.journal.payload(payloads.manifest_name(wanted))
+        await self.state_machine.record()  # the announcement may still be on its way to the disk
+        body = await self.state_machine.journal.payload(payloads.manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
 
     async def drain(self, worker_id: str) -> None:
@@ -362,27 +380,32 @@ class CoordinatorService(Coordinator):
         Raises:
             ContractError: when there is no such worker.
         """
-        self.keeper.check()
-        member = self.keeper.fleet.get(worker_id)
+        self.state_machine.check()
+        member = self.state_machine.fleet.get(worker_id)
         if member is None:
-            known = ", ".join(m.worker_id for m in self.keeper.fleet.living()) or "none"
+            known = ", ".join(m.worker_id for m in self.state_machine.fleet.living()) or "none"
             raise ContractError(f"there is no worker {worker_id!r} to drain; living workers: {known}")
-        self.keeper.draining(member)
+        self.state_machine.draining(member)
 
     async def pause(self, reason: str) -> None:
         """Stop granting leases until the run is started again, and say why."""
-        await self.keeper.record(e.RunPaused(reason or "no reason was given"))
-        self.keeper.sealed.notify()
+        await self.state_machine.record(e.RunPaused(reason or "no reason was given"))
+        self.state_machine.sealed.notify()
         _log.warning("run.paused", reason=reason)
 
     async def finish(self) -> None:
         """Declare the run complete: workers and judges leave."""
-        keeper = self.keeper
-        keeper.check_open()
-        if keeper.state.finished:
+        state_machine = self.state_machine
+        state_machine.check_open()
+        if state_machine.state.finished:
             return
-        written = keeper.record(e.RunFinished())
-        for signal in (keeper.work, keeper.submitted, keeper.judged, keeper.sealed):
+        written = state_machine.record(e.RunFinished())
+        for signal in (
+            state_machine.work,
+            state_machine.submitted,
+            state_machine.rewarded,
+            state_machine.sealed,
+        ):
             signal.notify()
         await written
 
@@ -394,38 +417,40 @@ class CoordinatorService(Coordinator):
         Raises:
             ContractError: when it is neither a token's id nor a possible name.
         """
-        keeper = self.keeper
-        keeper.check()
+        state_machine = self.state_machine
+        state_machine.check()
         if not WORKER_NAME.fullmatch(name):
             raise ContractError(
                 f"{name[:80]!r} is neither a token's id nor a worker's name; see `antiphon status`"
             )
-        if name in keeper.state.revoked:
+        if name in state_machine.state.revoked:
             return
         reason = reason[:LONGEST_REASON] or "no reason was given"
-        written = keeper.record(e.AccessRevoked(name, reason))
-        for member in keeper.fleet.named(name):
-            keeper.lose(member, f"excluded: {reason}")
+        written = state_machine.record(e.AccessRevoked(name, reason))
+        for member in state_machine.fleet.named(name):
+            state_machine.lose(member, f"excluded: {reason}")
         _log.warning("access.revoked", name=name, reason=reason)
         await written
 
     async def pardon(self, name: str, reason: str) -> None:
         """Let a worker that was shut out try again, as a stranger; repeating it changes nothing."""
-        keeper = self.keeper
-        keeper.check()
-        if keeper.state.barred(name):
-            await keeper.record(e.WorkerPardoned(name, reason[:LONGEST_REASON] or "no reason was given"))
+        state_machine = self.state_machine
+        state_machine.check()
+        if state_machine.state.barred(name):
+            await state_machine.record(
+                e.WorkerPardoned(name, reason[:LONGEST_REASON] or "no reason was given")
+            )
 
-    async def pull_for_audit(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
+    async def pull_for_audit(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
         """Hand out groups to score again, waiting up to `wait_s` for the first."""
         wait_s = min(max(0.0, wait_s), MAX_WAIT_S)
         if self._trust is None:
-            await self.keeper.sealed.wait(wait_s)  # nothing will come; no tight loop meanwhile
+            await self.state_machine.sealed.wait(wait_s)  # nothing will come; no tight loop meanwhile
             return ()
         return await self._trust.pull(limit, wait_s)
 
     async def submit_audit(
-        self, group_id: str, samples: Sequence[SampleFigures], worker_id: str = ""
+        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
     ) -> None:
         """Take what an audit found; a group that was not asked for changes nothing."""
         if self._trust is not None:
@@ -433,30 +458,30 @@ class CoordinatorService(Coordinator):
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:
         """Return the committed steps greater than `after_step`, in order (-1 for all)."""
-        self.keeper.check()
-        return tuple(self.keeper.state.commits[max(0, after_step + 1) :])
+        self.state_machine.check()
+        return tuple(self.state_machine.state.commits[max(0, after_step + 1) :])
 
     async def status(self) -> RunStatus:
         """Return the run at a glance."""
-        keeper = self.keeper
-        keeper.check()
+        state_machine = self.state_machine
+        state_machine.check()
         return run_status(
-            keeper.state,
-            keeper.config,
-            keeper.fleet,
-            keeper.leases,
-            self._desk.held,
-            keeper.clock(),
-            keeper.blocked_reason,
+            state_machine.state,
+            state_machine.config,
+            state_machine.fleet,
+            state_machine.leases,
+            self._reward_queue.held,
+            state_machine.clock(),
+            state_machine.blocked_reason,
         )
 
     async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
         """Yield journal events after `after_seq`; with `follow`, go on until the run is finished."""
-        keeper, at = self.keeper, after_seq
+        state_machine, at = self.state_machine, after_seq
         while True:
-            keeper.check()
-            finished = keeper.state.finished
-            rows = await keeper.journal.read(at, EVENTS_PER_READ)
+            state_machine.check()
+            finished = state_machine.state.finished
+            rows = await state_machine.journal.read(at, EVENTS_PER_READ)
             for row in rows:
                 yield Event(row.seq, row.at, row.kind, row.body)
             if rows:
@@ -464,7 +489,7 @@ class CoordinatorService(Coordinator):
             elif not follow or finished:
                 return
             else:
-                await keeper.journal.grown.wait(FOLLOW_CHECK_S)
+                await state_machine.journal.grown.wait(FOLLOW_CHECK_S)
 
 
 def _trained(state: RunState, commit: StepCommit) -> TrainedRow:

@@ -86,7 +86,7 @@ class StreamServer:
     async def serve(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
         """Yield messages of replies until the requests end and are answered.
 
-        Leaving early cancels what is open.
+        Shutdown early cancels what is open.
 
         Args:
             requests: messages of requests, as `WorkRequests`.

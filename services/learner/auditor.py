@@ -20,7 +20,7 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
-from antiphon.core.trust.audit import SampleFigures
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.snapshot import rebuild
 from antiphon.services.coordinator.api import Coordinator
@@ -61,7 +61,7 @@ class Auditor:
         self._version: int | None = None
         self._rounding = ROUNDING[config.model.dtype]
 
-    def examine(self, group: GroupToAudit) -> list[SampleFigures]:
+    def examine(self, group: GroupToAudit) -> list[SampleStatistics]:
         """Return what the scores say, a sample each; tokens of versions that are gone are left out.
 
         Raises:
@@ -176,20 +176,20 @@ def row_sampling(sampling: SamplingParameters, count: int, vocabulary: int) -> R
     )
 
 
-def _added(index: int, parts: list[tuple[int, int, int, float]]) -> SampleFigures:
+def _added(index: int, parts: list[tuple[int, int, int, float]]) -> SampleStatistics:
     tokens, missed, impossible = (sum(int(part[k]) for part in parts) for k in range(3))
     scored = tokens - impossible
     drift = sum(part[3] for part in parts) / scored if scored else 0.0
-    return SampleFigures(index, tokens, missed, impossible, float(drift))
+    return SampleStatistics(index, tokens, missed, impossible, float(drift))
 
 
-async def audit_forever(coordinator: Coordinator, auditor: Auditor, judge_id: str) -> None:
+async def audit_forever(coordinator: Coordinator, auditor: Auditor, client_id: str) -> None:
     """Examine what the coordinator hands out, until cancelled; it may come and go meanwhile."""
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(1, "audit") as thread:
         while True:
             try:
-                groups = await coordinator.pull_for_audit(judge_id, GROUPS_PER_PULL, PULL_S)
+                groups = await coordinator.pull_for_audit(client_id, GROUPS_PER_PULL, PULL_S)
                 for group in groups:
                     samples = await loop.run_in_executor(thread, auditor.examine, group)
                     await coordinator.submit_audit(group.submission.group_id, samples)

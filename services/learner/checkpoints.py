@@ -24,7 +24,7 @@ _INCOMING = ".incoming-"
 _log = structlog.get_logger(__name__)
 
 
-class CheckpointShelf:
+class CheckpointStore:
     """The checkpoints of one run; a few of the newest are kept."""
 
     def __init__(self, root: Path, kept: int, signer: SigningKey | None = None) -> None:
@@ -76,7 +76,7 @@ class CheckpointShelf:
             self._signature(old).unlink(missing_ok=True)
 
     def versions(self) -> list[int]:
-        """Return the versions on the shelf, oldest first, sound or not."""
+        """Return the versions on the checkpoints, oldest first, sound or not."""
         if not self._root.is_dir():
             return []
         names = [path.name[1:] for path in self._root.glob("v*") if path.is_dir()]

@@ -34,7 +34,7 @@ class LearnerClient(Learner):
             address: host:port.
             timeout_s: deadline of quick questions, seconds.
             work_timeout_s: deadline of steps, publications, checkpoints and restores, seconds.
-            channel: used instead of a new one to `address`; a `services.rpc.in_process.DirectChannel`, say.
+            channel: used instead of a new one to `address`; an `in_process.InProcessChannel`, say.
             credentials: shown to the learner; None speaks without encryption, on loopback alone.
         """
         self._channel = open_channel(address, credentials) if channel is None else channel

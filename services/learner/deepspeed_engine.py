@@ -22,7 +22,7 @@ import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
-from antiphon.services.learner.objective import Objective, TokenFigures, UpdateTotals
+from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.system import failpoints
@@ -35,13 +35,13 @@ _MEND = "look at the batch's logprobs and rewards, or lower learner.learning_rat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdateFigures:
+class UpdateMetrics:
     """What one optimizer update reports."""
 
     loss: float
     gradient_norm: float
     learning_rate: float
-    tokens: tuple[TokenFigures, ...]
+    tokens: tuple[TokenMetrics, ...]
     """One per micro-batch, on the CPU."""
 
 
@@ -118,7 +118,7 @@ class DeepSpeedEngine:
         self,
         batches: Sequence[MicroBatch],
         proximal_logprobs: Sequence[torch.Tensor] | None = None,
-    ) -> UpdateFigures:
+    ) -> UpdateMetrics:
         """Make one optimizer update from all micro-batches together.
 
         Args:
@@ -145,9 +145,9 @@ class DeepSpeedEngine:
                     f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}; {_MEND}"
                 )
             self._engine.backward(share)
-            figures.append(TokenFigures(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
+            figures.append(TokenMetrics(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
         learning_rate = float(self._engine.get_lr()[0])
-        return UpdateFigures(loss, self._apply(), learning_rate, tuple(figures))
+        return UpdateMetrics(loss, self._apply(), learning_rate, tuple(figures))
 
     def _apply(self) -> float:
         norm = _norm_of(self._engine.module.parameters()) if self._stage == 0 else None

@@ -34,7 +34,7 @@ class UpdateTotals:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenFigures:
+class TokenMetrics:
     """What the loss saw of each completion token, kept for the step's metrics."""
 
     learner_logprobs: torch.Tensor
@@ -94,7 +94,7 @@ class Objective:
         batch: MicroBatch,
         totals: UpdateTotals,
         proximal_logprobs: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, TokenFigures]:
+    ) -> tuple[torch.Tensor, TokenMetrics]:
         """Return the micro-batch's share of the update's loss, and the figures behind it.
 
         Args:
@@ -127,7 +127,7 @@ class Objective:
         if self._options["loss_type"] in ("grpo", "dr_grpo"):
             # These two average over the trajectories they see; make it the update's average.
             loss = loss * (len(batch.advantages) / totals.trajectories)
-        return loss, TokenFigures(learner, altered, float(metrics[-1]))
+        return loss, TokenMetrics(learner, altered, float(metrics[-1]))
 
     def importance_weights(
         self, proximal: torch.Tensor, batch: MicroBatch

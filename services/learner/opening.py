@@ -6,9 +6,9 @@ from antiphon.core.config import RunConfig
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import pin_numerics
-from antiphon.services.learner.publish import PublishingDesk
+from antiphon.services.learner.publish import SnapshotPublisher
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.step import Trainer
 from antiphon.services.security.keys import SigningKey
@@ -38,7 +38,7 @@ def open_learner(
         audits: tell the coordinator whose logprobs differ from the learner's own.
     """
     loop = config.loop
-    desk = PublishingDesk(
+    publisher = SnapshotPublisher(
         run_id,
         chunks,
         config.broadcast.chunk_bytes,
@@ -46,12 +46,12 @@ def open_learner(
         waiting_limit=loop.max_staleness // loop.publish_interval + 2,
         signer=signer,
     )
-    shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
+    checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
     threads = config.learner.threads
     return LearnerService(
         config,
-        Trainer(config, shelf),
-        desk,
+        Trainer(config, checkpoints),
+        publisher,
         store,
         coordinator,
         prepare=lambda: pin_numerics(threads),

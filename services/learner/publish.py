@@ -1,6 +1,6 @@
 """Publish: weights kept aside by a step become a snapshot while the next step trains.
 
-A desk keeps the published weights of versions that wait for publication, as copies, so the
+A publisher keeps the published weights of versions that wait for publication, as copies, so the
 engine may go on. Writing hashes and stores chunks; it touches neither the engine nor its thread.
 """
 
@@ -17,7 +17,7 @@ from antiphon.services.broadcast.snapshot import build_snapshot
 from antiphon.services.security.keys import SigningKey
 
 
-class PublishingDesk:
+class SnapshotPublisher:
     """Versions waiting for publication, and the chunk store they go to."""
 
     def __init__(
@@ -29,7 +29,7 @@ class PublishingDesk:
         waiting_limit: int,
         signer: SigningKey | None = None,
     ) -> None:
-        """Open the desk.
+        """Open the publisher.
 
         Args:
             run_id: goes into the manifests.

@@ -16,15 +16,15 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
-from antiphon.core.metrics import batch_figures
+from antiphon.core.metrics import batch_metrics
 from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
-from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleFigures
+from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
 from antiphon.services.learner.training import Publishing, TrainedStep, Training
-from antiphon.services.rpc.retry import keep_trying
+from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
 
 POLL_S = 10.0
@@ -40,7 +40,7 @@ class LearnerService(Learner):
         self,
         config: RunConfig,
         trainer: Training,
-        desk: Publishing,
+        publisher: Publishing,
         store: ArtifactStore,
         coordinator: Coordinator,
         prepare: Callable[[], None] | None = None,
@@ -51,7 +51,7 @@ class LearnerService(Learner):
         Args:
             config: the run's configuration.
             trainer: holds the weights; called on the training thread alone.
-            desk: keeps versions until they are published.
+            publisher: keeps versions until they are published.
             store: where the batches are.
             coordinator: the run's coordinator, or a client of it.
             prepare: called once on the training thread, before anything else.
@@ -61,7 +61,7 @@ class LearnerService(Learner):
         self._store = store
         self._coordinator = coordinator
         self._trainer = trainer
-        self._desk = desk
+        self._publisher = publisher
         self.origin = ""
         """host:port under which the chunks are served; set once the port is known."""
         self._training = ThreadPoolExecutor(1, "train", prepare)
@@ -73,7 +73,7 @@ class LearnerService(Learner):
         sampling = config.sampling
         # The learner's logprobs know no cut-off.
         self._audits = audits and not sampling.top_k and sampling.top_p == 1.0
-        self._drifts: Mapping[str, tuple[SampleFigures, ...]] = {}
+        self._drifts: Mapping[str, tuple[SampleStatistics, ...]] = {}
         self._last_commit: StepCommit | None = None
         self._uncommitted: StepCommit | None = None
         self._state = "idle"
@@ -122,7 +122,7 @@ class LearnerService(Learner):
 
         A learner that was started again has another port; the announced manifests must name it.
         """
-        kept = (*self._desk.stored(), *self._desk.waiting())
+        kept = (*self._publisher.stored(), *self._publisher.waiting())
         wanted = {version for version in kept if version <= self._version}
         if self._published(self._version):
             wanted.add(self._version)
@@ -170,7 +170,7 @@ class LearnerService(Learner):
             version=trained.version,
             weights_digest=trained.weights_digest,
             batch_digest=batch.digest,
-            metrics={**trained.metrics, **batch_figures(batch)},
+            metrics={**trained.metrics, **batch_metrics(batch)},
             published=self._published(trained.version),
         )
 
@@ -252,7 +252,7 @@ class LearnerService(Learner):
             raise ContractError("the learner serves no chunks yet; publish once it is ready")
         loop = asyncio.get_running_loop()
         failpoints.reach("learner.publish.before")
-        manifest = await loop.run_in_executor(self._publishing, self._desk.write, version, self.origin)
+        manifest = await loop.run_in_executor(self._publishing, self._publisher.write, version, self.origin)
         failpoints.reach("learner.announce.before")
         await self._patiently(
             f"announcing version {version}", lambda: self._coordinator.announce_snapshot(manifest)
@@ -296,7 +296,7 @@ class LearnerService(Learner):
         loop = self._config.loop
         oldest = max(0, committed - loop.max_staleness)
         needed = range(oldest + -oldest % loop.publish_interval, committed + 1, loop.publish_interval)
-        stored = self._desk.stored()
+        stored = self._publisher.stored()
         first = min((version for version in needed if version not in stored), default=committed)
         # Going back to the base weights repeats the whole run. Elastic mode goes on from the newest
         # snapshot instead; fixed mode cannot sample its next step without the one that is missing.
@@ -305,7 +305,7 @@ class LearnerService(Learner):
 
     def _keep(self, held: TrainedStep) -> None:
         if self._published(held.version):
-            self._desk.keep(held.version, held.weights)
+            self._publisher.keep(held.version, held.weights)
 
     def _published(self, version: int) -> bool:
         return is_published(version, self._config.loop.publish_interval, self._config.run.steps)
@@ -333,7 +333,7 @@ class LearnerService(Learner):
         return await asyncio.get_running_loop().run_in_executor(self._training, work)
 
     async def _patiently(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await keep_trying(what, attempt, self._config.services.stall_timeout_s)
+        return await retry_unavailable(what, attempt, self._config.services.stall_timeout_s)
 
 
 def _compare(commit: StepCommit, held: TrainedStep) -> None:

@@ -16,13 +16,13 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, VersionSpan
 from antiphon.core.seeds import derive_seed
-from antiphon.core.trust.audit import SampleFigures
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.broadcast.snapshot import weights_digest
-from antiphon.services.learner.checkpoints import CheckpointShelf
-from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateFigures
+from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
-from antiphon.services.learner.step_metrics import describe_tokens, drifts, empty_figures, gather
+from antiphon.services.learner.step_metrics import describe_tokens, drifts, empty_statistics, gather
 from antiphon.services.learner.training import TrainedStep, Training
 
 
@@ -32,18 +32,18 @@ class Trainer(Training):
     def __init__(
         self,
         config: RunConfig,
-        shelf: CheckpointShelf,
+        checkpoints: CheckpointStore,
         make_engine: Callable[[RunConfig], DeepSpeedEngine] = DeepSpeedEngine,
     ) -> None:
         """Prepare; the engine is made by `start`.
 
         Args:
             config: the run's configuration; checkpoints of another one are refused.
-            shelf: where checkpoints are.
+            checkpoints: where checkpoints are.
             make_engine: makes the engine; a replay has the base model elsewhere.
         """
         self._config = config
-        self._shelf = shelf
+        self._checkpoints = checkpoints
         self._make_engine = make_engine
         self._engine: DeepSpeedEngine | None = None
         self._version = -1
@@ -55,7 +55,7 @@ class Trainer(Training):
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         """Return the newest version up to `at_most` with a sound checkpoint, or None."""
-        return self._shelf.newest_sound(at_most)
+        return self._checkpoints.newest_sound(at_most)
 
     def start(self, at_most: int) -> TrainedStep:
         """Begin anew from the newest sound checkpoint up to a version, or from the base weights.
@@ -101,7 +101,7 @@ class Trainer(Training):
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
         self._version = -1
-        metrics, apart = _train_updates(engine, updates) if updates else (empty_figures(), {})
+        metrics, apart = _train_updates(engine, updates) if updates else (empty_statistics(), {})
         weights = engine.weights()
         digest = weights_digest(weights)
         self._version = step + 1
@@ -127,7 +127,7 @@ class Trainer(Training):
             "config_digest": config_digest(self._config),
             "torch_rng": torch.get_rng_state(),
         }
-        self._shelf.write(self.version, lambda folder: engine.save(folder, state))
+        self._checkpoints.write(self.version, lambda folder: engine.save(folder, state))
         return self.version
 
     def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
@@ -161,7 +161,7 @@ class Trainer(Training):
         return found
 
     def _load(self, version: int) -> None:
-        state = self._held().load(self._shelf.folder(version))
+        state = self._held().load(self._checkpoints.folder(version))
         wanted = config_digest(self._config)
         if state["config_digest"] != wanted:
             raise ConfigError(
@@ -194,7 +194,7 @@ def config_digest(config: RunConfig) -> str:
 
 def _train_updates(
     engine: DeepSpeedEngine, updates: list[list[MicroBatch]]
-) -> tuple[dict[str, float], dict[str, tuple[SampleFigures, ...]]]:
+) -> tuple[dict[str, float], dict[str, tuple[SampleStatistics, ...]]]:
     # Later updates clip against the weights the step began with; the first one holds them.
     proximal: list[list[torch.Tensor] | None] = [None]
     proximal += [[engine.logprobs(batch) for batch in batches] for batches in updates[1:]]
@@ -203,7 +203,7 @@ def _train_updates(
     return _metrics(updates, figures), drifts(updates[0], figures[0].tokens)
 
 
-def _metrics(updates: list[list[MicroBatch]], figures: list[UpdateFigures]) -> dict[str, float]:
+def _metrics(updates: list[list[MicroBatch]], figures: list[UpdateMetrics]) -> dict[str, float]:
     batches = [batch for part in updates for batch in part]
     tokens = [found for update in figures for found in update.tokens]
     total = sum(batch.completion_tokens for batch in batches)

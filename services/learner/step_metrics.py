@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
-from antiphon.core.trust.audit import SampleFigures
-from antiphon.services.learner.objective import TokenFigures
+from antiphon.core.trust.audit import SampleStatistics
+from antiphon.services.learner.objective import TokenMetrics
 from antiphon.services.learner.packing import MicroBatch
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ class TokenTable:
     staleness: npt.NDArray[np.int64]
 
 
-def gather(batches: Sequence[MicroBatch], figures: Sequence[TokenFigures]) -> TokenTable:
+def gather(batches: Sequence[MicroBatch], figures: Sequence[TokenMetrics]) -> TokenTable:
     """Collect the unmasked tokens of all micro-batches."""
     parts: list[tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.int64]]] = []
     for batch, found in zip(batches, figures, strict=True):
@@ -49,14 +49,14 @@ def gather(batches: Sequence[MicroBatch], figures: Sequence[TokenFigures]) -> To
 
 
 def drifts(
-    batches: Sequence[MicroBatch], figures: Sequence[TokenFigures]
-) -> dict[str, tuple[SampleFigures, ...]]:
+    batches: Sequence[MicroBatch], figures: Sequence[TokenMetrics]
+) -> dict[str, tuple[SampleStatistics, ...]]:
     """Return how far each trajectory's logprobs are from the learner's, by group.
 
     Only trajectories that the present weights sampled are in it: others differ because the policy
     moved on. Nothing is computed for this; the loss needs these logprobs anyway.
     """
-    found: dict[str, list[SampleFigures]] = {}
+    found: dict[str, list[SampleStatistics]] = {}
     for batch, seen in zip(batches, figures, strict=True):
         real = batch.mask.numpy() > 0
         apart = np.abs(seen.learner_logprobs.numpy() - batch.behaviour_logprobs.numpy())
@@ -65,7 +65,7 @@ def drifts(
             if fresh[place]:
                 own = apart[place][real[place]].astype(np.float64)
                 found.setdefault(group_id, []).append(
-                    SampleFigures(sample, own.size, 0, 0, float(own.mean()))
+                    SampleStatistics(sample, own.size, 0, 0, float(own.mean()))
                 )
     return {group_id: tuple(samples) for group_id, samples in found.items()}
 
@@ -91,7 +91,7 @@ def describe_tokens(table: TokenTable) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items()}
 
 
-def empty_figures() -> dict[str, float]:
+def empty_statistics() -> dict[str, float]:
     """Return the figures of a step without a single trajectory."""
     return {metric.name: 0.0 for metric in LEARNER_METRICS}
 

@@ -1,7 +1,7 @@
 """Training: what the learner service needs of the engine behind it, without naming any engine.
 
 The service decides when to train, commit, checkpoint and publish. Whoever holds the weights
-answers here: DeepSpeed's `Trainer` and the `PublishingDesk` in production, arithmetic in the
+answers here: DeepSpeed's `Trainer` and the `SnapshotPublisher` in production, arithmetic in the
 simulation. Nothing in this module imports torch.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
-from antiphon.core.trust.audit import SampleFigures
+from antiphon.core.trust.audit import SampleStatistics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +22,7 @@ class TrainedStep:
     weights: Mapping[str, Any]
     """Name -> tensor: a copy, as it would be published."""
     metrics: dict[str, float]
-    drifts: Mapping[str, tuple[SampleFigures, ...]] = field(default_factory=dict)
+    drifts: Mapping[str, tuple[SampleStatistics, ...]] = field(default_factory=dict)
     """By group: how far the workers' logprobs were from the learner's, where both had the same weights."""
 
 

@@ -8,12 +8,12 @@ from typing import Protocol
 class RewardStatus:
     """The reward service at a glance."""
 
-    groups_judged: int
-    trajectories_judged: int
-    judge_s: float
-    """Seconds spent judging."""
+    groups_rewarded: int
+    trajectories_rewarded: int
+    reward_s: float
+    """Seconds spent rewarding."""
     state: str
-    """idle, judging or stopped."""
+    """idle, rewarding or stopped."""
 
 
 class Reward(Protocol):

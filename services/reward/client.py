@@ -25,7 +25,7 @@ class RewardClient(Reward):
         Args:
             address: host:port.
             timeout_s: deadline of each call, seconds.
-            channel: used instead of a new one to `address`; a `services.rpc.in_process.DirectChannel`, say.
+            channel: used instead of a new one to `address`; an `in_process.InProcessChannel`, say.
             credentials: shown to the service; None speaks without encryption, on loopback alone.
         """
         self._channel = open_channel(address, credentials) if channel is None else channel

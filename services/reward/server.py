@@ -71,19 +71,19 @@ async def serve_reward(
     host: str,
     port: int,
     ready: Callable[[int], None],
-    judge_with: tuple[Environment, Decoder] | None = None,
+    reward_with: tuple[Environment, Decoder] | None = None,
     credentials: Credentials | None = None,
 ) -> None:
     """Judge the groups of one run until it is finished or a signal says to leave.
 
     Args:
         config: the run's resolved configuration.
-        run_id: the run that is judged for.
+        run_id: the run that is rewarded for.
         coordinator_address: host:port of its coordinator.
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
         ready: called with the port once the judge can work.
-        judge_with: environment and decoder to use instead of those that `config` names.
+        reward_with: environment and decoder to use instead of those that `config` names.
         credentials: the services' bundle; None serves without encryption, on loopback alone.
 
     Raises:
@@ -91,11 +91,11 @@ async def serve_reward(
         ContractError: when the coordinator serves another run.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
-    environment, codec = judge_with or _configured(config)
+    environment, codec = reward_with or _configured(config)
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
-    judge_id = f"{socket.gethostname()}-{os.getpid()}"
+    client_id = f"{socket.gethostname()}-{os.getpid()}"
     service = RewardService(
-        coordinator, environment, codec, run_id, judge_id, config.services.stall_timeout_s
+        coordinator, environment, codec, run_id, client_id, config.services.stall_timeout_s
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

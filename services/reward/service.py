@@ -1,7 +1,7 @@
 """Reward service: judges every finished group with the environment, as soon as there is one.
 
 It trusts nothing of a worker but the tokens: it decodes them itself and asks the environment.
-A completion that was cut off is judged by its text like any other. Judging runs in a thread of
+A completion that was cut off is rewarded by its text like any other. Rewarding runs in a thread of
 its own, so the service answers while it judges; a group whose rewards were refused because they
 were already there is simply done.
 """
@@ -13,11 +13,11 @@ from typing import Protocol, TypeVar
 import structlog
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import GroupToJudge, Judgement
+from antiphon.core.records import GroupToReward, RewardedGroup
 from antiphon.environments.environment import Environment
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.reward.api import Reward, RewardStatus
-from antiphon.services.rpc.retry import keep_trying
+from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
 
 PULL_GROUPS = 16
@@ -52,7 +52,7 @@ class RewardService(Reward):
         environment: Environment,
         codec: Decoder,
         run_id: str,
-        judge_id: str,
+        client_id: str,
         patience_s: float,
         *,
         pace: Callable[[], Awaitable[None]] = no_pace,
@@ -65,36 +65,36 @@ class RewardService(Reward):
             environment: finds problems by key and judges answers.
             codec: the tokenizer that made the prompts.
             run_id: the run to judge for.
-            judge_id: tells judges apart, for the coordinator's deadline.
+            client_id: tells judges apart, for the coordinator's deadline.
             patience_s: how long the coordinator may be away.
-            pace: awaited before each group is judged; tests inject delays with it.
+            pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
         """
         self._coordinator = coordinator
         self._environment = environment
         self._codec = codec
         self._run_id = run_id
-        self._judge_id = judge_id
+        self._client_id = client_id
         self._patience_s = patience_s
         self._pace = pace
         self._pull_wait_s = pull_wait_s
         self._stopping = asyncio.Event()
-        self._groups_judged = 0
-        self._trajectories_judged = 0
-        self._judge_s = 0.0
+        self._groups_rewarded = 0
+        self._trajectories_rewarded = 0
+        self._reward_s = 0.0
         self._state = "idle"
 
     async def status(self) -> RewardStatus:
         """Return the service at a glance."""
         return RewardStatus(
-            groups_judged=self._groups_judged,
-            trajectories_judged=self._trajectories_judged,
-            judge_s=self._judge_s,
+            groups_rewarded=self._groups_rewarded,
+            trajectories_rewarded=self._trajectories_rewarded,
+            reward_s=self._reward_s,
             state=self._state,
         )
 
     def stop(self) -> None:
-        """Leave after the group that is being judged; the others are offered to the next judge."""
+        """Leave after the group that is being rewarded; the others are offered to the next judge."""
         self._stopping.set()
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -121,39 +121,39 @@ class RewardService(Reward):
                     return
         finally:
             self._state = "stopped"
-            _log.info("judge.left", judge=self._judge_id, groups=self._groups_judged)
+            _log.info("reward.left", judge=self._client_id, groups=self._groups_rewarded)
 
-    async def _pull(self) -> Sequence[GroupToJudge]:
+    async def _pull(self) -> Sequence[GroupToReward]:
         """Return groups to judge, or nothing once `stop` was called."""
         self._state = "idle"
         groups = await self._unless_stopped(
             "coordinator.pull_for_reward",
-            lambda: self._coordinator.pull_for_reward(self._judge_id, PULL_GROUPS, self._pull_wait_s),
+            lambda: self._coordinator.pull_for_reward(self._client_id, PULL_GROUPS, self._pull_wait_s),
         )
         return groups or ()
 
-    async def _judge(self, group: GroupToJudge) -> None:
-        self._state = "judging"
+    async def _judge(self, group: GroupToReward) -> None:
+        self._state = "rewarding"
         await self._pace()
         clock = asyncio.get_running_loop().time
         started = clock()
-        failpoints.reach("reward.judge")
-        judgements = await asyncio.to_thread(self._judgements, group)
-        self._judge_s += clock() - started
+        failpoints.reach("reward.score")
+        rewarded_groups = await asyncio.to_thread(self._rewarded_groups, group)
+        self._reward_s += clock() - started
         accepted = await self._reach(
             "coordinator.submit_rewards",
-            lambda: self._coordinator.submit_rewards(group.group_id, judgements),
+            lambda: self._coordinator.submit_rewards(group.group_id, rewarded_groups),
         )
         failpoints.reach("reward.submit.after")
-        self._groups_judged += 1
-        self._trajectories_judged += len(judgements)
-        _log.debug("group.judged", group=group.group_id, accepted=accepted)
+        self._groups_rewarded += 1
+        self._trajectories_rewarded += len(rewarded_groups)
+        _log.debug("group.rewarded", group=group.group_id, accepted=accepted)
 
-    def _judgements(self, group: GroupToJudge) -> list[Judgement]:
+    def _rewarded_groups(self, group: GroupToReward) -> list[RewardedGroup]:
         problem = self._environment.problem_by_key(group.prompt_key)
         texts = [self._codec.decode(token_ids) for token_ids in group.completions]
         rewards = self._environment.judge(problem, texts)
-        return [Judgement(index, float(reward)) for index, reward in enumerate(rewards)]
+        return [RewardedGroup(index, float(reward)) for index, reward in enumerate(rewards)]
 
     async def _check_run(self) -> None:
         status = await self._unless_stopped("coordinator.status", self._coordinator.status)
@@ -180,4 +180,4 @@ class RewardService(Reward):
             stopping.cancel()
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await keep_trying(what, attempt, self._patience_s)
+        return await retry_unavailable(what, attempt, self._patience_s)

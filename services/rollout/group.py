@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.core.drafting.statistics import add_figures
+from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import (
-    DraftingFigures,
+    DraftingStatistics,
     GroupSubmission,
     Lease,
     PartialTrajectory,
@@ -169,9 +169,9 @@ class GroupInFlight:
     def _ended_before(self, index: int) -> bool:
         return index in self.prefixes and self.prefixes[index].finish_reason is not None
 
-    def _drafting(self) -> DraftingFigures | None:
+    def _drafting(self) -> DraftingStatistics | None:
         parts = [output.drafting for output in self.outputs.values() if output.drafting is not None]
-        whole = add_figures(parts)
+        whole = add_statistics(parts)
         # `outputs` has them in the order in which they finished: the last one knows the newest gain.
         return None if whole is None else dataclasses.replace(whole, gain=float(parts[-1].gain))
 

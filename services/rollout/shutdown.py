@@ -1,4 +1,4 @@
-"""Leaving: what a worker that is asked to stop still does, within its grace time.
+"""Shutdown: what a worker that is asked to stop still does, within its grace time.
 
 It tells the coordinator at once what it has, so that a kill costs nothing from then on. It finishes
 the groups that are surely finished soon, gives the leases of the others back with everything sampled,
@@ -17,7 +17,7 @@ from antiphon.core.records import GroupSubmission, LeaseProgress
 from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight
 from antiphon.services.rollout.progress import Pace, gather, tokens_left
-from antiphon.system.wakeup import Signal
+from antiphon.system.wakeup import Wakeup
 
 FINISHING_SHARE = 0.5
 """Part of the grace time in which a group must surely be finished, or it is handed over at once."""
@@ -38,7 +38,7 @@ class Tell(Protocol):
         ...
 
 
-class Leaving:
+class Shutdown:
     """The last minutes of one worker."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Leaving:
         unsubmitted: Mapping[str, GroupSubmission],
         pace: Pace,
         tell: Tell,
-        change: Signal,
+        change: Wakeup,
     ) -> None:
         """Prepare it.
 

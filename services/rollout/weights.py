@@ -20,9 +20,9 @@ from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.swap import WeightView, leases_wait, version_to_fetch, version_to_load
-from antiphon.services.rpc.retry import MOST_PAUSE_S, keep_trying
+from antiphon.services.rpc.retry import MOST_PAUSE_S, retry_unavailable
 from antiphon.system import failpoints
-from antiphon.system.wakeup import Signal
+from antiphon.system.wakeup import Wakeup
 
 Pace = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""
@@ -51,7 +51,7 @@ class WeightSource(Protocol):
         ...
 
 
-class WeightKeeper:
+class WeightSync:
     """The versions a worker knows of, has here, and samples with."""
 
     def __init__(
@@ -62,8 +62,8 @@ class WeightKeeper:
         config: RunConfig,
         run_id: str,
         groups_in_flight: Callable[[], tuple[int, int]],
-        change: Signal,
-        swapped: Signal,
+        change: Wakeup,
+        swapped: Wakeup,
         pace: Pace,
         learner_key: bytes = b"",
     ) -> None:
@@ -189,7 +189,7 @@ class WeightKeeper:
                 self._change.notify()
 
     async def _manifest(self, version: int) -> SnapshotManifest:
-        manifest = await keep_trying(
+        manifest = await retry_unavailable(
             "coordinator.latest_manifest",
             lambda: self._coordinator.latest_manifest(version),
             self._patience_s,

@@ -39,11 +39,11 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.group import GroupInFlight, split_request_id
 from antiphon.services.rollout.progress import Pace as TokenPace
 from antiphon.services.rollout.progress import gather, usable_prefix
-from antiphon.services.rollout.shutdown import LAST_WORD_S, Leaving
-from antiphon.services.rollout.weights import Pace, WeightKeeper, WeightSource
-from antiphon.services.rpc.retry import keep_trying
+from antiphon.services.rollout.shutdown import LAST_WORD_S, Shutdown
+from antiphon.services.rollout.weights import Pace, WeightSource, WeightSync
+from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
-from antiphon.system.wakeup import Signal
+from antiphon.system.wakeup import Wakeup
 
 REGISTER_PATIENCE_S = 300.0
 """How long a worker knocks before it knows the run's own services.stall_timeout_s."""
@@ -105,16 +105,16 @@ class RolloutWorker:
         self._drive = drive
         self._learner_key = learner_key
         self._patience_s = REGISTER_PATIENCE_S
-        self._change = Signal()
-        self._swapped = Signal()
+        self._change = Wakeup()
+        self._swapped = Wakeup()
         self._welcome: WorkerWelcome | None = None
         self._engine: EngineDriver | None = None
-        self._weights: WeightKeeper | None = None
+        self._weights: WeightSync | None = None
         self._groups: dict[str, GroupInFlight] = {}
         self._unsubmitted: OrderedDict[str, GroupSubmission] = OrderedDict()
         self._tokens_generated = 0
         self._token_pace = TokenPace()
-        self._leaving = Leaving(
+        self._leaving = Shutdown(
             worker_name, self._groups, self._unsubmitted, self._token_pace, self._tell, self._change
         )
         self._progress_patience_s = 1.0
@@ -192,10 +192,10 @@ class RolloutWorker:
         async def beat() -> HeartbeatReply:
             return await self._coordinator.heartbeat(self._beat(progress, released, leaving))
 
-        reply = await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
+        reply = await retry_unavailable("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
         if not reply.known and not leaving:
             await self._register()
-            await keep_trying("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
+            await retry_unavailable("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
 
     async def _work(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
@@ -205,7 +205,7 @@ class RolloutWorker:
         self._progress_patience_s = welcome.heartbeat_s
         self._reports = config.coordinator.partials_mib > 0
         engine = self._drive(lambda: self._make_engine(config), self._collect)
-        weights = WeightKeeper(
+        weights = WeightSync(
             self._coordinator,
             self._make_source(config),
             engine,
@@ -226,7 +226,7 @@ class RolloutWorker:
             tasks.create_task(self._sample(config, engine, weights, ready))
 
     async def _sample(
-        self, config: RunConfig, engine: EngineDriver, weights: WeightKeeper, ready: Callable[[], None]
+        self, config: RunConfig, engine: EngineDriver, weights: WeightSync, ready: Callable[[], None]
     ) -> None:
         await engine.started(config.services.start_timeout_s)
         self._ready_at = asyncio.get_running_loop().time()
@@ -316,9 +316,7 @@ class RolloutWorker:
         if reply.cancelled_leases:
             self._change.notify()
 
-    async def _leases(
-        self, engine: EngineDriver, weights: WeightKeeper, samples: int, group_size: int
-    ) -> None:
+    async def _leases(self, engine: EngineDriver, weights: WeightSync, samples: int, group_size: int) -> None:
         """Keep up to `samples` requests in flight; an evaluation's group has one, others `group_size`."""
         pause_s = FIRST_PAUSE_S
         while not self._draining:
@@ -339,7 +337,7 @@ class RolloutWorker:
                 await self._change.wait(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
-    async def _ask(self, engine: EngineDriver, weights: WeightKeeper, room: int) -> LeaseReply:
+    async def _ask(self, engine: EngineDriver, weights: WeightSync, room: int) -> LeaseReply:
         # Made anew for each attempt: the worker may have got another id in between.
         request = LeaseRequest(
             worker_id=self._worker_id(),
@@ -350,7 +348,7 @@ class RolloutWorker:
         )
         return await self._coordinator.lease_group(request)
 
-    def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightKeeper) -> None:
+    def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightSync) -> None:
         now = asyncio.get_running_loop().time()
         for lease in () if self._draining else reply.leases:
             if not _samples_with(lease, weights.held_version):
@@ -429,7 +427,7 @@ class RolloutWorker:
             self._done.set()
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await keep_trying(what, attempt, self._patience_s, self._name)
+        return await retry_unavailable(what, attempt, self._patience_s, self._name)
 
 
 def _samples_with(lease: Lease, held_version: int | None) -> bool:

@@ -1,6 +1,6 @@
 """Direct: production clients and servicers joined by a transport that is handed in, without sockets.
 
-A `DirectChannel` stands in for a gRPC channel below the generated stubs, a `DirectServer` for a
+A `InProcessChannel` stands in for a gRPC channel below the generated stubs, a `InProcessServer` for a
 server below the generated registrations. Messages are serialized and parsed as on a real wire,
 statuses become errors by the same code, and what lies between is the caller's: the simulation
 delays, loses, repeats and cuts there.
@@ -124,7 +124,7 @@ class _Conversation:
         self._line.cancel()
 
 
-class DirectChannel:
+class InProcessChannel:
     """A channel as the generated stubs use it, over a transport."""
 
     def __init__(self, transport: Transport) -> None:
@@ -193,7 +193,7 @@ class _Context:
         raise CallFailed(code.name, details)
 
 
-class DirectServer:
+class InProcessServer:
     """A server as the generated registrations use it; whoever owns it passes the messages in."""
 
     def __init__(self) -> None:

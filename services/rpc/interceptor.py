@@ -1,4 +1,4 @@
-"""Door: every call to a server is read, then judged by its guard, then answered."""
+"""GuardInterceptor: every call to a server is read, then rewarded by its guard, then answered."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ _STATUS_OF_DENIAL = {
 }
 
 
-class Door:
-    """Stands before a server while services are added: every call is read, then judged, then answered.
+class GuardInterceptor:
+    """Stands before a server while services are added: every call is read, then rewarded, then answered.
 
     Handlers are wrapped once, so that nothing is looked up for a call.
     """

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
-async def keep_trying(
+async def retry_unavailable(
     what: str, attempt: Callable[[], Awaitable[_T]], patience_s: float, who: str = ""
 ) -> _T:
     """Return the answer of `attempt`, repeating it while the peer is unavailable.

@@ -25,7 +25,7 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
-from antiphon.services.rpc.interceptor import Door
+from antiphon.services.rpc.interceptor import GuardInterceptor
 from antiphon.services.security.credentials import Credentials, read_token
 from antiphon.services.security.guard import Guard
 from antiphon.system.ports import is_free
@@ -136,7 +136,7 @@ async def start_server(
         raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
     options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MAX_MESSAGE_BYTES))]
     server = grpc.aio.server(options=options)
-    door = Door(server, None if security is None else security.guard)
+    door = GuardInterceptor(server, None if security is None else security.guard)
     register(door)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, door)

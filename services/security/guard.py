@@ -15,9 +15,9 @@ from antiphon.core.trust.access_tokens import (
     Refusal,
     Scope,
     TokenClaims,
-    judge_claims,
     load_claims,
     name_of_worker,
+    refuse_claims,
     signed_bytes,
     split_token,
 )
@@ -119,7 +119,7 @@ class Guard:
             method: full name of the RPC.
             authorization: the header, `Bearer TOKEN`, or "".
             certificate_names: names in the certificate of the connection.
-            request: the message; None at the start of a stream, whose requests are judged one by one.
+            request: the message; None at the start of a stream, whose requests are rewarded one by one.
         """
         if method in OPEN_TO_CERTIFICATES:
             return None
@@ -134,7 +134,7 @@ class Guard:
             parts = [_part(scope, message) for message in request.requests] or parts
         promised = 0
         for needed, asked in parts:
-            refusal = judge_claims(
+            refusal = refuse_claims(
                 claims,
                 run_id=self._run_id,
                 scope=needed,

@@ -53,16 +53,16 @@ def prompt_history_from_proto(m: records_pb2.PromptHistory) -> r.PromptHistory |
     return history
 
 
-def drafting_figures_to_proto(x: r.DraftingFigures) -> records_pb2.DraftingFigures:
+def drafting_statistics_to_proto(x: r.DraftingStatistics) -> records_pb2.DraftingStatistics:
     """Translate."""
-    return records_pb2.DraftingFigures(**{name: getattr(x, name) for name in (*_COUNTS, *_MEASURES)})
+    return records_pb2.DraftingStatistics(**{name: getattr(x, name) for name in (*_COUNTS, *_MEASURES)})
 
 
-def drafting_figures_from_proto(m: records_pb2.DraftingFigures) -> r.DraftingFigures | None:
+def drafting_statistics_from_proto(m: records_pb2.DraftingStatistics) -> r.DraftingStatistics | None:
     """Translate; None, and a line in the log, when a number is negative or not finite."""
     figures = {name: getattr(m, name) for name in (*_COUNTS, *_MEASURES)}
     for name, value in figures.items():
         if not (math.isfinite(value) and value >= 0):
             _log.warning("drafting.unreadable", field=name, value=value)
             return None
-    return r.DraftingFigures(**figures)
+    return r.DraftingStatistics(**figures)

@@ -1,4 +1,4 @@
-"""Wire judging: groups that go to a judge or an auditor, and what these find.
+"""Wire rewarding: groups that go to a judge or an auditor, and what these find.
 
 Reading what was written gives an equal record; messages that cannot be meant raise ContractError.
 """
@@ -7,25 +7,25 @@ import numpy as np
 
 from antiphon.core import records as r
 from antiphon.core.errors import ContractError
-from antiphon.core.trust.audit import SampleFigures
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.protos import records_pb2
 from antiphon.services.wire.arrays import finish_reason_from_text
 from antiphon.services.wire.work import group_submission_from_proto, group_submission_to_proto
 
 
-def judgement_to_proto(x: r.Judgement) -> records_pb2.Judgement:
+def rewarded_group_to_proto(x: r.RewardedGroup) -> records_pb2.RewardedGroup:
     """Translate."""
-    return records_pb2.Judgement(sample_index=x.sample_index, reward=x.reward)
+    return records_pb2.RewardedGroup(sample_index=x.sample_index, reward=x.reward)
 
 
-def judgement_from_proto(m: records_pb2.Judgement) -> r.Judgement:
+def rewarded_group_from_proto(m: records_pb2.RewardedGroup) -> r.RewardedGroup:
     """Translate."""
-    return r.Judgement(sample_index=m.sample_index, reward=m.reward)
+    return r.RewardedGroup(sample_index=m.sample_index, reward=m.reward)
 
 
-def group_to_judge_to_proto(x: r.GroupToJudge) -> records_pb2.GroupToJudge:
+def group_to_reward_to_proto(x: r.GroupToReward) -> records_pb2.GroupToReward:
     """Translate."""
-    return records_pb2.GroupToJudge(
+    return records_pb2.GroupToReward(
         group_id=x.group_id,
         prompt_key=x.prompt_key,
         completions=[
@@ -35,9 +35,9 @@ def group_to_judge_to_proto(x: r.GroupToJudge) -> records_pb2.GroupToJudge:
     )
 
 
-def group_to_judge_from_proto(m: records_pb2.GroupToJudge) -> r.GroupToJudge:
+def group_to_reward_from_proto(m: records_pb2.GroupToReward) -> r.GroupToReward:
     """Translate."""
-    return r.GroupToJudge(
+    return r.GroupToReward(
         group_id=m.group_id,
         prompt_key=m.prompt_key,
         completions=tuple(np.array(c.token_ids, dtype=np.int32) for c in m.completions),
@@ -57,9 +57,9 @@ def group_to_audit_from_proto(m: records_pb2.GroupToAudit) -> r.GroupToAudit:
     return r.GroupToAudit(group_submission_from_proto(m.submission), tuple(m.prompt_token_ids))
 
 
-def sample_figures_to_proto(x: SampleFigures) -> records_pb2.SampleFigures:
+def sample_statistics_to_proto(x: SampleStatistics) -> records_pb2.SampleStatistics:
     """Translate."""
-    return records_pb2.SampleFigures(
+    return records_pb2.SampleStatistics(
         sample_index=x.sample_index,
         tokens=x.tokens,
         missed=x.missed,
@@ -68,8 +68,8 @@ def sample_figures_to_proto(x: SampleFigures) -> records_pb2.SampleFigures:
     )
 
 
-def sample_figures_from_proto(m: records_pb2.SampleFigures) -> SampleFigures:
+def sample_statistics_from_proto(m: records_pb2.SampleStatistics) -> SampleStatistics:
     """Translate."""
     if not 0 <= m.missed <= m.tokens or not 0 <= m.impossible <= m.tokens or m.drift < 0:
         raise ContractError(f"the figures of sample {m.sample_index} cannot be: {m.missed} of {m.tokens}")
-    return SampleFigures(m.sample_index, m.tokens, m.missed, m.impossible, m.drift)
+    return SampleStatistics(m.sample_index, m.tokens, m.missed, m.impossible, m.drift)

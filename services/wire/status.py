@@ -18,7 +18,7 @@ def evaluation_record_to_proto(x: coordinator_api.EvaluationRecord) -> coordinat
     return coordinator_pb2.EvaluationRecord(
         version=x.version,
         prompts=x.prompts,
-        judged=x.judged,
+        rewarded=x.rewarded,
         reward_mean=x.reward_mean,
         completion_tokens_mean=x.completion_tokens_mean,
     )
@@ -29,7 +29,7 @@ def evaluation_record_from_proto(m: coordinator_pb2.EvaluationRecord) -> coordin
     return coordinator_api.EvaluationRecord(
         version=m.version,
         prompts=m.prompts,
-        judged=m.judged,
+        rewarded=m.rewarded,
         reward_mean=m.reward_mean,
         completion_tokens_mean=m.completion_tokens_mean,
     )
@@ -82,7 +82,7 @@ _STATUS_SCALARS = (
     "sealed_steps",
     "groups_open",
     "groups_leased",
-    "groups_to_judge",
+    "groups_to_reward",
     "groups_ready",
     "groups_dropped_stale",
     "groups_filtered",
@@ -146,9 +146,9 @@ def learner_status_from_proto(m: learner_pb2.LearnerStatus) -> learner_api.Learn
 def reward_status_to_proto(x: reward_api.RewardStatus) -> reward_pb2.RewardStatus:
     """Translate."""
     return reward_pb2.RewardStatus(
-        groups_judged=x.groups_judged,
-        trajectories_judged=x.trajectories_judged,
-        judge_s=x.judge_s,
+        groups_rewarded=x.groups_rewarded,
+        trajectories_rewarded=x.trajectories_rewarded,
+        reward_s=x.reward_s,
         state=x.state,
     )
 
@@ -156,8 +156,8 @@ def reward_status_to_proto(x: reward_api.RewardStatus) -> reward_pb2.RewardStatu
 def reward_status_from_proto(m: reward_pb2.RewardStatus) -> reward_api.RewardStatus:
     """Translate."""
     return reward_api.RewardStatus(
-        groups_judged=m.groups_judged,
-        trajectories_judged=m.trajectories_judged,
-        judge_s=m.judge_s,
+        groups_rewarded=m.groups_rewarded,
+        trajectories_rewarded=m.trajectories_rewarded,
+        reward_s=m.reward_s,
         state=m.state,
     )

@@ -7,7 +7,7 @@ from antiphon.core import records as r
 from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2
 from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
-from antiphon.services.wire.drafting import drafting_figures_from_proto, drafting_figures_to_proto
+from antiphon.services.wire.drafting import drafting_statistics_from_proto, drafting_statistics_to_proto
 
 
 def batch_ref_to_proto(x: r.BatchRef) -> records_pb2.BatchRef:
@@ -24,7 +24,7 @@ def batch_ref_to_proto(x: r.BatchRef) -> records_pb2.BatchRef:
         reward_mean=x.reward_mean,
         staleness_histogram=x.staleness_histogram,
         completion_tokens_mean=x.completion_tokens_mean,
-        drafting=None if x.drafting is None else drafting_figures_to_proto(x.drafting),
+        drafting=None if x.drafting is None else drafting_statistics_to_proto(x.drafting),
     )
 
 
@@ -42,7 +42,7 @@ def batch_ref_from_proto(m: records_pb2.BatchRef) -> r.BatchRef:
         reward_mean=m.reward_mean,
         staleness_histogram=dict(sorted(m.staleness_histogram.items())),
         completion_tokens_mean=m.completion_tokens_mean,
-        drafting=drafting_figures_from_proto(m.drafting) if m.HasField("drafting") else None,
+        drafting=drafting_statistics_from_proto(m.drafting) if m.HasField("drafting") else None,
     )
 
 

@@ -14,8 +14,8 @@ from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.wire.arrays import optional
 from antiphon.services.wire.completions import completions_from_proto, completions_to_proto, rows_from_proto
 from antiphon.services.wire.drafting import (
-    drafting_figures_from_proto,
-    drafting_figures_to_proto,
+    drafting_statistics_from_proto,
+    drafting_statistics_to_proto,
     prompt_history_from_proto,
     prompt_history_to_proto,
 )
@@ -93,7 +93,7 @@ def group_submission_to_proto(x: r.GroupSubmission) -> records_pb2.GroupSubmissi
         worker_id=x.worker_id,
         completions=completions_to_proto(x.trajectories),
         generation_s=x.generation_s,
-        drafting=None if x.drafting is None else drafting_figures_to_proto(x.drafting),
+        drafting=None if x.drafting is None else drafting_statistics_to_proto(x.drafting),
     )
 
 
@@ -111,7 +111,7 @@ def group_submission_from_proto(
         worker_id=m.worker_id,
         trajectories=_trajectories_from_proto(m),
         generation_s=m.generation_s,
-        drafting=drafting_figures_from_proto(m.drafting) if m.HasField("drafting") else None,
+        drafting=drafting_statistics_from_proto(m.drafting) if m.HasField("drafting") else None,
         encoded=encoded,
     )
 

@@ -33,7 +33,7 @@ def facts(state: RunState) -> dict[str, Any]:
         "sealed": [[ref.step, ref.digest, ref.trajectories, ref.groups_filtered] for ref in state.sealed],
         "commits": [[c.step, c.version, c.weights_digest, c.batch_digest] for c in state.commits],
         "snapshots": {str(version): digest for version, digest in state.snapshots.items()},
-        "evaluations": {str(v): [e.prompts, e.judged, *e.means()] for v, e in state.evaluations.items()},
+        "evaluations": {str(v): [e.prompts, e.rewarded, *e.means()] for v, e in state.evaluations.items()},
         "staleness": {str(age): count for age, count in state.staleness_histogram.items()},
         "counters": [state.groups_dropped_stale, state.groups_filtered, state.groups_requeued],
         "registrations": state.registrations,
@@ -46,9 +46,9 @@ def facts_digest(state: RunState) -> str:
     return digest_bytes(json.dumps(facts(state), sort_keys=True).encode())
 
 
-def rebuild(rows: Sequence[StoredEvent], group_size: int, history_batches: int) -> RunState:
+def rebuild(rows: Sequence[StoredEvent], group_size: int, payload_retention_steps: int) -> RunState:
     """Return the state that the present core makes of recorded events."""
-    state = RunState(group_size=group_size, history_batches=history_batches)
+    state = RunState(group_size=group_size, payload_retention_steps=payload_retention_steps)
     return fold(state, (load_event(row.kind, row.body) for row in rows))
 
 
@@ -58,9 +58,9 @@ def write_golden(path: Path, rows: Sequence[StoredEvent], origin: dict[str, Any]
     Args:
         path: the file to write.
         rows: the journal.
-        origin: at least `group_size` and `history_batches` of its run.
+        origin: at least `group_size` and `payload_retention_steps` of its run.
     """
-    state = rebuild(rows, origin["group_size"], origin["history_batches"])
+    state = rebuild(rows, origin["group_size"], origin["payload_retention_steps"])
     head = {**origin, "events": len(rows), "kinds": dict(Counter(row.kind for row in rows))}
     head["facts_digest"] = facts_digest(state)
     lines = [json.dumps(head, sort_keys=True)]

@@ -19,7 +19,7 @@ from antiphon.core.loop.checks import submission_digest
 from antiphon.core.records import BatchRow, GroupSubmission, Lease, StepCommit, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent
-from antiphon.simulator.checks.worker_hours import Hours
+from antiphon.simulator.checks.worker_hours import WorkerHours
 from antiphon.simulator.standins import arithmetic
 
 ACKNOWLEDGED = (SubmitVerdict.ACCEPTED, SubmitVerdict.ALREADY_ACCEPTED, SubmitVerdict.STALE)
@@ -56,7 +56,7 @@ class Witness:
     snapshots: dict[int, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
-    hours: Hours = field(default_factory=Hours)
+    hours: WorkerHours = field(default_factory=WorkerHours)
     _groups: dict[str, _Group] = field(default_factory=dict)
     _lease_ids: set[str] = field(default_factory=set)
     _seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -143,13 +143,13 @@ class Witness:
         group.phase, group.oldest, group.digest = "submitted", event.oldest_version, event.payload_digest
         group.twin_id = ""
 
-    def _group_judged(self, event: e.GroupJudged) -> None:
-        group = self._group(event.group_id, "judged", "submitted")
-        group.phase = "ended" if group.evaluation else "judged"
+    def _group_rewarded(self, event: e.GroupRewarded) -> None:
+        group = self._group(event.group_id, "rewarded", "submitted")
+        group.phase = "ended" if group.evaluation else "rewarded"
 
     def _group_dropped(self, event: e.GroupDropped) -> None:
-        allowed = {"stale_on_arrival": ("submitted",), "filtered": ("judged",)}
-        phases = allowed.get(event.reason, ("open", "leased", "submitted", "judged"))
+        allowed = {"stale_on_arrival": ("submitted",), "filtered": ("rewarded",)}
+        phases = allowed.get(event.reason, ("open", "leased", "submitted", "rewarded"))
         self._group(event.group_id, f"dropped ({event.reason})", *phases).phase = "ended"
 
     def _batch_sealed(self, event: e.BatchSealed) -> None:
@@ -157,7 +157,7 @@ class Witness:
             self.accuse(f"step {event.step} was sealed after {len(self.sealed)} others")
         bound = self.config.loop.max_staleness
         for group_id in (*event.group_ids, *event.filtered_ids):
-            group = self._group(group_id, f"sealed into step {event.step}", "judged")
+            group = self._group(group_id, f"sealed into step {event.step}", "rewarded")
             group.phase = "ended"
             if not 0 <= event.step - group.oldest <= bound:
                 self.accuse(
@@ -218,7 +218,7 @@ class Witness:
 
     def rewarded(self, group_id: str) -> None:
         """A judge was told that its rewards were taken."""
-        if self._groups.get(group_id, _Group()).phase not in ("judged", "ended"):
+        if self._groups.get(group_id, _Group()).phase not in ("rewarded", "ended"):
             self.accuse(f"the rewards of group {group_id} were acknowledged, but they are not on the disk")
 
     def held(self, worker: str, before: int | None, version: int | None) -> None:
@@ -318,7 +318,7 @@ _LOOKS: dict[type[e.JournalEvent], Callable[[Witness, Any], None]] = {
     e.LeaseDuplicated: Witness._lease_duplicated,
     e.LeaseExpired: Witness._lease_expired,
     e.GroupSubmitted: Witness._group_submitted,
-    e.GroupJudged: Witness._group_judged,
+    e.GroupRewarded: Witness._group_rewarded,
     e.GroupDropped: Witness._group_dropped,
     e.BatchSealed: Witness._batch_sealed,
     e.StepCommitted: Witness._step_committed,

@@ -1,6 +1,6 @@
 """Witnessed: clients that tell the witness of a simulated run what its processes were told."""
 
-from antiphon.core.records import GroupSubmission, Judgement, StepCommit, SubmitVerdict
+from antiphon.core.records import GroupSubmission, RewardedGroup, StepCommit, SubmitVerdict
 from antiphon.services.coordinator.api import (
     HeartbeatReply,
     LeaseReply,
@@ -10,7 +10,7 @@ from antiphon.services.coordinator.api import (
 from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
 from antiphon.simulator import processes as parties
 from antiphon.simulator.checks.invariants import Witness
-from antiphon.simulator.process_table import Slot
+from antiphon.simulator.process_table import ProcessEntry
 
 CALL_S = 10.0
 """Deadline of a call, as in production."""
@@ -19,7 +19,7 @@ CALL_S = 10.0
 class Witnessed(CoordinatorClient):
     """A client that tells the witness what its process was told."""
 
-    def __init__(self, site: parties.Site, witness: Witness, slot: Slot) -> None:
+    def __init__(self, site: parties.Site, witness: Witness, slot: ProcessEntry) -> None:
         super().__init__(parties.COORDINATOR, CALL_S, channel=site.channel(parties.COORDINATOR))
         self._witness = witness
         self._slot = slot
@@ -43,9 +43,9 @@ class Witnessed(CoordinatorClient):
         self._witness.answered(submission, verdict)
         return verdict
 
-    async def submit_rewards(self, group_id: str, judgements: "list[Judgement]") -> bool:  # type: ignore[override]
+    async def submit_rewards(self, group_id: str, rewarded_groups: "list[RewardedGroup]") -> bool:  # type: ignore[override]
         """Tell whose rewards were taken."""
-        taken = await super().submit_rewards(group_id, judgements)
+        taken = await super().submit_rewards(group_id, rewarded_groups)
         if taken:
             self._witness.rewarded(group_id)
         return taken

@@ -1,4 +1,4 @@
-"""Hours: how long workers were there while somebody watched, counted without the ledger's books.
+"""WorkerHours: how long workers were there while somebody watched, counted without the ledger's books.
 
 A worker is there from its registration until it is lost or leaves. While no coordinator runs nobody
 watches, so what lies between the last event of a worker and a restart belongs to nobody.
@@ -19,7 +19,7 @@ class _Stay:
 
 
 @dataclass(slots=True)
-class Hours:
+class WorkerHours:
     """The stays of all workers of a run."""
 
     past_s: float = 0.0

@@ -1,6 +1,6 @@
 """Training: seeded stand-ins for DeepSpeed and for publishing; all else of the learner is production.
 
-The trainer goes from version to version by batch file alone and keeps checkpoints, the desk publishes
+The trainer goes from version to version by batch file alone and keeps checkpoints, the publisher publishes
 what was kept aside. What they keep across a kill lies in a `LearnerDisk`; how long things take is virtual.
 """
 
@@ -112,13 +112,13 @@ class ArithmeticTrainer:
         return TrainedStep(self.version, self._weights, {"weights": self._weights}, metrics)
 
 
-class ArithmeticDesk:
-    """Keeps versions aside and cuts them into chunks, as the publishing desk does."""
+class ArithmeticPublisher:
+    """Keeps versions aside and cuts them into chunks, as the publishing publisher does."""
 
     def __init__(
         self, run_id: str, chunks: MemoryChunks | ChunkStore, snapshots_kept: int, waiting_limit: int
     ) -> None:
-        """Open the desk.
+        """Open the publisher.
 
         Args:
             run_id: goes into the manifests.

@@ -14,10 +14,10 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
-from antiphon.services.rpc.in_process import CallFailed, DirectServer
+from antiphon.services.rpc.in_process import CallFailed, InProcessServer
 from antiphon.simulator.virtual.connection import Line
 from antiphon.simulator.virtual.loop import Handle, Process, VirtualLoop, current_process
-from antiphon.simulator.virtual.random_streams import Chance
+from antiphon.simulator.virtual.random_streams import RandomStream
 
 KEEPALIVE_S = 30.0
 """A connection that is dead without a word is noticed after this time."""
@@ -68,7 +68,7 @@ class _Call:
 class Network:
     """Who listens where, what is under way, and which links are cut."""
 
-    def __init__(self, loop: VirtualLoop, chance: Chance) -> None:
+    def __init__(self, loop: VirtualLoop, chance: RandomStream) -> None:
         """Begin with nobody listening and fair weather.
 
         Args:
@@ -82,7 +82,7 @@ class Network:
         self._lines: dict[Line, None] = {}
         self.keepalive_s = KEEPALIVE_S
         self.weather = Weather()
-        self._listening: dict[str, tuple[Process, DirectServer]] = {}
+        self._listening: dict[str, tuple[Process, InProcessServer]] = {}
         self._cuts: set[tuple[str, str]] = set()
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """Messages on a link that is cut: what is to happen when it is healed."""
@@ -92,7 +92,7 @@ class Network:
         self.broken: list[str] = []
         """Handlers that ended with an error that no contract knows."""
 
-    def listen(self, address: str, process: Process, server: DirectServer) -> None:
+    def listen(self, address: str, process: Process, server: InProcessServer) -> None:
         """Have `process` answer at an address."""
         self._listening[address] = (process, server)
 
@@ -122,7 +122,7 @@ class Network:
         owner = self._listening.get(address)
         return address if owner is None else owner[0].name
 
-    def listener(self, address: str) -> tuple[Process, DirectServer] | None:
+    def listener(self, address: str) -> tuple[Process, InProcessServer] | None:
         """Return who answers at an address, or None."""
         owner = self._listening.get(address)
         return owner if owner is not None and owner[0].alive else None

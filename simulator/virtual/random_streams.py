@@ -1,4 +1,4 @@
-"""Chance: uniform numbers of a named stream, drawn in blocks so that one costs next to nothing."""
+"""RandomStream: uniform numbers of a named stream, drawn in blocks so that one costs next to nothing."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -9,7 +9,7 @@ _BLOCK = 256
 _T = TypeVar("_T")
 
 
-class Chance:
+class RandomStream:
     """A stream of chance; streams of other names never shift this one."""
 
     def __init__(self, *name: str | int) -> None:

@@ -30,7 +30,7 @@ def status_at(step: int, **changes: object) -> RunStatus:
         newest_version=step,
         groups_open=0,
         groups_leased=0,
-        groups_to_judge=0,
+        groups_to_reward=0,
         groups_ready=0,
         groups_dropped_stale=0,
         groups_filtered=0,
@@ -133,7 +133,7 @@ def test_every_view_keeps_the_protocol() -> None:
 
 
 def test_planes_from_the_status_alone() -> None:
-    planes = planes_of(status_at(2, waiting="worker-0 samples", groups_to_judge=3), {"rollout": 10.0})
+    planes = planes_of(status_at(2, waiting="worker-0 samples", groups_to_reward=3), {"rollout": 10.0})
     assert list(planes) == ["rollout", "reward", "learner", "broadcast"]
     assert planes["rollout"].waits_for == "worker-0 samples" and planes["rollout"].rate == 10.0
     assert planes["reward"].waits_for == ""

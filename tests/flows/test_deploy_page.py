@@ -26,7 +26,7 @@ def status(committed: int) -> RunStatus:
         newest_version=committed,
         groups_open=0,
         groups_leased=0,
-        groups_to_judge=0,
+        groups_to_reward=0,
         groups_ready=0,
         groups_dropped_stale=3,
         groups_filtered=0,
@@ -38,7 +38,9 @@ def status(committed: int) -> RunStatus:
 
 
 def evaluation(version: int) -> EvaluationRecord:
-    return EvaluationRecord(version=version, prompts=8, judged=8, reward_mean=0.5, completion_tokens_mean=9.0)
+    return EvaluationRecord(
+        version=version, prompts=8, rewarded=8, reward_mean=0.5, completion_tokens_mean=9.0
+    )
 
 
 def commits(count: int) -> list[StepCommit]:

@@ -73,7 +73,7 @@ def test_rows_come_back_bit_for_bit_and_in_order(rows: list[BatchRow]) -> None:
             generation_s=st.floats(0, 1e6),
             leased_at_s=st.floats(0, 1e6),
             submitted_at_s=st.floats(0, 1e6),
-            judged_at_s=st.floats(0, 1e6),
+            rewarded_at_s=st.floats(0, 1e6),
             passes=st.none() | st.integers(0, 2**40),
             drafted=st.none() | st.integers(0, 2**40),
         ),

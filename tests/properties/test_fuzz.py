@@ -29,7 +29,7 @@ def test_a_share_of_the_fuzz_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_commit_of_a_step_below_0_is_refused() -> None:
-    state = RunState(group_size=2, history_batches=2)
+    state = RunState(group_size=2, payload_retention_steps=2)
     with pytest.raises(IntegrityError, match="steps begin at 0"):
         accept_commit(state, StepCommit(-1, 0, "a", "b"))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.loop import events as e
-from antiphon.core.loop.work_account import Ledger, Use
+from antiphon.core.loop.work_account import Use, WorkAccounts
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Model:
     """Acts at random and counts for itself, in the plainest way."""
 
     rng: np.random.Generator
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: WorkAccounts = field(default_factory=WorkAccounts)
     now: float = 100.0
     alive: dict[str, float] = field(default_factory=dict)
     """Worker id -> when it came."""
@@ -81,7 +81,7 @@ class Model:
         if kept:
             self.kept[group] = kept
         elif waste == "preempted" and self.given[lease]:
-            # The shelf keeps all or nothing: what came along is gone as well.
+            # The partial_groups keeps all or nothing: what came along is gone as well.
             self.tell(e.GroupDropped(group, "stale"))
         self.tell(e.LeaseExpired(group, lease, worker, "gone", self.now, sampled, kept, silent, waste))
 
@@ -169,7 +169,7 @@ def test_it_balances_across_restarts_of_the_coordinator(seed: int) -> None:
 
 
 def test_each_second_goes_to_what_it_was_good_for() -> None:
-    ledger = Ledger()
+    ledger = WorkAccounts()
     ledger.apply(e.WorkerRegistered("a-1", "a", 2, 0.0))
     ledger.apply(e.LeaseGranted("g1", "l1", "a-1", 1, 0, 10.0))
     ledger.apply(e.LeaseGranted("g2", "l2", "a-1", 1, 0, 20.0))

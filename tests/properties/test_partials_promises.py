@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.partials import BYTES_PER_TOKEN, KeptGroup, PartialShelf, authorship, check_piece
+from antiphon.core.loop.partials import BYTES_PER_TOKEN, KeptGroup, PartialGroups, authorship, check_piece
 from antiphon.core.records import FinishReason, PartialTrajectory, Trajectory, VersionSpan
 
 LENGTH, SAMPLES = 12, 2
@@ -44,26 +44,26 @@ told = st.lists(st.tuples(pieces(), st.sampled_from(["a", "b"])), max_size=40)
 
 @given(first=told, second=told)
 def test_what_is_kept_is_a_gapless_beginning_whatever_came_in(first: list[Told], second: list[Told]) -> None:
-    shelf = PartialShelf(1 << 20)
+    partial_groups = PartialGroups(1 << 20)
     kept: KeptGroup | None = None
     reached = [0] * SAMPLES
     for attempt, story in enumerate((first, second)):
         lease = f"lease-{attempt}"
-        shelf.begin(lease, "g", SAMPLES, kept)
+        partial_groups.begin(lease, "g", SAMPLES, kept)
         before = sum(reached)
         for piece, worker in story:
             if piece.start <= reached[piece.sample_index]:
                 reached[piece.sample_index] = max(reached[piece.sample_index], piece.stop)
-            shelf.take(lease, worker, piece)
-        assert shelf.kept(lease) == tuple(reached)
-        assert shelf.sampled(lease) == sum(reached) - before
-        assert shelf.tokens == sum(reached)
-        kept = shelf.end(lease)
-        assert (kept is None) == (not any(reached)) and shelf.tokens == 0
+            partial_groups.take(lease, worker, piece)
+        assert partial_groups.kept(lease) == tuple(reached)
+        assert partial_groups.sampled(lease) == sum(reached) - before
+        assert partial_groups.tokens == sum(reached)
+        kept = partial_groups.end(lease)
+        assert (kept is None) == (not any(reached)) and partial_groups.tokens == 0
         if kept is None:
             continue
-        shelf.wait("g", kept)
-        assert shelf.tokens == kept.tokens == sum(reached)
+        partial_groups.wait("g", kept)
+        assert partial_groups.tokens == kept.tokens == sum(reached)
         assert kept.oldest_version == 3
         for sample in kept.samples:
             whole = sample.whole
@@ -73,28 +73,28 @@ def test_what_is_kept_is_a_gapless_beginning_whatever_came_in(first: list[Told],
             assert (whole.spans, whole.finish_reason) == (expected.spans, expected.finish_reason)
             stops = [stop for _, stop in sample.authors]
             assert stops == sorted(set(stops)) and stops[-1] == whole.stop
-    shelf.forget("g")
-    assert shelf.tokens == 0
+    partial_groups.forget("g")
+    assert partial_groups.tokens == 0
 
 
 @given(story=told, room=st.integers(0, 2 * LENGTH))
 def test_the_memory_is_bounded(story: list[Told], room: int) -> None:
-    shelf = PartialShelf(room * BYTES_PER_TOKEN)
-    shelf.begin("lease", "g", SAMPLES, None)
+    partial_groups = PartialGroups(room * BYTES_PER_TOKEN)
+    partial_groups.begin("lease", "g", SAMPLES, None)
     for piece, worker in story:
-        shelf.take("lease", worker, piece)
-        assert shelf.tokens <= room
+        partial_groups.take("lease", worker, piece)
+        assert partial_groups.tokens <= room
 
 
 def test_authors_are_those_whose_tokens_were_handed_in() -> None:
-    shelf = PartialShelf(1 << 20)
-    shelf.begin("one", "g", SAMPLES, None)
-    shelf.take("one", "a", truth(0, 0, 4))
-    given_to_b = shelf.end("one")
-    shelf.begin("two", "g", SAMPLES, given_to_b)
-    shelf.take("two", "b", truth(0, 2, 7))
-    shelf.take("two", "b", truth(1, 0, 3))
-    given_to_c = shelf.end("two")
+    partial_groups = PartialGroups(1 << 20)
+    partial_groups.begin("one", "g", SAMPLES, None)
+    partial_groups.take("one", "a", truth(0, 0, 4))
+    given_to_b = partial_groups.end("one")
+    partial_groups.begin("two", "g", SAMPLES, given_to_b)
+    partial_groups.take("two", "b", truth(0, 2, 7))
+    partial_groups.take("two", "b", truth(1, 0, 3))
+    given_to_c = partial_groups.end("two")
     whole = [trajectory(truth(i, 0, LENGTH).token_ids, i) for i in range(SAMPLES)]
     assert authorship(given_to_c, whole, "c") == ((0, "a", 0, 4), (0, "b", 4, 7), (1, "b", 0, 3))
     assert authorship(given_to_c, whole, "b") == ((0, "a", 0, 4),)

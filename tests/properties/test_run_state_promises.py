@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.loop.staleness import fixed_version
+from antiphon.core.loop.staleness import oldest_allowed_version
 from antiphon.core.records import SubmitVerdict
 from tests.support.loop_model import LoopModel, act, make_config, run_to_end
 
@@ -52,7 +52,7 @@ def test_fixed_mode_samples_with_the_version_of_the_rule(staleness: int, interva
     config = make_config(mode="fixed", max_staleness=staleness, publish_interval=interval, filter_="none")
     model = LoopModel(config)
     run_to_end(model, np.random.default_rng(1), faults=0.2)
-    expected = {t - fixed_version(t, staleness, interval) for t in range(config.run.steps)}
+    expected = {t - oldest_allowed_version(t, staleness, interval) for t in range(config.run.steps)}
     assert set(model.state.staleness_histogram) == expected
 
 
@@ -120,7 +120,7 @@ def test_stale_groups_are_dropped_counted_and_replaced() -> None:
     for grant in quick.leases:
         model.submit(model.sample(grant, 0))
     quick.leases.clear()
-    for group in model.unjudged():
+    for group in model.unrewarded():
         model.judge(group)
     assert not model.seal()  # two of three places
     model.lose(stuck)
@@ -128,7 +128,7 @@ def test_stale_groups_are_dropped_counted_and_replaced() -> None:
     quick_submission = model.sample(quick.leases.pop(), 0)
     assert model.submit(quick_submission) is SubmitVerdict.ACCEPTED
     assert model.submit(late) is SubmitVerdict.ALREADY_ACCEPTED  # same weights, same seeds, same tokens
-    model.judge(model.unjudged()[0])
+    model.judge(model.unrewarded()[0])
     assert model.seal() and model.commit() and model.publish()
     model.open_step()
     model.load(quick, 1)
@@ -180,8 +180,8 @@ def test_evaluations_come_first_are_never_gated_and_never_train(mode: str) -> No
             if submission is not None:
                 model.submit(submission)
         worker.leases.clear()
-        for group in model.unjudged():
+        for group in model.unrewarded():
             model.judge(group)
-    assert model.state.evaluations[0].judged == config.evaluation.prompts
+    assert model.state.evaluations[0].rewarded == config.evaluation.prompts
     assert not any("e" in group_id for group_id in model.sealed_ids)
     assert all(g.phase is not GroupPhase.SUBMITTED for g in model.state.groups.values())

@@ -10,7 +10,7 @@ CONFIG = RunConfig.model_validate({"services": {"stall_timeout_s": 100.0}})
 
 def status_of(steps, **more):
     figures = dict.fromkeys(
-        ("groups_open", "groups_leased", "groups_to_judge", "groups_ready", "groups_dropped_stale"), 0
+        ("groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale"), 0
     )
     fixed = {"opened_steps": steps, "sealed_steps": steps, "newest_version": steps, **figures}
     counts = {"groups_filtered": 0, "groups_requeued": 0}

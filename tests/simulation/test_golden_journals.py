@@ -26,7 +26,7 @@ def test_there_are_journals_of_both_modes_and_every_filter() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".jsonl.gz"))
 def test_a_golden_journal_replays_to_the_same_facts(path: Path) -> None:
     head, rows = read_golden(path)
-    state = rebuild(rows, head["group_size"], head["history_batches"])
+    state = rebuild(rows, head["group_size"], head["payload_retention_steps"])
     assert state.finished and len(state.commits) == state.next_seal
     assert facts_digest(state) == head["facts_digest"]
 
@@ -41,9 +41,11 @@ def test_what_the_present_core_writes_of_an_old_event_reads_the_same(path: Path)
 def test_a_changed_journal_does_not_pass(tmp_path: Path) -> None:
     head, rows = read_golden(FILES[0])
     copy = tmp_path / "copy.jsonl.gz"
-    write_golden(copy, rows, {name: head[name] for name in ("group_size", "history_batches")})
+    write_golden(copy, rows, {name: head[name] for name in ("group_size", "payload_retention_steps")})
     again, kept = read_golden(copy)
     assert again["facts_digest"] == head["facts_digest"] and kept == rows
-    late = next(i for i, row in enumerate(rows) if row.kind == "group.judged" and '"group_id":"g' in row.body)
+    late = next(
+        i for i, row in enumerate(rows) if row.kind == "group.rewarded" and '"group_id":"g' in row.body
+    )
     with pytest.raises(IntegrityError, match="contradicts itself"):
-        rebuild([*rows[:late], *rows[late + 1 :]], head["group_size"], head["history_batches"])
+        rebuild([*rows[:late], *rows[late + 1 :]], head["group_size"], head["payload_retention_steps"])

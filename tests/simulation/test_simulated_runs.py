@@ -21,7 +21,7 @@ from antiphon.simulator.scenario import Scenario, drawn_scenario, load_scenario
 from antiphon.simulator.virtual.disk import JournalDisk
 from antiphon.simulator.virtual.file_disk import FileDisk
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
-from antiphon.simulator.virtual.random_streams import Chance
+from antiphon.simulator.virtual.random_streams import RandomStream
 from antiphon.simulator.world import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_in_a_real_sqlite_file_the_run_is_the_same(seed: int, tmp_path: Path) ->
 @pytest.mark.parametrize("seed", [1, 8, 11])
 def test_a_time_of_day_that_jumps_changes_only_what_people_read(seed: int) -> None:
     scenario, right, wrong = drawn_scenario(seed), JournalDisk(), JournalDisk()
-    error = Chance("wall-errors", seed)
+    error = RandomStream("wall-errors", seed)
     expected = simulate(scenario, seed, journal=right)
     found = simulate(scenario, seed, journal=wrong, wall_error_s=lambda now: error.between(-3600.0, 3600.0))
     times = [row.at for row in wrong.written()]

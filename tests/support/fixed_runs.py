@@ -26,7 +26,7 @@ from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import load_prompts
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.opening import open_learner
@@ -146,9 +146,9 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
     store = ArtifactStore(folder / "store")
     journal = Journal(folder / "journal.db", RUN_ID)
     clock = asyncio.get_running_loop().time
-    keeper = RunKeeper(config, RUN_ID, journal, store, load_prompts(config), clock)
-    await keeper.start()
-    server, port = await start_coordinator(CoordinatorService(keeper), "127.0.0.1", 0)
+    state_machine = RunStateMachine(config, RUN_ID, journal, store, load_prompts(config), clock)
+    await state_machine.start()
+    server, port = await start_coordinator(CoordinatorService(state_machine), "127.0.0.1", 0)
     clients = [CoordinatorClient(f"127.0.0.1:{port}") for _ in range(4)]
     chunks = ChunkStore(folder / "chunks")
     learner = open_learner(config, RUN_ID, folder, store, chunks, clients[0])
@@ -194,7 +194,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
             await client.close()
         await stop_server(origin_server, grace_s=0.0)
         await stop_server(server, grace_s=0.0)
-        await keeper.close()
+        await state_machine.close()
     return {
         "weights": commits[-1].weights_digest,
         "batches": [commit.batch_digest for commit in commits],

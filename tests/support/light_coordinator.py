@@ -13,10 +13,10 @@ from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupSubmission,
-    GroupToJudge,
-    Judgement,
+    GroupToReward,
     Lease,
     Prompt,
+    RewardedGroup,
     SamplingParameters,
     SnapshotManifest,
     SubmitVerdict,
@@ -80,8 +80,8 @@ class LightCoordinator:
         self.draining = False
         self.finished = False
         self.wanted: int | None = None
-        self.to_judge: list[GroupToJudge] = []
-        self.rewards: dict[str, tuple[Judgement, ...]] = {}
+        self.to_reward: list[GroupToReward] = []
+        self.rewards: dict[str, tuple[RewardedGroup, ...]] = {}
         self._manifests: dict[int, SnapshotManifest] = {}
         self._changed = asyncio.Condition()
 
@@ -150,19 +150,19 @@ class LightCoordinator:
         wanted = newest if version is None else version
         return None if wanted is None else self._manifests.get(wanted)
 
-    async def pull_for_reward(self, judge_id: str, limit: int, wait_s: float) -> Sequence[GroupToJudge]:
+    async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         await self._note("pull_for_reward")
-        groups, self.to_judge = self.to_judge[:limit], self.to_judge[limit:]
+        groups, self.to_reward = self.to_reward[:limit], self.to_reward[limit:]
         if not groups:
             await asyncio.sleep(min(wait_s, 0.01))
         return groups
 
-    async def submit_rewards(self, group_id: str, judgements: Sequence[Judgement]) -> bool:
+    async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
         await self._note("submit_rewards")
         if group_id in self.rewards:
             return False
-        self.rewards[group_id] = tuple(judgements)
-        await self._note("judged")
+        self.rewards[group_id] = tuple(rewarded_groups)
+        await self._note("rewarded")
         return True
 
     async def status(self) -> RunStatus:
@@ -176,7 +176,7 @@ class LightCoordinator:
             newest_version=self._newest(),
             groups_open=len(self.queue),
             groups_leased=0,
-            groups_to_judge=len(self.to_judge),
+            groups_to_reward=len(self.to_reward),
             groups_ready=0,
             groups_dropped_stale=0,
             groups_filtered=0,
@@ -201,5 +201,5 @@ class LightCoordinator:
         self.calls[call] += 1
         async with self._changed:
             self._changed.notify_all()
-        if self.away and call not in ("announce", "accepted", "judged"):
+        if self.away and call not in ("announce", "accepted", "rewarded"):
             raise UnavailableError(f"{call}: nobody listens")

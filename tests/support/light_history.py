@@ -32,14 +32,14 @@ def archived(folder: Path) -> Epochs:
     return found
 
 
-def judged_epochs(folder: Path, epochs: int) -> Epochs:
-    """Return the newest `epochs` epochs in which each training prompt was judged."""
+def rewarded_epochs(folder: Path, epochs: int) -> Epochs:
+    """Return the newest `epochs` epochs in which each training prompt was rewarded."""
     opened: dict[str, e.GroupOpened] = {}
     found: Epochs = {}
     for event in read_journal(folder)[0]:
         if isinstance(event, e.GroupOpened):
             opened[event.group_id] = event
-        elif isinstance(event, e.GroupJudged) and event.group_id in opened:
+        elif isinstance(event, e.GroupRewarded) and event.group_id in opened:
             group = opened[event.group_id]
             found.setdefault(f"train-0-{group.prompt_index}", set()).add(group.epoch)
     return {key: set(sorted(known)[-epochs:]) for key, known in found.items()}

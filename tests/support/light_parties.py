@@ -15,10 +15,10 @@ from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,
     GroupSubmission,
-    Judgement,
     Lease,
     Prompt,
     PromptHistory,
+    RewardedGroup,
     StepCommit,
     SubmitVerdict,
 )
@@ -27,7 +27,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.services.coordinator.api import Coordinator, LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.rpc.serving import stop_server
@@ -79,9 +79,11 @@ async def served(
     """Serve a coordinator on loopback."""
     store = open_store(folder / "store", config.record)
     journal = Journal(place or folder / JOURNAL_NAME, run_id)
-    keeper = RunKeeper(config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time)
-    await keeper.start()
-    service = CoordinatorService(keeper)
+    state_machine = RunStateMachine(
+        config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time
+    )
+    await state_machine.start()
+    service = CoordinatorService(state_machine)
     server, bound = await start_coordinator(service, "127.0.0.1", port)
     site = Served(f"127.0.0.1:{bound}", service, store)
     try:
@@ -90,7 +92,7 @@ async def served(
         for client in site.clients:
             await client.close()
         await stop_server(server, grace_s=0.1)
-        await keeper.close()
+        await state_machine.close()
 
 
 class LightWorker:
@@ -151,7 +153,7 @@ class LightWorker:
             self.acknowledged[lease.group_id] = submission
 
 
-async def judge_all(coordinator: Coordinator, rng: np.random.Generator, delay_s: float = 0.0) -> None:
+async def reward_all(coordinator: Coordinator, rng: np.random.Generator, delay_s: float = 0.0) -> None:
     """Judge until cancelled."""
     while True:
         try:
@@ -161,7 +163,7 @@ async def judge_all(coordinator: Coordinator, rng: np.random.Generator, delay_s:
                     await asyncio.sleep(delay_s * float(rng.random()))
                 rewards = [light_reward(tokens) for tokens in group.completions]
                 await coordinator.submit_rewards(
-                    group.group_id, [Judgement(i, reward) for i, reward in enumerate(rewards)]
+                    group.group_id, [RewardedGroup(i, reward) for i, reward in enumerate(rewards)]
                 )
         except UnavailableError:
             await asyncio.sleep(0.05)
@@ -225,7 +227,7 @@ async def run_parties(
         worker.elastic = config.loop.mode == "elastic"
         crew.append(worker)
     tasks = [asyncio.ensure_future(worker.run()) for worker in crew]
-    tasks += [asyncio.ensure_future(judge_all(client, rng, delay_s)) for _ in range(2)]
+    tasks += [asyncio.ensure_future(reward_all(client, rng, delay_s)) for _ in range(2)]
     training = asyncio.ensure_future(train_all(client, config, store))
     try:
         async with asyncio.timeout(limit_s):

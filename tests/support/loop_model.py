@@ -61,7 +61,7 @@ def make_config(
                 "refill_limit": refill_limit,
             },
             "sampling": {"max_tokens": MAX_TOKENS},
-            "coordinator": {"lease_s": lease_s, "heartbeat_s": heartbeat_s, "history_batches": 2},
+            "coordinator": {"lease_s": lease_s, "heartbeat_s": heartbeat_s, "payload_retention_steps": 2},
             "broadcast": {"snapshots_kept": 16},
         }
     )
@@ -123,7 +123,7 @@ class LoopModel:
     def fresh(self) -> RunState:
         return RunState(
             group_size=self.config.loop.group_size,
-            history_batches=self.config.coordinator.history_batches,
+            payload_retention_steps=self.config.coordinator.payload_retention_steps,
         )
 
     def record(self, *events: e.JournalEvent) -> None:
@@ -214,13 +214,13 @@ class LoopModel:
             self.submissions[submission.group_id] = submission
         return verdict
 
-    def unjudged(self) -> list[GroupState]:
+    def unrewarded(self) -> list[GroupState]:
         return [g for g in self.state.groups.values() if g.phase is GroupPhase.SUBMITTED]
 
     def judge(self, group: GroupState) -> None:
         trajectories = self.submissions[group.group_id].trajectories
         rewards = tuple(light_reward(t.token_ids, self.dullness) for t in trajectories)
-        self.record(*acceptance.accept_judgement(self.state, group.group_id, rewards, "j", self.clock))
+        self.record(*acceptance.accept_rewards(self.state, group.group_id, rewards, "j", self.clock))
         self.settle()
 
     def seal(self) -> bool:
@@ -304,7 +304,7 @@ def act(model: LoopModel, rng: np.random.Generator, faults: float) -> None:
             model.submit(submission)
             if rng.random() < faults:
                 assert model.submit(submission) is not SubmitVerdict.ACCEPTED
-    elif choice == 4 and (waiting := model.unjudged()):
+    elif choice == 4 and (waiting := model.unrewarded()):
         model.judge(waiting[int(rng.integers(len(waiting)))])
     elif choice == 5:
         model.seal()

@@ -13,13 +13,13 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.metrics import batch_figures
+from antiphon.core.metrics import batch_metrics
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotManifest, StepCommit, VersionSpan
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.snapshot import build_snapshot
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.step import Trainer
 from antiphon.services.rollout.selfcheck.distribution_check import processed
 
@@ -82,8 +82,8 @@ class TinyRun:
         recorder = Recorder(
             RUN_ID, self.config, self.run_dir, self.home, self.store.root, self.home, self._chunks.__getitem__
         )
-        shelf = CheckpointShelf(self.run_dir / "checkpoints", STEPS)
-        trainer = Trainer(self.config, shelf)
+        checkpoints = CheckpointStore(self.run_dir / "checkpoints", STEPS)
+        trainer = Trainer(self.config, checkpoints)
         recorder.record_base(self._published(0, trainer.start(0).weights))
         for step in range(STEPS):
             batch = self._batch(step)
@@ -91,7 +91,7 @@ class TinyRun:
             trained = trainer.train(step, self.store.get(batch.digest))
             if trained.version % self.config.learner.checkpoint_interval == 0:
                 trainer.save()
-            metrics = {**trained.metrics, **batch_figures(batch)}
+            metrics = {**trained.metrics, **batch_metrics(batch)}
             commit = StepCommit(step, trained.version, trained.weights_digest, batch.digest, metrics, True)
             recorder.record_version(commit, self._published(trained.version, trained.weights))
         trainer.stop()

@@ -11,10 +11,10 @@ from antiphon.cli import certs
 from antiphon.core.config import RunConfig
 from antiphon.core.trust.access_tokens import WORKER_SCOPES, Scope, TokenClaims
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.services.coordinator.audit_queue import TrustDesk
+from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal, wall_clock
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, coordinator_guard, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.rpc.serving import Security, stop_server
@@ -66,8 +66,8 @@ class SecuredSite:
     """A coordinator that speaks TLS alone."""
 
     address: str
-    keeper: RunKeeper
-    trust: TrustDesk
+    state_machine: RunStateMachine
+    trust: AuditQueue
     clients: list[CoordinatorClient] = field(default_factory=list)
 
     def client(self, credentials: Credentials | None, address: str | None = None) -> CoordinatorClient:
@@ -79,7 +79,7 @@ class SecuredSite:
 @asynccontextmanager
 async def secured(config: RunConfig, folder: Path, house: House) -> AsyncIterator[SecuredSite]:
     store = open_store(folder / "store", config.record)
-    keeper = RunKeeper(
+    state_machine = RunStateMachine(
         config,
         RUN_ID,
         Journal(folder / JOURNAL_NAME, RUN_ID),
@@ -87,20 +87,20 @@ async def secured(config: RunConfig, folder: Path, house: House) -> AsyncIterato
         LightPrompts(),
         asyncio.get_running_loop().time,
     )
-    await keeper.start()
+    await state_machine.start()
     credentials = house.services
-    security = Security(credentials, coordinator_guard(keeper, credentials, wall_clock))
-    trust = TrustDesk(keeper, SECRET)
-    service = CoordinatorService(keeper, credentials.learner_key or b"", trust)
+    security = Security(credentials, coordinator_guard(state_machine, credentials, wall_clock))
+    trust = AuditQueue(state_machine, SECRET)
+    service = CoordinatorService(state_machine, credentials.learner_key or b"", trust)
     server, port = await start_coordinator(service, "127.0.0.1", 0, security)
-    site = SecuredSite(f"127.0.0.1:{port}", keeper, trust)
+    site = SecuredSite(f"127.0.0.1:{port}", state_machine, trust)
     try:
         yield site
     finally:
         for client in site.clients:
             await client.close()
         await stop_server(server, grace_s=0.1)
-        await keeper.close()
+        await state_machine.close()
 
 
 __all__ = ["House", "Scope", "SecuredSite", "make_house", "secured"]

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from antiphon.system.wakeup import Signal
+from antiphon.system.wakeup import Wakeup
 
 
 def test_all_who_wait_are_woken_and_nothing_is_remembered() -> None:
     async def act() -> None:
-        signal = Signal()
+        signal = Wakeup()
         signal.notify()
         waiting = [asyncio.ensure_future(signal.wait(60.0)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -23,7 +23,7 @@ def test_all_who_wait_are_woken_and_nothing_is_remembered() -> None:
 
 def test_a_cancellation_that_meets_the_signal_is_not_lost() -> None:
     async def act() -> None:
-        signal = Signal()
+        signal = Wakeup()
         task = asyncio.ensure_future(signal.wait(60.0))
         await asyncio.sleep(0)
         signal.notify()

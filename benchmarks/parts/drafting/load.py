@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from antiphon.core.drafting.statistics import add_figures
+from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.errors import ContractError
-from antiphon.core.records import DraftingFigures, IntArray, PromptHistory, SamplingParameters
+from antiphon.core.records import DraftingStatistics, IntArray, PromptHistory, SamplingParameters
 from antiphon.services.rollout.engine.api import Engine, EngineRequest
 
 SLICE_S = 0.1
@@ -52,7 +52,7 @@ class LoadResult:
     """CPU seconds of the process, drafter and index included."""
     steps: int
     outputs: Mapping[str, IntArray] = field(repr=False)
-    figures: DraftingFigures | None
+    figures: DraftingStatistics | None
     """Sums over all completions; None from an engine that cannot draft."""
 
     @property
@@ -70,7 +70,7 @@ class LoadRun:
         self._concurrency = concurrency
         self._waiting = [request for group in work for request in group.requests()][::-1]
         self._outputs: dict[str, IntArray] = {}
-        self._figures: list[DraftingFigures | None] = []
+        self._figures: list[DraftingStatistics | None] = []
         self._cpu_s = 0.0
         self._steps = 0
 
@@ -96,7 +96,7 @@ class LoadRun:
     def result(self) -> LoadResult:
         """Return what the run did so far."""
         tokens = sum(len(tokens) for tokens in self._outputs.values())
-        return LoadResult(tokens, self._cpu_s, self._steps, self._outputs, add_figures(self._figures))
+        return LoadResult(tokens, self._cpu_s, self._steps, self._outputs, add_statistics(self._figures))
 
 
 def run_load(engine: Engine, work: Sequence[GroupWork], concurrency: int) -> LoadResult:
@@ -138,13 +138,13 @@ class Comparison:
         """Return the median of a side's tokens per CPU-second."""
         return statistics.median(run.rate for run in self.runs[side])
 
-    def figures(self, side: str) -> DraftingFigures:
+    def figures(self, side: str) -> DraftingStatistics:
         """Return what drafting did over the counted runs of a side.
 
         Raises:
             ContractError: for a side whose engine cannot draft.
         """
-        found = add_figures(run.figures for run in self.runs[side])
+        found = add_statistics(run.figures for run in self.runs[side])
         if found is None:
             raise ContractError(f"side {side} has no drafting figures; its engine was started without drafts")
         return found

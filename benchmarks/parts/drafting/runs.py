@@ -81,7 +81,7 @@ def spell(values: Sequence[float], digits: int = 3) -> str:
 
 
 def _rewards(home: Path) -> list[float]:
-    """Return the mean reward of all judged trajectories of each step, filtered groups included."""
+    """Return the mean reward of all rewarded trajectories of each step, filtered groups included."""
     from antiphon.lineage.run_log import read_steps
     from antiphon.runs.directory import find_run
 

@@ -41,7 +41,7 @@ from antiphon.lineage.store.policy_file import policy_facts
 from antiphon.services.broadcast.manifest import check_manifest, manifest_from_json, manifest_to_json
 from antiphon.services.broadcast.snapshot import build_snapshot, rebuild
 from antiphon.services.coordinator.journal import payloads
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.security.credentials import load_credentials
 from antiphon.services.wire.arrays import logprobs_from_bytes
 
@@ -124,7 +124,7 @@ def files(folder: Path) -> Iterator[Reader]:
             (path.parent / name).chmod(0o600)
         return load_credentials(path.parent)
 
-    shelf = CheckpointShelf(folder / "shelf", 2)
+    partial_groups = CheckpointStore(folder / "partial_groups", 2)
     header = json.dumps({"__metadata__": {"antiphon": json.dumps({"run": "r"})}}).encode()
     policy = len(header).to_bytes(8, "little") + header
     table = json.dumps({"format": 1, "commit": "c", "at": "t"}).encode()
@@ -135,7 +135,7 @@ def files(folder: Path) -> Iterator[Reader]:
     yield Reader(
         "checkpoint list",
         (contents,),
-        through("shelf/v00000001/contents.json", lambda path: shelf.newest_sound(9)),
+        through("partial_groups/v00000001/contents.json", lambda path: partial_groups.newest_sound(9)),
     )
 
 

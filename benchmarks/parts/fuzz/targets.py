@@ -20,9 +20,9 @@ from antiphon.lineage.store.artifact_store import open_store
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.coordinator.audit_queue import TrustDesk
+from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import Journal
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import register_learner
@@ -45,7 +45,7 @@ class Prompts:
         return Prompt(f"{split}-0-{index}", (1, 2 + index % 5))
 
 
-class CountingKeeper(RunKeeper):
+class CountingStateMachine(RunStateMachine):
     """Counts the events that were recorded."""
 
     recorded = 0
@@ -65,7 +65,7 @@ def house_config() -> RunConfig:
             "evaluation": {"prompts": 3},
             "loop": {"prompts_per_step": 4, "group_size": 2, "max_staleness": 64},
             "sampling": {"max_tokens": 8},
-            "coordinator": {"lease_s": 1e6, "heartbeat_s": 1e6, "history_batches": 2},
+            "coordinator": {"lease_s": 1e6, "heartbeat_s": 1e6, "payload_retention_steps": 2},
             "broadcast": {"snapshots_kept": 80},
             "services": {"stall_timeout_s": 0.3},
         }
@@ -76,9 +76,13 @@ class House:
     """Served parties, and what they hold at the moment."""
 
     def __init__(
-        self, keeper: CountingKeeper, learner: LearnerService, addresses: dict[str, str], loop: Any
+        self,
+        state_machine: CountingStateMachine,
+        learner: LearnerService,
+        addresses: dict[str, str],
+        loop: Any,
     ) -> None:
-        self.keeper = keeper
+        self.state_machine = state_machine
         self.addresses = addresses
         """host:port by the name of the service."""
         self._learner = learner
@@ -88,11 +92,11 @@ class House:
         """Return what a call that is refused must leave as it is."""
 
         async def look() -> tuple[object, ...]:
-            keeper = self.keeper
-            members = [(m.worker_id, m.state, m.held_version) for m in keeper.fleet.living()]
-            leases = len(keeper.leases.expired(float("inf")))
+            state_machine = self.state_machine
+            members = [(m.worker_id, m.state, m.held_version) for m in state_machine.fleet.living()]
+            leases = len(state_machine.leases.expired(float("inf")))
             version = (await self._learner.status()).version
-            return keeper.recorded, tuple(members), leases, keeper.failure, version
+            return state_machine.recorded, tuple(members), leases, state_machine.failure, version
 
         return self._run(look())
 
@@ -156,8 +160,8 @@ async def _until(ready: list[House], serving: Any) -> None:
 
 
 async def _serve(folder: Path, ready: list[House], stop: asyncio.Event) -> None:
-    keeper, behind = await _keeper(folder / "run"), await _keeper(folder / "behind")
-    service = CoordinatorService(keeper, trust=TrustDesk(keeper, bytes(32)))
+    state_machine, behind = await _keeper(folder / "run"), await _keeper(folder / "behind")
+    service = CoordinatorService(state_machine, trust=AuditQueue(state_machine, bytes(32)))
     learner = await _learner(folder / "behind", behind)
     judge = RewardService(
         CoordinatorService(behind),
@@ -175,34 +179,34 @@ async def _serve(folder: Path, ready: list[House], stop: asyncio.Event) -> None:
         "Reward": await start_reward(judge, "127.0.0.1", 0),
     }
     addresses = {name: f"127.0.0.1:{port}" for name, (_, port) in servers.items()}
-    ready.append(House(keeper, learner, addresses, asyncio.get_running_loop()))
+    ready.append(House(state_machine, learner, addresses, asyncio.get_running_loop()))
     await stop.wait()
     for server, _ in servers.values():
         await stop_server(server, grace_s=0.1)
     await learner.close()
-    for one in (keeper, behind):
+    for one in (state_machine, behind):
         await one.close()
 
 
-async def _keeper(folder: Path) -> CountingKeeper:
+async def _keeper(folder: Path) -> CountingStateMachine:
     config, clock = house_config(), asyncio.get_running_loop().time
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / JOURNAL_NAME, RUN_ID)
     store = open_store(folder / "store", config.record)
-    keeper = CountingKeeper(config, RUN_ID, journal, store, Prompts(), clock)
-    await keeper.start()
-    return keeper
+    state_machine = CountingStateMachine(config, RUN_ID, journal, store, Prompts(), clock)
+    await state_machine.start()
+    return state_machine
 
 
-async def _learner(folder: Path, keeper: CountingKeeper) -> LearnerService:
+async def _learner(folder: Path, state_machine: CountingStateMachine) -> LearnerService:
     """Return a learner that holds version 0; batches never come, and it soon stops waiting for one."""
     learner = open_light_learner(
-        keeper.config,
+        state_machine.config,
         RUN_ID,
         folder,
-        keeper.store,
+        state_machine.store,
         ChunkStore(folder / "chunks"),
-        CoordinatorService(keeper),
+        CoordinatorService(state_machine),
     )
     await learner.restore()
     learner.origin = "127.0.0.1:1"

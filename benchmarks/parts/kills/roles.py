@@ -53,9 +53,9 @@ def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
     from antiphon.simulator.standins.engines import ArithmeticEnvironment, JsonDecoder
 
     config = load_config(folder / "config.yaml")
-    judge_with = (ArithmeticEnvironment(config, dullness=1), JsonDecoder())
+    reward_with = (ArithmeticEnvironment(config, dullness=1), JsonDecoder())
     address = f"{HOST}:{ports['coordinator']}"
-    return serve_reward(config, config.run.name, address, HOST, 0, _ready(folder, "reward"), judge_with)
+    return serve_reward(config, config.run.name, address, HOST, 0, _ready(folder, "reward"), reward_with)
 
 
 def worker(folder: Path, ports: dict[str, int], name: str) -> Coroutine[Any, Any, None]:

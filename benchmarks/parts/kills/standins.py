@@ -29,14 +29,14 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import WorkerClient
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.process import ChunkSource
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticEngine
-from antiphon.simulator.standins.training import ArithmeticDesk
+from antiphon.simulator.standins.training import ArithmeticPublisher
 from antiphon.system import failpoints
 
 ENGINE_STEP_S = 0.002
@@ -73,10 +73,10 @@ class LightSource(ChunkSource):
 
 
 class LightTrainer(Training):
-    """Goes from version to version by the digest of the batch file; keeps checkpoints on the shelf."""
+    """Goes from version to version by the digest of the batch file; keeps checkpoints on the checkpoints."""
 
-    def __init__(self, shelf: CheckpointShelf) -> None:
-        self._shelf = shelf
+    def __init__(self, checkpoints: CheckpointStore) -> None:
+        self._checkpoints = checkpoints
         self._weights = arithmetic.BASE_WEIGHTS
         self._version = -1
 
@@ -87,7 +87,7 @@ class LightTrainer(Training):
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         """Return the newest version up to `at_most` with a sound checkpoint, or None."""
-        return self._shelf.newest_sound(at_most)
+        return self._checkpoints.newest_sound(at_most)
 
     def start(self, at_most: int) -> TrainedStep:
         """Begin from the newest checkpoint up to a version, or from the base weights."""
@@ -95,7 +95,7 @@ class LightTrainer(Training):
         self._version = found or 0
         self._weights = arithmetic.BASE_WEIGHTS
         if found is not None:
-            self._weights = (self._shelf.check(found) / WEIGHTS_FILE).read_text()
+            self._weights = (self._checkpoints.check(found) / WEIGHTS_FILE).read_text()
         return self._trained({})
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
@@ -118,7 +118,7 @@ class LightTrainer(Training):
     def save(self) -> int:
         """Write a checkpoint and return its version."""
         weights = self._weights
-        self._shelf.write(self._version, lambda folder: _write(folder / WEIGHTS_FILE, weights))
+        self._checkpoints.write(self._version, lambda folder: _write(folder / WEIGHTS_FILE, weights))
         return self._version
 
     def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
@@ -140,10 +140,10 @@ def open_light_learner(
     chunks: ChunkStore,
     coordinator: Coordinator,
 ) -> LearnerService:
-    """Return production's learner service with the light trainer and desk."""
-    shelf = CheckpointShelf(run_dir / "checkpoints", config.learner.checkpoints_kept)
-    desk = ArithmeticDesk(run_id, chunks, config.broadcast.snapshots_kept, config.run.steps + 1)
-    return LearnerService(config, LightTrainer(shelf), desk, store, coordinator)
+    """Return production's learner service with the light trainer and publisher."""
+    checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept)
+    publisher = ArithmeticPublisher(run_id, chunks, config.broadcast.snapshots_kept, config.run.steps + 1)
+    return LearnerService(config, LightTrainer(checkpoints), publisher, store, coordinator)
 
 
 class WitnessClient(WorkerClient):

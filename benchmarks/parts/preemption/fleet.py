@@ -98,7 +98,7 @@ class Site:
                 "coordinator": {
                     "lease_s": LEASE_S / self.scale,
                     "heartbeat_s": HEARTBEAT_S / self.scale,
-                    "history_batches": 100_000,
+                    "payload_retention_steps": 100_000,
                     "partials_mib": 64 if self.handover else 0,
                 },
                 "services": {"stall_timeout_s": 60.0},
@@ -253,7 +253,7 @@ class NumberedPrompts:
         return Prompt(f"{split}-0-{index}", (FIRST + index % 50, FIRST))
 
 
-class LengthJudge:
+class LengthReward:
     """An environment whose rewards are cheap to compute and vary within a group."""
 
     name = "benchmark/length"

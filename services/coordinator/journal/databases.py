@@ -105,7 +105,7 @@ class _Server:
             self._url = sa.make_url(url).set(drivername="postgresql+psycopg")
         except sa.exc.ArgumentError as error:
             raise ConfigError(
-                f"coordinator.store={url!r} is no URL; write postgresql://HOST/DATABASE"
+                f"coordinator.journal_url={url!r} is no URL; write postgresql://HOST/DATABASE"
             ) from error
         self.name = self._url.set(drivername="postgresql").render_as_string(hide_password=True)
         self._run_id = run_id
@@ -120,7 +120,7 @@ class _Server:
             connection = self._engine(self._schema).connect()
         except ImportError as error:
             raise ConfigError(
-                f"coordinator.store={self.name} needs the psycopg library; install antiphon[postgres]"
+                f"coordinator.journal_url={self.name} needs the psycopg library; install antiphon[postgres]"
             ) from error
         except sa.exc.SQLAlchemyError as error:
             raise self.in_words(error) from error

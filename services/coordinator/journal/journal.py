@@ -31,10 +31,10 @@ from antiphon.services.coordinator.journal.store import (
     Written,
 )
 from antiphon.system import failpoints
-from antiphon.system.wakeup import Signal
+from antiphon.system.wakeup import Wakeup
 
 JOURNAL_NAME = "journal.db"
-"""The journal's file in the folder of the run, unless `coordinator.store` names a database."""
+"""The journal's file in the folder of the run, unless `coordinator.journal_url` names a database."""
 RETRY_S = 1.0
 """Pause before a transaction that found no place is tried again."""
 PATIENCE_S = 3600.0
@@ -55,8 +55,8 @@ __all__ = [
 
 
 def journal_place(config: RunConfig, run_dir: Path) -> Path | str:
-    """Return where a run's journal lies: a file in its folder, or the database of `coordinator.store`."""
-    return config.coordinator.store or run_dir / JOURNAL_NAME
+    """Return where a run's journal lies: a file in its folder, or the database of its configuration."""
+    return config.coordinator.journal_url or run_dir / JOURNAL_NAME
 
 
 def wall_clock() -> float:
@@ -105,7 +105,7 @@ class Journal:
         """Why nothing can be written at the moment, or None; it is tried again."""
         self.on_failure: Callable[[AntiphonError], None] | None = None
         """Told once when writing failed for good."""
-        self.grown = Signal()
+        self.grown = Wakeup()
         """Notified when events reached the disk."""
         try:
             if isinstance(place, Path | str):

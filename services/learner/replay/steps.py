@@ -31,7 +31,7 @@ from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.documents.replay_environment import environment_differences
 from antiphon.lineage.run_log import is_timing
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
 from antiphon.services.learner.replay.base import base_model, load_version
 from antiphon.services.learner.replay.rollouts import RolloutScorer
@@ -79,7 +79,7 @@ class Replayer:
         if self._threads != recorded:
             changes = (f"learner.threads was {recorded} and is {self._threads}", *changes)
         exact = copy.config.model.dtype == "float32"
-        self.summary = ReplaySummary(copy.run_id, 0, changes, judges_logprobs=exact)
+        self.summary = ReplaySummary(copy.run_id, 0, changes, compares_logprobs=exact)
         """What was found so far."""
 
     def start(self, first: int) -> int:
@@ -128,10 +128,12 @@ class Replayer:
             self.summary.seconds += time.perf_counter() - begun
 
     def _start(self, first: int) -> int:
-        version, shelf = self._nearest(first)
+        version, checkpoints = self._nearest(first)
         # Another place of the model or number of threads must not look like another configuration:
         # checkpoints are compared with the recorded one, and only the engine sees the change.
-        self._trainer = Trainer(self._copy.config, shelf, lambda config: DeepSpeedEngine(self._moved(config)))
+        self._trainer = Trainer(
+            self._copy.config, checkpoints, lambda config: DeepSpeedEngine(self._moved(config))
+        )
         try:
             held = self._trainer.start(version)
         except RuntimeError as error:  # torch's word for tensors of other shapes
@@ -149,18 +151,18 @@ class Replayer:
         self.summary.started_from = held.version
         return held.version
 
-    def _nearest(self, first: int) -> tuple[int, CheckpointShelf]:
-        """Return the newest usable checkpoint up to `first`, or 0 and a shelf without any."""
-        shelves = [(CheckpointShelf(folder, 1), False) for folder in self._copy.checkpoints]
+    def _nearest(self, first: int) -> tuple[int, CheckpointStore]:
+        """Return the newest usable checkpoint up to `first`, or 0 and a checkpoints without any."""
+        shelves = [(CheckpointStore(folder, 1), False) for folder in self._copy.checkpoints]
         if self._own is not None:
-            shelves.append((CheckpointShelf(self._own, 1), True))
-        best = (0, CheckpointShelf(self._work / "no-checkpoints", 1))
-        for shelf, trusted in shelves:
-            version = shelf.newest_sound(first)
-            while version is not None and not self._usable(shelf.folder(version), version, trusted):
-                version = shelf.newest_sound(version - 1)
+            shelves.append((CheckpointStore(self._own, 1), True))
+        best = (0, CheckpointStore(self._work / "no-checkpoints", 1))
+        for checkpoints, trusted in shelves:
+            version = checkpoints.newest_sound(first)
+            while version is not None and not self._usable(checkpoints.folder(version), version, trusted):
+                version = checkpoints.newest_sound(version - 1)
             if version is not None and version > best[0]:
-                best = (version, shelf)
+                best = (version, checkpoints)
         return best
 
     def _usable(self, folder: Path, version: int, trusted: bool) -> bool:

@@ -1,21 +1,21 @@
 """HistoryDrafter: the class that vLLM's public `custom_class` hook asks for drafts.
 
 vLLM names no request in that call, so the drafter reads the rows from the runner it is bound to.
-A failure in the desk never reaches the engine: the desk says so once and answers no more.
+A failure in the scheduler never reaches the engine: the scheduler says so once and answers no more.
 """
 
 from typing import Any
 
 import numpy as np
 
-from antiphon.services.rollout.drafting.scheduler import DraftDesk
+from antiphon.services.rollout.drafting.scheduler import DraftScheduler
 
 CLASS_PATH = f"{__name__}.HistoryDrafter"
 """What `speculative_config.model` must say."""
 
 
 class HistoryDrafter:
-    """Drafts for vLLM's V1 runner, from the desk it is bound to."""
+    """Drafts for vLLM's V1 runner, from the scheduler it is bound to."""
 
     def __init__(self, vllm_config: Any) -> None:
         """Take vLLM's configuration; nothing is drafted before `bind`."""
@@ -24,14 +24,14 @@ class HistoryDrafter:
         """Whether the last call drafted anything, so that the next step verifies."""
         self._runner: Any = None
         self._hook: Any = None
-        self._desk: DraftDesk | None = None
+        self._scheduler: DraftScheduler | None = None
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load nothing: drafts come from text, not from a model."""
 
-    def bind(self, runner: Any, hook: Any, desk: DraftDesk) -> None:
+    def bind(self, runner: Any, hook: Any, scheduler: DraftScheduler) -> None:
         """Draft for this runner from now on; `hook` knows the slot of each of its rows."""
-        self._runner, self._hook, self._desk = runner, hook, desk
+        self._runner, self._hook, self._scheduler = runner, hook, scheduler
 
     def propose(
         self,
@@ -49,11 +49,11 @@ class HistoryDrafter:
             slot_mappings: unused.
         """
         rows = len(sampled_token_ids)
-        if self._desk is None:
+        if self._scheduler is None:
             return [[] for _ in range(rows)]
         slots = self._hook.slots
         lengths = np.asarray(num_tokens_no_spec[: len(slots)], dtype=np.int64)
-        drafts: list[list[int]] = self._desk.propose(slots, token_ids_cpu, lengths) or [
+        drafts: list[list[int]] = self._scheduler.propose(slots, token_ids_cpu, lengths) or [
             [] for _ in range(rows)
         ]
         self.outstanding = any(drafts)

@@ -1,9 +1,9 @@
-"""Draft desk: decides for every engine step what is drafted, and keeps the account of it.
+"""Draft scheduler: decides for every engine step what is drafted, and keeps the account of it.
 
 The engine tells it which requests came, what was verified and how long a step took; it answers
 with drafts. Groups share what their prompt's history and their finished siblings say. Nothing
 here knows vLLM, and nothing here can change a token: a draft is only ever a guess to verify. Nor
-can a fault in here end a run: the desk says so once, closes, and the engine goes on without it.
+can a fault in here end a run: the scheduler says so once, closes, and the engine goes on without it.
 
 Legend: B rows of the batch, one per request; slots are small numbers that stand for requests.
 """
@@ -23,7 +23,7 @@ from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.drafting.history import weighted
 from antiphon.core.drafting.windows import make_window
-from antiphon.core.records import DraftingFigures, IntArray
+from antiphon.core.records import DraftingStatistics, IntArray
 from antiphon.services.rollout.engine.api import EngineRequest
 
 Int32Array = npt.NDArray[np.int32]
@@ -62,21 +62,23 @@ class _Group:
 
 def _guarded(
     fallback: _F,
-) -> Callable[[Callable[Concatenate["DraftDesk", _P], _T]], Callable[Concatenate["DraftDesk", _P], _T | _F]]:
-    """Let a method answer `fallback` once the desk is closed, and close the desk if the method fails."""
+) -> Callable[
+    [Callable[Concatenate["DraftScheduler", _P], _T]], Callable[Concatenate["DraftScheduler", _P], _T | _F]
+]:
+    """Let a method answer `fallback` once the scheduler is closed; a method that fails closes it."""
 
     def wrap(
-        method: Callable[Concatenate["DraftDesk", _P], _T],
-    ) -> Callable[Concatenate["DraftDesk", _P], _T | _F]:
+        method: Callable[Concatenate["DraftScheduler", _P], _T],
+    ) -> Callable[Concatenate["DraftScheduler", _P], _T | _F]:
         @wraps(method)
-        def call(desk: "DraftDesk", /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
-            if desk.closed:
+        def call(scheduler: "DraftScheduler", /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
+            if scheduler.closed:
                 return fallback
             try:
-                return method(desk, *arguments, **options)
+                return method(scheduler, *arguments, **options)
             # Whatever is wrong with a draft source, the run must go on: drafts only save time.
             except Exception as error:  # noqa: BLE001
-                desk.close(f"the drafter failed: {type(error).__name__}: {error}")
+                scheduler.close(f"the drafter failed: {type(error).__name__}: {error}")
                 return fallback
 
         return call
@@ -84,7 +86,7 @@ def _guarded(
     return wrap
 
 
-class DraftDesk:
+class DraftScheduler:
     """Drafts of one engine. Slots are the caller's; it reuses them after `release`."""
 
     def __init__(self, settings: DraftingSection, max_window: int, slots: int, vocabulary: int) -> None:
@@ -172,7 +174,7 @@ class DraftDesk:
         self._since[slot] = self._drafter_share_s, self._sampler_share_s
 
     @_guarded(None)
-    def release(self, slot: int, completion: IntArray | None, given: int = 0) -> DraftingFigures | None:
+    def release(self, slot: int, completion: IntArray | None, given: int = 0) -> DraftingStatistics | None:
         """Let a request go and say what drafting did for it.
 
         Args:
@@ -206,7 +208,7 @@ class DraftDesk:
             self._found_sources(group.live)
         passes, drafted, covered, accepted = (int(n) for n in self._counts[slot])
         drafter_s, sampler_s = self._since[slot]
-        return DraftingFigures(
+        return DraftingStatistics(
             tokens=0 if completion is None else len(completion) - given,
             passes=passes,
             drafted=drafted,

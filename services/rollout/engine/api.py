@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from antiphon.core.records import (
-    DraftingFigures,
+    DraftingStatistics,
     FinishReason,
     FloatArray,
     IntArray,
@@ -51,7 +51,7 @@ class EngineOutput:
     spans: tuple[VersionSpan, ...]
     """Cover [0, T): they count the same tokens."""
     finish_reason: FinishReason
-    drafting: DraftingFigures | None = None
+    drafting: DraftingStatistics | None = None
     """What drafting did for this completion; None from an engine that cannot draft."""
 
 

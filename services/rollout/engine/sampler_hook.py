@@ -18,7 +18,7 @@ import torch
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import FloatArray, SamplingParameters
-from antiphon.services.rollout.drafting.scheduler import DraftDesk
+from antiphon.services.rollout.drafting.scheduler import DraftScheduler
 from antiphon.services.rollout.engine.keyed_sampler import (
     PLAIN,
     RowSampling,
@@ -95,7 +95,12 @@ class SamplerHook:
     """Stands in for the `_sample` method of one vLLM model runner."""
 
     def __init__(
-        self, runner: Any, table: SamplerTable, sampler: str, vocabulary: int, desk: DraftDesk | None
+        self,
+        runner: Any,
+        table: SamplerTable,
+        sampler: str,
+        vocabulary: int,
+        scheduler: DraftScheduler | None,
     ) -> None:
         """Take the place of `runner._sample`.
 
@@ -104,7 +109,7 @@ class SamplerHook:
             table: knows every request in flight.
             sampler: "keyed" or "native".
             vocabulary: number of tokens, V.
-            desk: hears what became of drafts; None for an engine that never drafts.
+            scheduler: hears what became of drafts; None for an engine that never drafts.
         """
         from vllm.v1.outputs import SamplerOutput
 
@@ -119,7 +124,7 @@ class SamplerHook:
         self._output = SamplerOutput
         self._runner = runner
         self._table = table
-        self._desk = desk
+        self._scheduler = scheduler
         self._vocabulary = vocabulary
         self._device = torch.device(runner.device)
         self._native = runner._sample
@@ -146,17 +151,17 @@ class SamplerHook:
         if spec_decode_metadata is None:
             output = self._sample_rows(logits, lengths)
             self.rows, self.accepted = size, 0
-            if self._desk is not None:
-                self._desk.passed(self.slots)
+            if self._scheduler is not None:
+                self._scheduler.passed(self.slots)
         else:
             drafted = np.asarray(spec_decode_metadata.num_draft_tokens, dtype=np.int64)
             verify = self._verify_keyed if self._keyed else self._verify_native
             accepted, output = verify(logits, spec_decode_metadata, lengths, drafted)
             self.rows, self.accepted = size + int(drafted.sum()), int(accepted.sum())
-            if self._desk is not None:
-                self._desk.verified(self.slots, drafted, accepted)
-        if self._desk is not None:
-            self._desk.sampled(size, perf_counter() - begun)
+            if self._scheduler is not None:
+                self._scheduler.verified(self.slots, drafted, accepted)
+        if self._scheduler is not None:
+            self._scheduler.sampled(size, perf_counter() - begun)
         return output
 
     def _sample_rows(self, logits: torch.Tensor, lengths: Int64Array) -> Any:

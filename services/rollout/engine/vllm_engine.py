@@ -24,7 +24,7 @@ from antiphon.core.seeds import derive_seed
 from antiphon.models.directory import end_tokens, expected_tensors
 from antiphon.services.broadcast.snapshot import weights_digest as digest_of
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
-from antiphon.services.rollout.drafting.scheduler import DraftDesk, Script
+from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.environment import (
     EngineSettings,
@@ -84,17 +84,17 @@ class VllmEngine:
         alone = device.type == "cpu" and settings.threads == 1
         self._clock = time.thread_time if alone else time.perf_counter
         self._drafter: HistoryDrafter | None = None
-        self._desk: DraftDesk | None = None
+        self._scheduler: DraftScheduler | None = None
         if settings.draft_tokens:
-            self._desk = DraftDesk(
+            self._scheduler = DraftScheduler(
                 settings.drafting, settings.draft_tokens, settings.max_num_seqs, self.vocabulary_size
             )
             self._drafter = runner.drafter
             # Else vLLM pads a prompt of one token, or cached but for one, with token ids of -1.
             self._core.scheduler.num_spec_tokens = 0
-        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size, self._desk)
-        if self._drafter is not None and self._desk is not None:
-            self._drafter.bind(runner, self._hook, self._desk)
+        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size, self._scheduler)
+        if self._drafter is not None and self._scheduler is not None:
+            self._drafter.bind(runner, self._hook, self._scheduler)
         self._sampler: str = settings.sampler
         self._live: dict[str, _Live] = {}
         self._internal_ids: dict[str, str] = {}
@@ -195,13 +195,13 @@ class VllmEngine:
 
     def _advance(self) -> Any:
         """Run one step of the engine core and return its outputs, drafts for the next one handed in."""
-        drafter, desk = self._drafter, self._desk
-        if drafter is None or desk is None:
+        drafter, scheduler = self._drafter, self._scheduler
+        if drafter is None or scheduler is None:
             outputs, executed = self._core.step_fn()
             self._core.post_step(executed)
             return outputs
         begun = self._clock()
-        drafting, verifying = desk.begin_step(), drafter.outstanding
+        drafting, verifying = scheduler.begin_step(), drafter.outstanding
         # vLLM lays every step out for verification as soon as it knows of a drafter.
         self._runner.speculative_config = self._speculative_config if verifying else None
         drafter.outstanding = False
@@ -212,7 +212,7 @@ class VllmEngine:
             self._hand_in(drafter.propose_now())
         if executed and self._hook.decoded_only:
             requests, rows = len(self._hook.slots), self._hook.rows
-            desk.end_step(requests, rows, requests + self._hook.accepted, self._clock() - begun)
+            scheduler.end_step(requests, rows, requests + self._hook.accepted, self._clock() - begun)
         return outputs
 
     def _hand_in(self, drafts: list[list[int]]) -> None:
@@ -255,8 +255,8 @@ class VllmEngine:
         for internal_id in internal:
             del self._live[internal_id]
             slot = self._table.release(internal_id)
-            if self._desk is not None:
-                self._desk.release(slot, None)
+            if self._scheduler is not None:
+                self._scheduler.release(slot, None)
 
     def close(self) -> None:
         """Free the engine; it is not used again."""
@@ -285,12 +285,12 @@ class VllmEngine:
     @property
     def drafts(self) -> bool:
         """Tell whether the engine drafts, so that history is of use to it."""
-        return self._desk is not None and self._desk.on
+        return self._scheduler is not None and self._scheduler.on
 
     @property
-    def desk(self) -> DraftDesk | None:
-        """The desk that drafts, for its figures; None in an engine without drafting."""
-        return self._desk
+    def scheduler(self) -> DraftScheduler | None:
+        """The scheduler that drafts, for its figures; None in an engine without drafting."""
+        return self._scheduler
 
     def use_drafts(self, on: bool) -> None:
         """Switch drafting on or off while no request is in flight.
@@ -300,15 +300,15 @@ class VllmEngine:
         """
         if self._live:
             raise ConfigError(f"drafting cannot change while {len(self._live)} requests are in flight")
-        if self._desk is None:
+        if self._scheduler is None:
             if on:
                 raise ConfigError(
                     "drafting.enabled needs an engine started with room for drafts; start it anew"
                 )
             return
-        if on and self._desk.closed:
-            self._desk.open()
-        self._desk.on = on
+        if on and self._scheduler.closed:
+            self._scheduler.open()
+        self._scheduler.on = on
 
     @contextmanager
     def scripted_drafts(self, script: Script) -> Iterator[None]:
@@ -320,13 +320,13 @@ class VllmEngine:
         Raises:
             ConfigError: in an engine without drafting.
         """
-        if self._desk is None:
+        if self._scheduler is None:
             raise ConfigError("drafts need an engine started with draft_tokens > 0; start it anew")
-        self._desk.script = script
+        self._scheduler.script = script
         try:
             yield
         finally:
-            self._desk.script = None
+            self._scheduler.script = None
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -446,8 +446,8 @@ class VllmEngine:
             )
         )
         slot = self._table.admit(internal_id, request.seed, request.sampling)
-        if self._desk is not None:
-            self._desk.admit(slot, request)
+        if self._scheduler is not None:
+            self._scheduler.admit(slot, request)
         self._core.add_request(core_request, wave)
         self._internal_ids[request.request_id] = internal_id
         self._live[internal_id] = _Live(
@@ -468,10 +468,10 @@ class VllmEngine:
         logprobs = self._logprobs(internal_id, live, 0, count)
         slot = self._table.release(internal_id)
         figures = None
-        if self._desk is not None:
+        if self._scheduler is not None:
             # Siblings draft from all of it; the figures are about what was sampled here.
             whole = np.array([*live.prefix, *token_ids.tolist()], dtype=np.int32)
-            figures = self._desk.release(slot, whole, len(live.prefix))
+            figures = self._scheduler.release(slot, whole, len(live.prefix))
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")

@@ -28,7 +28,7 @@ LAW_CASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class LawCheck:
+class DistributionCheck:
     """Sampled tokens against the exact distribution, for one way of sampling."""
 
     sampling: SamplingParameters

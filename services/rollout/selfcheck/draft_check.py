@@ -17,8 +17,8 @@ from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
     LAW_CASES,
+    DistributionCheck,
     Float64Array,
-    LawCheck,
     PreferredFirst,
     processed,
     run_to_end,
@@ -48,7 +48,7 @@ class IdentityCheck:
 class DraftReport:
     """What drafts were seen to change in the engine in use."""
 
-    law: tuple[LawCheck, ...]
+    law: tuple[DistributionCheck, ...]
     identity: IdentityCheck | None
     """None with vLLM's own sampler: its tokens depend on what was drafted, by design."""
     accepted: int
@@ -131,7 +131,7 @@ def _check_law(
     known: dict[tuple[int, ...], Float64Array],
     draws: int,
     seed: int,
-) -> tuple[LawCheck, int]:
+) -> tuple[DistributionCheck, int]:
     chance = generator("self-test-draft-law", seed)
     sampling = replace(case, max_tokens=3)
     laws = {prefix: PreferredFirst(processed(row, case)) for prefix, row in known.items()}
@@ -173,7 +173,7 @@ def _check_law(
                 preferred = drafts(index, tokens[0])[at - 1]
                 places.append(exact.place(tokens[at], preferred, float(within[index, at - 1])))
     z, degrees = uniform_z(np.array(places))
-    return LawCheck(case, len(places), degrees, z, impossible, error), _accepted(outputs)
+    return DistributionCheck(case, len(places), degrees, z, impossible, error), _accepted(outputs)
 
 
 def _check_identity(

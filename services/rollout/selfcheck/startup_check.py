@@ -19,8 +19,8 @@ from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
     LAW_CASES,
+    DistributionCheck,
     Float64Array,
-    LawCheck,
     chi_square_z,
     processed,
     run_to_end,
@@ -41,7 +41,7 @@ class SelfTestReport:
     """What the engine in use was seen to do."""
 
     sampler: str
-    law: tuple[LawCheck, ...]
+    law: tuple[DistributionCheck, ...]
     tokens_equal: bool
     """Tokens of a request were the same alone and in a full batch."""
     bits_equal: bool
@@ -147,7 +147,7 @@ def _check_law(
     logprobs: Float64Array,
     draws: int,
     seed: int,
-) -> LawCheck:
+) -> DistributionCheck:
     outputs = run_to_end(
         engine,
         [
@@ -161,7 +161,7 @@ def _check_law(
     drawn = p[tokens]
     possible = drawn > 0
     z, degrees = chi_square_z(np.bincount(tokens, minlength=len(p)).astype(np.float64), p)
-    return LawCheck(
+    return DistributionCheck(
         sampling=sampling,
         draws=draws,
         degrees=degrees,

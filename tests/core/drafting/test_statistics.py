@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from antiphon.core.drafting.statistics import (
     MOST_COUNT,
-    add_figures,
-    believed_figures,
+    add_statistics,
+    believed_statistics,
     drafting_rates,
     drafting_summary,
 )
@@ -23,8 +23,8 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.group_state import Tally
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.metrics import BATCH_METRICS, DRAFTING_METRICS, batch_figures, find_metric
-from antiphon.core.records import BatchRef, DraftingFigures, FinishReason, GroupSubmission, SubmitVerdict
+from antiphon.core.metrics import BATCH_METRICS, DRAFTING_METRICS, batch_metrics, find_metric
+from antiphon.core.records import BatchRef, DraftingStatistics, FinishReason, GroupSubmission, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.run_log import is_timing, step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -39,18 +39,18 @@ from tests.support.loop_model import LoopModel, light_trajectory, make_config
 SEEDS = (11, 12)
 TRAJECTORIES = tuple(light_trajectory(seed, 0, index, "k") for index, seed in enumerate(SEEDS))
 TOKENS = sum(t.token_ids.size for t in TRAJECTORIES)
-HONEST = DraftingFigures(TOKENS, 5, 9, TOKENS - 1, TOKENS - 2, 2, 0.25, 0.125, 1.5, completions=2)
+HONEST = DraftingStatistics(TOKENS, 5, 9, TOKENS - 1, TOKENS - 2, 2, 0.25, 0.125, 1.5, completions=2)
 
 
-def submission(figures: DraftingFigures | None) -> GroupSubmission:
+def submission(figures: DraftingStatistics | None) -> GroupSubmission:
     return GroupSubmission("l", "g", "w", TRAJECTORIES, 0.5, figures)
 
 
 @st.composite
-def possible(draw: st.DrawFn) -> DraftingFigures:
+def possible(draw: st.DrawFn) -> DraftingStatistics:
     accepted, wrong, undrafted, wasted = (draw(st.integers(0, 2**38)) for _ in range(4))
     covered, completions = accepted + wrong, draw(st.integers(1, 2**20))
-    return DraftingFigures(
+    return DraftingStatistics(
         tokens=covered + undrafted,
         passes=draw(st.integers(0, MOST_COUNT)),
         drafted=covered + wasted,
@@ -92,18 +92,18 @@ def possible(draw: st.DrawFn) -> DraftingFigures:
     ids=str,
 )
 def test_figures_that_cannot_be_true_are_left_out_whole(changes: dict[str, object]) -> None:
-    assert believed_figures(submission(dataclasses.replace(HONEST, **changes))) is None  # type: ignore[arg-type]
+    assert believed_statistics(submission(dataclasses.replace(HONEST, **changes))) is None  # type: ignore[arg-type]
 
 
 def test_figures_that_can_be_true_are_kept_and_completions_are_counted() -> None:
-    assert believed_figures(submission(HONEST)) == HONEST
-    assert believed_figures(submission(dataclasses.replace(HONEST, completions=10**9))) == HONEST
-    assert believed_figures(submission(None)) is None
+    assert believed_statistics(submission(HONEST)) == HONEST
+    assert believed_statistics(submission(dataclasses.replace(HONEST, completions=10**9))) == HONEST
+    assert believed_statistics(submission(None)) is None
 
 
 @given(st.lists(st.none() | possible(), max_size=6))
-def test_sums_are_exact_possible_and_their_rates_finite(parts: list[DraftingFigures | None]) -> None:
-    whole = add_figures(parts)
+def test_sums_are_exact_possible_and_their_rates_finite(parts: list[DraftingStatistics | None]) -> None:
+    whole = add_statistics(parts)
     found = [part for part in parts if part is not None]
     assert (whole is None) == (not found)
     if whole is None:
@@ -119,12 +119,12 @@ def test_sums_are_exact_possible_and_their_rates_finite(parts: list[DraftingFigu
 
 
 def test_shares_of_nothing_are_zero() -> None:
-    nothing = DraftingFigures(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, completions=0)
+    nothing = DraftingStatistics(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, completions=0)
     assert set(drafting_rates(nothing).values()) == {0.0}
 
 
 @given(possible())
-def test_events_carry_figures_through_the_journal(figures: DraftingFigures) -> None:
+def test_events_carry_figures_through_the_journal(figures: DraftingStatistics) -> None:
     for event in (
         e.GroupSubmitted("g", "l", "w", 1, "d", 3, (1, 2), 0.5, 1.5, figures),
         e.BatchSealed(0, ("g",), (), "d", "t", 2, 0, 0, 7, 0.5, 3.5, ((0, 2),), figures),
@@ -145,7 +145,7 @@ def test_journals_from_before_there_was_drafting_still_fold() -> None:
 def test_a_group_hands_in_the_sum_of_its_completions_and_the_newest_gain() -> None:
     lease = light_lease(0, samples=3)
     group = GroupInFlight(lease, started_at=0.0)
-    one = DraftingFigures(4, 2, 3, 3, 2, 1, 0.5, 0.25, 1.0)
+    one = DraftingStatistics(4, 2, 3, 3, 2, 1, 0.5, 0.25, 1.0)
     for index, drafting in ((2, dataclasses.replace(one, gain=3.0)), (0, None), (1, one)):
         trajectory = TRAJECTORIES[0]
         output = EngineOutput(
@@ -157,7 +157,7 @@ def test_a_group_hands_in_the_sum_of_its_completions_and_the_newest_gain() -> No
             drafting,
         )
         group.take(index, output)
-    expected = DraftingFigures(8, 4, 6, 6, 4, 2, 1.0, 0.5, 1.0, completions=2)
+    expected = DraftingStatistics(8, 4, 6, 6, 4, 2, 1.0, 0.5, 1.0, completions=2)
     assert group.submission("w", 1.0).drafting == expected
     group.outputs = {i: dataclasses.replace(output, drafting=None) for i, output in group.outputs.items()}
     assert group.submission("w", 1.0).drafting is None
@@ -171,12 +171,12 @@ class DraftingLoop(LoopModel):
         if plain is None:
             return None
         tokens = sum(t.token_ids.size for t in plain.trajectories)
-        figures = DraftingFigures(tokens, tokens, 2, 1, 1, 0, 0.5, 0.25, 2.0, completions=99)
+        figures = DraftingStatistics(tokens, tokens, 2, 1, 1, 0, 0.5, 0.25, 2.0, completions=99)
         lie = dataclasses.replace(figures, drafter_s=math.nan)
         return dataclasses.replace(plain, drafting=lie if grant.worker_id == "w1" else figures)
 
 
-def judged(filter_: str, groups: int) -> DraftingLoop:
+def rewarded(filter_: str, groups: int) -> DraftingLoop:
     model = DraftingLoop(make_config(filter_=filter_, steps=2, prompts_per_step=groups))
     assert model.open_step()
     for worker in model.workers:
@@ -189,7 +189,7 @@ def judged(filter_: str, groups: int) -> DraftingLoop:
 
 
 def test_a_lie_costs_its_figures_and_not_the_group() -> None:
-    model = judged("none", 4)
+    model = rewarded("none", 4)
     by_worker = {group.worker_id: group.drafting for group in model.state.groups.values()}
     assert by_worker["w1"] is None
     honest = by_worker["w0"]
@@ -198,7 +198,7 @@ def test_a_lie_costs_its_figures_and_not_the_group() -> None:
 
 
 def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
-    model = judged("none", 4)
+    model = rewarded("none", 4)
     groups = [
         dataclasses.replace(g, rewards=(0.0, 1.0) * (g.samples // 2)) for g in model.state.groups.values()
     ]
@@ -210,7 +210,7 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
     plan = SealPlan(0, tuple(groups[:3]), tuple(groups[3:]))
     store = ArtifactStore(tmp_path)
     event = seal_batch(plan, ingredients, tally, True, store)
-    assert event.drafting == add_figures([*(g.drafting for g in groups), HONEST])
+    assert event.drafting == add_statistics([*(g.drafting for g in groups), HONEST])
     for timing in decode_timings(store.get(event.timings_digest)):
         figures = next(g.drafting for g in groups if g.group_id == timing.group_id)
         assert timing.passes == (figures.passes if figures else None)
@@ -229,10 +229,10 @@ def test_figures_of_groups_that_left_early_are_booked_once() -> None:
     tally = Tally(groups_filtered=2, rewards=[0.0] * 4, token_counts=[1] * 4, drafting=[HONEST, None])
     assert tally.copy() == tally
     assert tally.without(1, 0, 2).drafting == [None]
-    state = RunState(group_size=2, history_batches=2)
+    state = RunState(group_size=2, payload_retention_steps=2)
     state.apply(e.GroupOpened("g", 0, 0, 0, None, None, False))
     state.apply(e.GroupSubmitted("g", "l", "w", 1, "d", 0, (3, 4), 0.5, 1.0, HONEST))
-    state.apply(e.GroupJudged("g", (1.0, 1.0), "j", 2.0))
+    state.apply(e.GroupRewarded("g", (1.0, 1.0), "j", 2.0))
     state.apply(e.GroupDropped("g", "filtered"))
     assert state.since_seal.drafting == [HONEST]
     state.apply(e.BatchSealed(0, (), (), "d", "t", 0, 1, 0, 0, 1.0, 3.5, (), HONEST))
@@ -243,9 +243,9 @@ BATCH = BatchRef(0, "b" * 64, "c" * 64, 16, 2, 0, 0, 400, 0.5, {0: 16}, 25.0)
 
 
 def test_a_commit_says_what_drafting_did_and_nothing_without_it() -> None:
-    plain = batch_figures(BATCH)
+    plain = batch_metrics(BATCH)
     assert set(plain) == {metric.name for metric in BATCH_METRICS}
-    drafted = batch_figures(dataclasses.replace(BATCH, drafting=HONEST))
+    drafted = batch_metrics(dataclasses.replace(BATCH, drafting=HONEST))
     assert set(drafted) - set(plain) == {metric.name for metric in DRAFTING_METRICS}
     assert drafted["drafting_tokens_per_pass"] == TOKENS / 5
     assert drafted["drafting_history_share"] == 1.0
@@ -258,18 +258,18 @@ def test_what_drafting_did_is_no_part_of_what_a_fixed_run_repeats() -> None:
     from antiphon.core.records import StepCommit
 
     batch = dataclasses.replace(BATCH, drafting=HONEST)
-    commit = StepCommit(0, 1, "a" * 64, "b" * 64, {"loss": 0.5, **batch_figures(batch)})
+    commit = StepCommit(0, 1, "a" * 64, "b" * 64, {"loss": 0.5, **batch_metrics(batch)})
     line = step_line(commit, batch)
     timings = line.pop("timings")
     assert {metric.name for metric in DRAFTING_METRICS} <= set(timings)
-    bare = step_line(dataclasses.replace(commit, metrics={"loss": 0.5, **batch_figures(BATCH)}), BATCH)
+    bare = step_line(dataclasses.replace(commit, metrics={"loss": 0.5, **batch_metrics(BATCH)}), BATCH)
     del bare["timings"]
     assert line == bare
     assert all(is_timing(metric.name) for metric in DRAFTING_METRICS)
 
 
 @given(st.dictionaries(st.integers(0, 99), possible(), max_size=20))
-def test_a_summary_is_plain_finite_and_in_order(by_epoch: dict[int, DraftingFigures]) -> None:
+def test_a_summary_is_plain_finite_and_in_order(by_epoch: dict[int, DraftingStatistics]) -> None:
     summary = drafting_summary(by_epoch)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     if not by_epoch:

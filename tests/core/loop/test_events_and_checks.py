@@ -8,10 +8,10 @@ import pytest
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import fixed_openings, group_seeds, prompt_place
-from antiphon.core.loop.checks import check_judgements, check_submission, submission_digest
+from antiphon.core.loop.checks import check_rewards, check_submission, submission_digest
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.records import FinishReason, GroupSubmission, Judgement, Trajectory, VersionSpan
+from antiphon.core.records import FinishReason, GroupSubmission, RewardedGroup, Trajectory, VersionSpan
 from tests.support.loop_model import MAX_TOKENS, light_trajectory, make_config
 
 SEEDS = (11, 2**64 - 1)
@@ -99,27 +99,27 @@ def test_digest_of_a_submission_ignores_who_sampled_it_and_how_long_it_took() ->
 
 
 @pytest.mark.parametrize(
-    ("judgements", "words"),
+    ("rewarded_groups", "words"),
     [
-        ([Judgement(0, 1.0)], r"0\.\.1, but got \[0\]"),
-        ([Judgement(0, 1.0), Judgement(0, 1.0)], r"got \[0, 0\]"),
-        ([Judgement(0, 1.0), Judgement(1, float("inf"))], "reward of sample 1 is inf"),
+        ([RewardedGroup(0, 1.0)], r"0\.\.1, but got \[0\]"),
+        ([RewardedGroup(0, 1.0), RewardedGroup(0, 1.0)], r"got \[0, 0\]"),
+        ([RewardedGroup(0, 1.0), RewardedGroup(1, float("inf"))], "reward of sample 1 is inf"),
     ],
 )
-def test_rewards_must_be_whole_and_finite(judgements: list[Judgement], words: str) -> None:
+def test_rewards_must_be_whole_and_finite(rewarded_groups: list[RewardedGroup], words: str) -> None:
     with pytest.raises(ContractError, match=words):
-        check_judgements("g", judgements, 2)
+        check_rewards("g", rewarded_groups, 2)
 
 
 def test_rewards_are_ordered_by_sample() -> None:
-    assert check_judgements("g", [Judgement(1, 0.25), Judgement(0, 1.0)], 2) == (1.0, 0.25)
+    assert check_rewards("g", [RewardedGroup(1, 0.25), RewardedGroup(0, 1.0)], 2) == (1.0, 0.25)
 
 
 EXAMPLES: list[e.JournalEvent] = [
     e.RunOpened("r", {"run.seed": "1"}),
     e.GroupOpened("g", 1, 2, 0, None, None, False),
     e.GroupSubmitted("g", "l", "w", 1, "d", 3, (1, 2), 0.1 + 0.2, 1e-17),
-    e.GroupJudged("g", (0.1, 1.0), "j", 3.3),
+    e.GroupRewarded("g", (0.1, 1.0), "j", 3.3),
     e.BatchSealed(0, ("g",), (), "d", "t", 2, 0, 0, 7, 1 / 3, 3.5, ((0, 2), (1, 3))),
     e.StepCommitted(0, 1, "w", "d", {"loss": -0.125}, True),
     e.RunFinished(),
@@ -143,10 +143,10 @@ def test_unreadable_event_is_named(kind: str, body: str) -> None:
 
 
 def test_state_refuses_events_that_contradict_it() -> None:
-    state = RunState(group_size=2, history_batches=2)
+    state = RunState(group_size=2, payload_retention_steps=2)
     opened = e.GroupOpened("g", 0, 0, 0, None, None, False)
     state.apply(opened)
-    for event in (opened, e.GroupJudged("g", (1.0, 0.0), "", 0.0), e.GroupDropped("h", "stale")):
+    for event in (opened, e.GroupRewarded("g", (1.0, 0.0), "", 0.0), e.GroupDropped("h", "stale")):
         with pytest.raises(IntegrityError, match="contradicts itself"):
             state.apply(event)
 

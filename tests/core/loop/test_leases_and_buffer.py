@@ -1,4 +1,4 @@
-"""Leases end by the time they are told; a judged group leaves the buffer once."""
+"""Leases end by the time they are told; a rewarded group leaves the buffer once."""
 
 import numpy as np
 import pytest

@@ -13,16 +13,16 @@ from tests.support.loop_model import make_config
 P = 4
 
 
-def judged(group_id: str) -> list[e.JournalEvent]:
+def rewarded(group_id: str) -> list[e.JournalEvent]:
     return [
         e.GroupSubmitted(group_id, f"l-{group_id}", "w1", 1, "d", 0, (1, 1), 0.1, 2.0),
-        e.GroupJudged(group_id, (0.0, 1.0), "j", 3.0),
+        e.GroupRewarded(group_id, (0.0, 1.0), "j", 3.0),
     ]
 
 
 def make_state(config: RunConfig, done: int) -> RunState:
-    """Return step 0 with all groups leased to w1 and the first `done` of them judged."""
-    state = RunState(group_size=2, history_batches=2)
+    """Return step 0 with all groups leased to w1 and the first `done` of them rewarded."""
+    state = RunState(group_size=2, payload_retention_steps=2)
     opened = admission.open_step(state, config, 0)
     if config.loop.mode == "elastic":
         opened += [e.GroupOpened(f"g{n}", n, n, 0, None, None, False) for n in range(P)]
@@ -30,7 +30,7 @@ def make_state(config: RunConfig, done: int) -> RunState:
     for group_id in list(state.groups):
         state.apply(e.LeaseGranted(group_id, f"l-{group_id}", "w1", 1, 0, 1.0))
     for group_id in list(state.groups)[:done]:
-        fold(state, judged(group_id))
+        fold(state, rewarded(group_id))
     return state
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.errors import InfeasibleError
-from antiphon.core.loop.staleness import StalenessBound, check_publish_interval, fixed_version
+from antiphon.core.loop.staleness import StalenessBound, check_publish_interval, oldest_allowed_version
 
 GRID = [(kappa, bound) for kappa in range(1, 5) for bound in range(7) if bound >= kappa - 1]
 
@@ -13,7 +13,7 @@ GRID = [(kappa, bound) for kappa in range(1, 5) for bound in range(7) if bound >
 @pytest.mark.parametrize(("kappa", "bound"), GRID)
 def test_fixed_version_is_published_exists_and_stays_within_the_bound(kappa: int, bound: int) -> None:
     for step in range(60):
-        version = fixed_version(step, bound, kappa)
+        version = oldest_allowed_version(step, bound, kappa)
         assert version % kappa == 0
         assert 0 <= version <= step  # made by step version - 1, so it exists when the step trains
         assert step - version <= bound
@@ -24,7 +24,7 @@ def test_fixed_version_is_published_exists_and_stays_within_the_bound(kappa: int
 
 @pytest.mark.parametrize(("kappa", "bound"), GRID)
 def test_fixed_version_never_falls(kappa: int, bound: int) -> None:
-    versions = [fixed_version(step, bound, kappa) for step in range(60)]
+    versions = [oldest_allowed_version(step, bound, kappa) for step in range(60)]
     assert versions == sorted(versions)
 
 
@@ -36,7 +36,7 @@ def test_publish_interval_beyond_the_bound_is_infeasible(kappa: int, bound: int)
         return
     with pytest.raises(InfeasibleError, match=rf"publish_interval={kappa} needs .* >= {kappa - 1}"):
         check_publish_interval(bound, kappa)
-    assert any(fixed_version(step, bound, kappa) > step for step in range(60))
+    assert any(oldest_allowed_version(step, bound, kappa) > step for step in range(60))
 
 
 @given(st.integers(0, 50), st.integers(0, 500), st.integers(1, 40), st.integers(1, 40), st.integers(0, 6))

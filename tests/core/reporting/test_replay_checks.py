@@ -115,7 +115,7 @@ def test_too_few_logprobs_within_the_tolerance_are_a_difference() -> None:
     summary.logprobs.append(LogprobCheck(21, 1000, 951, 0.5, "token 2"))
     assert not summary.equal
     assert "only 97.5000%" in str(summary.first_difference())
-    summary.judges_logprobs = False  # sampled in bfloat16
+    summary.compares_logprobs = False  # sampled in bfloat16
     assert summary.equal and summary.first_difference() is None
 
 

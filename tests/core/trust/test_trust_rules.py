@@ -21,42 +21,42 @@ from antiphon.core.trust.access_tokens import (
     load_claims,
     split_token,
 )
-from antiphon.core.trust.audit import Band, SampleFigures, calibrate, judge_group, upper_tail
+from antiphon.core.trust.audit import Band, SampleStatistics, audit_group, calibrate, upper_tail
 from antiphon.core.trust.rate_limit import Rate, TokenBucket
 from antiphon.core.trust.reputation import FIRST_SHARE, LAST_SHARE, STRIKES, Standing, quarantine_reason
 
-HONEST = SampleFigures(0, 300, 0, 0, 1e-6)
+HONEST = SampleStatistics(0, 300, 0, 0, 1e-6)
 
 
 @pytest.mark.parametrize(
     ("samples", "checks"),
     [
         ([HONEST], set()),
-        ([SampleFigures(0, 300, 2, 0, 1e-3)], set()),  # rounding
-        ([SampleFigures(0, 300, 60, 0, 1e-6)], {"sampling"}),  # other seeds, honest logprobs
-        ([SampleFigures(0, 300, 0, 0, 0.3)], {"logprobs"}),  # faked logprobs
-        ([SampleFigures(0, 300, 0, 0, math.inf)], {"logprobs"}),
-        ([SampleFigures(0, 300, 0, 9, 1e-6)], {"support"}),
-        ([HONEST, SampleFigures(1, 300, 60, 9, 2.0)], {"sampling", "support", "logprobs"}),
-        ([SampleFigures(0, 0, 0, 0, 0.0)], set()),  # nothing could be scored
+        ([SampleStatistics(0, 300, 2, 0, 1e-3)], set()),  # rounding
+        ([SampleStatistics(0, 300, 60, 0, 1e-6)], {"sampling"}),  # other seeds, honest logprobs
+        ([SampleStatistics(0, 300, 0, 0, 0.3)], {"logprobs"}),  # faked logprobs
+        ([SampleStatistics(0, 300, 0, 0, math.inf)], {"logprobs"}),
+        ([SampleStatistics(0, 300, 0, 9, 1e-6)], {"support"}),
+        ([HONEST, SampleStatistics(1, 300, 60, 9, 2.0)], {"sampling", "support", "logprobs"}),
+        ([SampleStatistics(0, 0, 0, 0, 0.0)], set()),  # nothing could be scored
     ],
 )
-def test_what_an_audit_says(samples: list[SampleFigures], checks: set[str]) -> None:
-    assert {finding.check for finding in judge_group(samples, Band())} == checks
+def test_what_an_audit_says(samples: list[SampleStatistics], checks: set[str]) -> None:
+    assert {finding.check for finding in audit_group(samples, Band())} == checks
 
 
 def test_a_little_in_every_group_adds_up() -> None:
-    sample = SampleFigures(0, 300, 2, 0, 1e-3)  # 0.7 %, where rounding explains 0.2 %
-    assert not judge_group([sample], Band(), earlier=(300, 2))
-    assert judge_group([sample], Band(), earlier=(30_000, 200))[0].certain
-    assert not judge_group([HONEST], Band(), earlier=(30_000, 60))
+    sample = SampleStatistics(0, 300, 2, 0, 1e-3)  # 0.7 %, where rounding explains 0.2 %
+    assert not audit_group([sample], Band(), earlier=(300, 2))
+    assert audit_group([sample], Band(), earlier=(30_000, 200))[0].certain
+    assert not audit_group([HONEST], Band(), earlier=(30_000, 60))
 
 
 def test_a_band_is_narrowed_by_many_trusted_trajectories_alone() -> None:
     assert calibrate([HONEST] * 10) == Band()
     narrow = calibrate([HONEST] * 500)
     assert narrow.drift == 1e-3 and narrow.miss_rate == 2e-4
-    assert calibrate([SampleFigures(0, 300, 5, 0, 0.05)] * 500).drift == pytest.approx(0.2)
+    assert calibrate([SampleStatistics(0, 300, 5, 0, 0.05)] * 500).drift == pytest.approx(0.2)
 
 
 @given(st.integers(0, 400), st.integers(1, 400), st.floats(1e-4, 0.5))
@@ -86,7 +86,7 @@ def test_the_share_stays_within_its_bounds_and_a_doubt_resets_it(history: list[s
 
 
 def test_strikes_quarantine_and_pardon_are_a_fold_of_events() -> None:
-    state = RunState(group_size=2, history_batches=4)
+    state = RunState(group_size=2, payload_retention_steps=4)
     for number in range(STRIKES):
         assert not quarantine_reason(state.standings.get("w", Standing()), False, "x")
         state.apply(e.WorkerStruck("w", f"g{number}", "sampling", "x"))

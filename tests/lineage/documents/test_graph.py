@@ -21,7 +21,7 @@ from antiphon.lineage.documents.graph import LineageGraph, build_graph
 from antiphon.lineage.documents.graph_reader import all_documents, read_documents
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.run_log import RunLog
-from antiphon.lineage.sequencer import MOST_HELD, InOrder
+from antiphon.lineage.sequencer import MOST_HELD, Sequencer
 from antiphon.runs.directory import choose_run
 from tests.support.artifacts import RecordedRun
 
@@ -171,7 +171,7 @@ def test_what_was_told_out_of_order_is_pinned_in_order(tmp_path: Path) -> None:
 
 
 def test_a_number_that_never_comes_holds_nobody_for_ever() -> None:
-    order, said = InOrder(), []
+    order, said = Sequencer(), []
     for number in range(1, MOST_HELD + 2):
         order.tell(number, lambda number=number: said.append(number), completes=True)
     assert said == list(range(1, MOST_HELD + 2))

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 from antiphon.core.config import build_config, dump_config
-from antiphon.core.drafting.statistics import add_figures
+from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.events import (
     BatchSealed,
     EvaluationOpened,
@@ -17,7 +17,7 @@ from antiphon.core.loop.events import (
     StepCommitted,
     dump_event,
 )
-from antiphon.core.records import DraftingFigures
+from antiphon.core.records import DraftingStatistics
 from antiphon.lineage.report import plots as figures
 from antiphon.lineage.report.drafting import drafting_section
 from antiphon.lineage.report.page import build_report
@@ -29,9 +29,9 @@ from antiphon.services.coordinator.api import Event, RunStatus
 STEPS_PER_EPOCH, GROUPS = 4, 3
 
 
-def figures_of(epoch: int) -> DraftingFigures:
+def figures_of(epoch: int) -> DraftingStatistics:
     accepted = 20 * min(epoch, 3)
-    return DraftingFigures(
+    return DraftingStatistics(
         tokens=100,
         passes=100 - accepted,
         drafted=80,
@@ -57,7 +57,7 @@ def journal(steps: int, drafts: bool = True) -> list[Event]:
         for name in names:
             told.append(GroupOpened(name, 0, 0, epoch, None, None, False))
             told.append(GroupSubmitted(name, "l", "w", 1, "d", 0, (25,) * 4, 1.0, 0.0, drafting))
-        whole = add_figures([drafting] * GROUPS)
+        whole = add_statistics([drafting] * GROUPS)
         used, filtered = (names[:2], names[2:]) if step % 2 else ((), names)
         told.append(
             BatchSealed(step, used, filtered, "b" * 64, "t" * 64, 8, 1, 0, 200, 0.5, 25.0, ((0, 8),), whole)
@@ -106,7 +106,7 @@ def test_the_panel_is_well_formed_follows_the_palette_and_repeats() -> None:
 def test_epochs_begin_where_their_first_group_was_judged() -> None:
     picture = fold(journal(9))
     assert picture.epoch_starts() == [(4, 1), (8, 2)]
-    assert picture.drafting_by_epoch[0] == add_figures([figures_of(0)] * STEPS_PER_EPOCH * GROUPS)
+    assert picture.drafting_by_epoch[0] == add_statistics([figures_of(0)] * STEPS_PER_EPOCH * GROUPS)
     assert set(picture.drafting_by_epoch) == {0, 1, 2}
     assert fold([]).epoch_starts() == []
 

@@ -14,7 +14,7 @@ from antiphon.core.loop.events import (
     BatchSealed,
     EvaluationFinished,
     EvaluationOpened,
-    GroupJudged,
+    GroupRewarded,
     GroupSubmitted,
     JournalEvent,
     LeaseGranted,
@@ -46,7 +46,7 @@ def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) ->
             moments += [
                 (leased, LeaseGranted(name, f"l{name}", worker, 1, version, leased)),
                 (done, GroupSubmitted(name, f"l{name}", worker, 1, "d" * 64, version, tokens, 1.0, done)),
-                (done + 0.2, GroupJudged(name, (0.0, 1.0) * 4, "judge", done + 0.2)),
+                (done + 0.2, GroupRewarded(name, (0.0, 1.0) * 4, "judge", done + 0.2)),
             ]
         reward = min(0.8, 0.2 + 0.6 * step / max(1, steps) + 0.03 * (-1) ** step)
         digest = store.put(f"batch {step}".encode()) if store else "b" * 64
@@ -75,7 +75,7 @@ def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) ->
 
 def status(steps: int, **changes: object) -> RunStatus:
     plain = dict.fromkeys(("opened_steps", "sealed_steps", "groups_open", "groups_leased"), 0)
-    plain |= dict.fromkeys(("groups_to_judge", "groups_ready", "groups_dropped_stale", "groups_filtered"), 0)
+    plain |= dict.fromkeys(("groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered"), 0)
     facts = {**plain, "run_id": "demo-1", "steps_total": steps, "committed_steps": steps}
     facts |= {"newest_version": steps, "groups_requeued": 0, "finished": True, **changes}
     return RunStatus(**facts)  # type: ignore[arg-type]

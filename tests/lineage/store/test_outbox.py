@@ -70,7 +70,7 @@ def test_a_store_without_a_remote_has_no_outbox(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     store.put(b"payload")
     assert not (tmp_path / "outbox").exists()
-    with pytest.raises(ConfigError, match=r"record\.store"):
+    with pytest.raises(ConfigError, match=r"record\.artifact_url"):
         Uploader(store)
 
 
@@ -92,7 +92,7 @@ class Moody(RemoteStore):
         try:
             if fails:
                 self.failed.set()
-                raise self.error("record.store is away; wait")
+                raise self.error("record.artifact_url is away; wait")
             return super().put(digest, path)
         finally:
             with self._gate:
@@ -198,7 +198,7 @@ def test_a_share_that_is_not_mounted_is_never_made(tmp_path: Path) -> None:
     away = tmp_path / "away"
     store = open_at(tmp_path, away)
     digest = store.put(b"payload")
-    with pytest.raises(ConfigError, match=r"record\.store=.*away is no folder"):
+    with pytest.raises(ConfigError, match=r"record\.artifact_url=.*away is no folder"):
         RemoteStore(str(away)).check()
     uploader = Uploader(store, first_pause_s=0.001, longest_pause_s=0.01)
     assert not uploader.flush(0.0)
@@ -217,7 +217,7 @@ def test_a_full_share_is_one_sentence(tmp_path: Path, share: Path, monkeypatch: 
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(UnavailableError, match=r"no space is left in record\.store=.*free some"):
+    with pytest.raises(UnavailableError, match=r"no space is left in record\.artifact_url=.*free some"):
         RemoteStore(str(share)).put(digest, store.path(digest))
 
 
@@ -266,7 +266,7 @@ def test_push_sends_what_a_run_left(
     digests = fill(open_at(tmp_path, share), 3)
     share.rmdir()
     assert execute(["push"]) == 2
-    assert f"record.store={share} is no folder" in capsys.readouterr().err
+    assert f"record.artifact_url={share} is no folder" in capsys.readouterr().err
     share.mkdir()
     assert execute(["push"]) == 0
     assert f"{share}: 3 sent, 0 were there, 0 left" in capsys.readouterr().out

@@ -78,7 +78,7 @@ def test_an_object_that_was_altered_there_is_not_believed(server: S3Server, tmp_
 @pytest.mark.parametrize(
     ("change", "bucket", "error", "said"),
     [
-        ({}, "nowhere", ConfigError, r"record\.store=s3://nowhere/x: there is no bucket.*make it"),
+        ({}, "nowhere", ConfigError, r"record\.artifact_url=s3://nowhere/x: there is no bucket.*make it"),
         ({"AWS_SECRET_ACCESS_KEY": "hidden"}, "", ConfigError, "correct AWS_ACCESS_KEY_ID and AWS_SECRET"),
         ({"AWS_ACCESS_KEY_ID": "nobody"}, "", ConfigError, "correct AWS_ACCESS_KEY_ID and AWS_SECRET"),
         ({"AWS_ACCESS_KEY_ID": None}, "", ConfigError, "needs keys, and the environment has none"),
@@ -111,10 +111,10 @@ def test_a_run_is_refused_before_anything_starts(server: S3Server, tmp_path: Pat
             f"s3://{server.bucket}/x",
             "http://127.0.0.1:9",
             UnavailableError,
-            "does not answer at record.store_e",
+            "does not answer at record.artifact_url_e",
         ),
     ):
-        record = plain.record.model_copy(update={"store": store, "store_endpoint": endpoint})
+        record = plain.record.model_copy(update={"artifact_url": store, "artifact_endpoint": endpoint})
         with pytest.raises(error, match=said):
             preflight(plain.model_copy(update={"record": record}), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -193,7 +193,7 @@ def test_a_run_goes_on_while_the_server_is_away(tmp_path: Path) -> None:
     """Stops the server and starts it again on the same folder: the address and the objects stay."""
     with s3_server(tmp_path / "s3") as server:
         plain = make_config(steps=5, max_staleness=2)
-        place_ = {"store": f"s3://{server.bucket}/outage", "store_endpoint": server.endpoint_url}
+        place_ = {"artifact_url": f"s3://{server.bucket}/outage", "artifact_endpoint": server.endpoint_url}
         config = plain.model_copy(update={"record": plain.record.model_copy(update=place_)})
         store = open_store(tmp_path / "store", config.record)
         before = store.put(b"before the outage")

@@ -13,7 +13,7 @@ from antiphon.core.metrics import SYSTEM_METRICS
 from antiphon.core.records import BatchRow, FinishReason, RowTiming, VersionSpan
 from antiphon.lineage.report.style import STYLE
 from antiphon.lineage.rollout_table import count_workers, decode_timings, encode_timings
-from antiphon.lineage.tracking.plot_files import figure_files
+from antiphon.lineage.tracking.plot_files import plot_files
 from antiphon.lineage.tracking.system_metrics import SAMPLES_KEPT, SystemSampler
 from antiphon.lineage.tracking.traces import pick_rows
 
@@ -67,7 +67,7 @@ def test_each_figure_of_a_page_stands_by_itself() -> None:
     page = (
         f"<html>{figure.replace('NAME', 'learning')}<p>x</p>{figure.replace('NAME', 'timeline-zoom')}</html>"
     )
-    files = figure_files(page)
+    files = plot_files(page)
     assert list(files) == ["learning.svg", "timeline-zoom.svg"]
     for text in files.values():
         assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"

@@ -32,7 +32,7 @@ class Story:
     """A coordinator, a worker that holds a lease, and somebody who takes over."""
 
     def __init__(self, service: CoordinatorService, client: CoordinatorClient) -> None:
-        self.service, self.keeper, self.client = service, service.keeper, client
+        self.service, self.state_machine, self.client = service, service.state_machine, client
         self.worker_id = ""
 
     async def begin(self) -> Lease:
@@ -46,10 +46,10 @@ class Story:
         return reply.leases[0]
 
     async def expire(self, lease: Lease) -> None:
-        held = self.keeper.leases.get(lease.lease_id)
+        held = self.state_machine.leases.get(lease.lease_id)
         assert held is not None
-        self.keeper.take_back(held, "no sign of life for 60 s")
-        await self.keeper.record()
+        self.state_machine.take_back(held, "no sign of life for 60 s")
+        await self.state_machine.record()
 
     async def lease_again(self, lease: Lease) -> Lease:
         other = (await self.client.register(hello("second"))).worker_id
@@ -152,8 +152,8 @@ def test_each_submission_has_one_answer(
 ) -> None:
     async def act(story: Story) -> None:
         assert await tell(story) is verdict
-        group_id = next(iter(story.keeper.state.groups))
-        taken = story.keeper.state.groups[group_id].phase is GroupPhase.SUBMITTED
+        group_id = next(iter(story.state_machine.state.groups))
+        taken = story.state_machine.state.groups[group_id].phase is GroupPhase.SUBMITTED
         again = tell in (repeated, repeated_differently)
         other = tell in (after_another_handed_in_the_same, after_another_handed_in_something_else)
         assert taken == (verdict is SubmitVerdict.ACCEPTED or again or other)
@@ -211,7 +211,7 @@ def test_heartbeats_for_ended_leases_are_told_so(tmp_path: Path) -> None:
         assert not again.prefix
         # The new lease is untouched by what the old holder says.
         await story.beat(lease.lease_id, progress=told, released_leases=(lease.lease_id,))
-        held = story.keeper.leases.get(again.lease_id)
+        held = story.state_machine.leases.get(again.lease_id)
         assert held is not None and held.worker_id == "second-1"
 
     play(tmp_path, act)
@@ -229,6 +229,6 @@ def test_released_leases_are_offered_again_at_once_with_their_progress(tmp_path:
         assert not (await story.beat()).known  # it left
         # Released once more by a beat that was on its way: nothing happens.
         assert not (await story.beat(released_leases=(again.lease_id,))).known
-        assert story.keeper.leases.get(again.lease_id) is not None
+        assert story.state_machine.leases.get(again.lease_id) is not None
 
     play(tmp_path, act)

@@ -17,7 +17,7 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
-from antiphon.core.records import Judgement, StepCommit, SubmitVerdict
+from antiphon.core.records import RewardedGroup, StepCommit, SubmitVerdict
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
@@ -170,7 +170,7 @@ def test_gate_holds_at_the_lease_and_opens_with_a_newer_version(tmp_path: Path) 
         for lease in reply.leases:
             await client.submit_group(sample_lease(lease, worker_id, 0))
         for group in await client.pull_for_reward("j", 10, 5.0):
-            rewards = [Judgement(i, float(i)) for i in range(2)]
+            rewards = [RewardedGroup(i, float(i)) for i in range(2)]
             assert await client.submit_rewards(group.group_id, rewards)
             assert not await client.submit_rewards(group.group_id, rewards)
         batch = (await client.pull_batch(0, 10.0)).batch
@@ -242,11 +242,11 @@ def test_waiting_is_explained(tmp_path: Path) -> None:
         assert "step 0 is not open yet" in (await client.pull_batch(0, 0.0)).waiting_for
         worker_id, reply = await leased(client, groups=2)
         words = (await client.pull_batch(0, 0.0)).waiting_for
-        assert "0 of 3 groups judged; 2 being sampled (2 at w-1;" in words
+        assert "0 of 3 groups rewarded; 2 being sampled (2 at w-1;" in words
         assert "1 not issued yet (w-1 holds 0)" in words
         await client.submit_group(sample_lease(reply.leases[0], worker_id, 0))
         status = await client.status()
-        assert (status.groups_leased, status.groups_to_judge) == (1, 1)
+        assert (status.groups_leased, status.groups_to_reward) == (1, 1)
         assert "1 to judge (0 at a judge)" in status.waiting
 
     serve_and(tmp_path, act)
@@ -270,14 +270,14 @@ def test_payloads_of_old_steps_are_deleted(tmp_path: Path) -> None:
 
     async def act(site: Served, client: CoordinatorClient) -> None:
         await run_parties(client, config, seed=1)
-        kept = site.service.keeper.state.sealed_groups
-        assert sorted(kept) == [3, 4, 5]  # history_batches = 2 before the last
+        kept = site.service.state_machine.state.sealed_groups
+        assert sorted(kept) == [3, 4, 5]  # payload_retention_steps = 2 before the last
         engine = sa.create_engine(f"sqlite:///{tmp_path / JOURNAL_NAME}")
         with engine.connect() as connection:
             names = {row[0] for row in connection.execute(sa.text("select name from payloads"))}
         engine.dispose()
         groups = {name for name in names if name.startswith("g")}
-        alive = {g for g, group in site.service.keeper.state.groups.items() if group.attempt}
+        alive = {g for g, group in site.service.state_machine.state.groups.items() if group.attempt}
         expected = {group_id for ids in kept.values() for group_id in ids}
         assert expected <= groups <= expected | alive
 
@@ -287,13 +287,13 @@ def test_payloads_of_old_steps_are_deleted(tmp_path: Path) -> None:
 def test_a_journal_that_never_gets_space_stops_the_coordinator_in_words(tmp_path: Path) -> None:
     async def act(site: Served, client: CoordinatorClient) -> None:
         await leased(client)
-        journal = site.service.keeper.journal
+        journal = site.service.state_machine.journal
         journal._retry_s = journal._patience_s = 0.0
         await journal._in_thread(lambda: no_more_pages(journal))
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
             while True:  # what is freed within a page still takes a few
                 await client.register(hello())
-        assert site.service.keeper.failed.is_set()
+        assert site.service.state_machine.failed.is_set()
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
             await client.status()
 
@@ -377,25 +377,25 @@ def test_a_group_that_is_judged_while_its_payload_is_read_is_not_handed_out(tmp_
     config = make_config(steps=4).model_copy(update={"drafting": DraftingSection(enabled=False)})
 
     async def act(site: Served, client: CoordinatorClient) -> None:
-        keeper = site.service.keeper
+        state_machine = site.service.state_machine
         await client.announce_snapshot(light_manifest(0))
         await client.open_evaluation(0)
         worker_id = (await client.register(hello())).worker_id
         (lease, *_) = (await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))).leases
         assert await client.submit_group(sample_lease(lease, worker_id, 0)) is SubmitVerdict.ACCEPTED
-        keeper._submissions.clear()  # as after a restart, which a judge outlived with its group
-        reading, judged, on_disk = asyncio.Event(), asyncio.Event(), keeper.journal.payload
+        state_machine._submissions.clear()  # as after a restart, which a judge outlived with its group
+        reading, rewarded, on_disk = asyncio.Event(), asyncio.Event(), state_machine.journal.payload
 
         async def slowly(name: str) -> bytes | None:
             reading.set()
-            await judged.wait()
+            await rewarded.wait()
             return await on_disk(name)
 
-        keeper.journal.payload = slowly  # type: ignore[method-assign]
+        state_machine.journal.payload = slowly  # type: ignore[method-assign]
         pulling = asyncio.ensure_future(site.service.pull_for_reward("late", 1, 0.0))
         await reading.wait()
-        assert await site.service.submit_rewards(lease.group_id, [Judgement(0, 1.0)])
-        judged.set()
+        assert await site.service.submit_rewards(lease.group_id, [RewardedGroup(0, 1.0)])
+        rewarded.set()
         assert list(await pulling) == []
 
     serve_and(tmp_path, act, config)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.drafting.statistics import drafting_rates
-from antiphon.core.records import DraftingFigures, GroupSubmission, Lease
+from antiphon.core.records import DraftingStatistics, GroupSubmission, Lease
 from antiphon.lineage.rollout_table import decode_timings
 from tests.support import light_parties
 from tests.support.light_parties import run_parties, sample_lease, served
@@ -21,7 +21,7 @@ def drafted_lease(lease: Lease, worker_id: str, version: int) -> GroupSubmission
     plain = sample_lease(lease, worker_id, version)
     tokens = sum(t.token_ids.size for t in plain.trajectories)
     seed = lease.seeds[0] % 4
-    figures = DraftingFigures(
+    figures = DraftingStatistics(
         tokens, tokens, 3, 2, 1, len(lease.seeds), 0.5, 0.25, 2.0, completions=len(lease.seeds)
     )
     if seed == 1:
@@ -36,7 +36,7 @@ def test_a_run_sums_what_can_be_true_and_its_batches_stay_the_same(
 ) -> None:
     config = make_config(mode="fixed", filter_="none", steps=4)
 
-    async def batches(name: str) -> tuple[list[str], list[DraftingFigures | None], list[int]]:
+    async def batches(name: str) -> tuple[list[str], list[DraftingStatistics | None], list[int]]:
         (tmp_path / name).mkdir()
         async with served(config, tmp_path / name) as site:
             refs, _ = await run_parties(site.client(), config, seed=1, store=site.store)

@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.services.test_answers import Story, piece
 
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.speculation import LEASES_NEEDED
 from antiphon.core.records import LeaseProgress, SubmitVerdict
 from antiphon.services.coordinator.api import LeaseRequest
+from tests.services.coordinator.test_answers import Story, piece
 from tests.support.light_parties import hello, served
 from tests.support.loop_model import make_config
 
@@ -19,7 +19,7 @@ CONFIG = make_config(mode="fixed", steps=4, max_staleness=1, filter_="none", pro
 @pytest.mark.parametrize("winner", ["first", "second"])
 def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_path: Path, winner: str) -> None:
     async def act(story: Story) -> None:
-        keeper = story.keeper
+        state_machine = story.state_machine
         lease = await story.begin()
         told = (LeaseProgress(lease.lease_id, (piece(0, 3), piece(0, 2, sample=1))),)
         await story.beat(lease.lease_id, progress=told)
@@ -27,7 +27,7 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         none = await story.client.lease_group(LeaseRequest(other, 0, 1, 0.0))
         assert not none.leases  # nobody knows yet what is slow
         for _ in range(LEASES_NEEDED):
-            keeper.lease_times.add(0.0)
+            state_machine.lease_times.add(0.0)
         twin = await story.lease(other)
         assert (twin.group_id, twin.attempt, twin.version) == (lease.group_id, 2, 0)
         assert twin.lease_id != lease.lease_id and [p.stop for p in twin.prefix] == [3, 2]
@@ -38,14 +38,14 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
 
         fast, slow = (lease, twin) if winner == "first" else (twin, lease)
         assert await story.submit(fast, f"{winner}-1") is SubmitVerdict.ACCEPTED
-        group = keeper.state.groups[lease.group_id]
+        group = state_machine.state.groups[lease.group_id]
         assert group.phase is GroupPhase.SUBMITTED and group.lease_id == fast.lease_id
         assert (await story.beat(slow.lease_id)).cancelled_leases == (slow.lease_id,)
-        assert len(keeper.leases) == 0 and keeper.shelf.tokens == 0
+        assert len(state_machine.leases) == 0 and state_machine.partial_groups.tokens == 0
         # The same tokens, which its holder may forget.
         loser = "second-1" if winner == "first" else "first-1"
         assert await story.submit(slow, loser) is SubmitVerdict.ALREADY_ACCEPTED
-        account = keeper.state.ledger.account(keeper.clock())
+        account = state_machine.state.ledger.account(state_machine.clock())
         assert account.seconds["duplicate"] > 0
         # What the duplicate went on from was sampled once and is no waste, whoever wins.
         assert account.tokens["duplicate"] == 0
@@ -67,13 +67,13 @@ def test_both_leases_outlive_the_coordinator(tmp_path: Path) -> None:
             story = Story(site.service, site.client())
             lease = await story.begin()
             for _ in range(LEASES_NEEDED):
-                story.keeper.lease_times.add(0.0)
+                story.state_machine.lease_times.add(0.0)
             other = (await story.client.register(hello("second"))).worker_id
             twin = await story.lease(other)
         async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):
             story = Story(site.service, site.client())
             story.worker_id = (await story.client.register(hello("first"))).worker_id
-            assert len(story.keeper.leases) == 2
+            assert len(story.state_machine.leases) == 2
             assert (await story.beat(lease.lease_id, twin.lease_id)).cancelled_leases == ()
             assert await story.submit(twin, "second-1") is SubmitVerdict.ACCEPTED
             assert (await story.beat(lease.lease_id)).cancelled_leases == (lease.lease_id,)

@@ -1,4 +1,4 @@
-"""What was judged comes back with later leases of its prompt, after a restart too, within limits."""
+"""What was rewarded comes back with later leases of its prompt, after a restart too, within limits."""
 
 import asyncio
 import dataclasses
@@ -16,10 +16,10 @@ from antiphon.core.loop.group_state import GroupState
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
-    Judgement,
     Lease,
     Prompt,
     PromptHistory,
+    RewardedGroup,
     SamplingParameters,
     StepCommit,
     Trajectory,
@@ -32,7 +32,7 @@ from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRo
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from antiphon.services.rpc.serving import MAX_MESSAGE_BYTES
 from antiphon.services.wire import work as wire_work
-from tests.support.light_history import archived, judged_epochs, read_journal
+from tests.support.light_history import archived, read_journal, rewarded_epochs
 from tests.support.light_parties import Served, hello, run_parties, sample_lease, served
 from tests.support.loop_model import light_manifest, make_config
 
@@ -74,8 +74,8 @@ async def judge(
         found.append(sample_lease(lease, worker_id, version))
         await client.submit_group(found[-1])
     for group in await client.pull_for_reward("judge", len(leases), 5.0):
-        judgements = [Judgement(i, float(i)) for i in range(len(group.completions))]
-        assert await client.submit_rewards(group.group_id, judgements)
+        rewarded_groups = [RewardedGroup(i, float(i)) for i in range(len(group.completions))]
+        assert await client.submit_rewards(group.group_id, rewarded_groups)
     return found
 
 
@@ -110,7 +110,7 @@ def test_leases_carry_what_was_judged_and_a_restart_changes_nothing(tmp_path: Pa
     sent: list[dict[str, GroupSubmission]] = []
 
     def look(site: Served) -> None:
-        seen.append({key: rows_of(site.service.keeper.archive.history(key)) for key in sent[0]})
+        seen.append({key: rows_of(site.service.state_machine.archive.history(key)) for key in sent[0]})
 
     async def first(site: Served, client: CoordinatorClient) -> None:
         worker = await client.register(hello())
@@ -128,7 +128,7 @@ def test_leases_carry_what_was_judged_and_a_restart_changes_nothing(tmp_path: Pa
         assert bare.prompt.key != lease.prompt.key and bare.history is None
 
     serve_and(tmp_path, first)
-    assert archived(tmp_path) == judged_epochs(tmp_path, CONFIG.drafting.epochs)
+    assert archived(tmp_path) == rewarded_epochs(tmp_path, CONFIG.drafting.epochs)
     serve_and(tmp_path, second)
     expected = {key: rows_from(2, sent[2][key]) + rows_from(1, sent[1][key]) for key in sent[0]}
     assert seen == [expected, expected]
@@ -195,7 +195,7 @@ def test_damaged_rows_are_dropped_with_a_log_line(tmp_path: Path) -> None:
         await run_step(client, worker.worker_id, 0)
 
     async def again(site: Served, client: CoordinatorClient) -> None:
-        archive = site.service.keeper.archive
+        archive = site.service.state_machine.archive
         assert archive.history("train-0-0") is None and archive.history("train-0-1") is not None
         worker = await client.register(hello())
         await run_step(client, worker.worker_id, 1)
@@ -230,7 +230,7 @@ def test_another_configuration_cuts_what_is_kept(tmp_path: Path) -> None:
             await run_step(client, worker.worker_id, step)
 
     async def look(site: Served, client: CoordinatorClient) -> None:
-        await site.service.keeper.record()
+        await site.service.state_machine.record()
 
     serve_and(tmp_path, act)
     assert archived(tmp_path) == {"train-0-0": {1, 2}, "train-0-1": {1, 2}}

@@ -18,7 +18,7 @@ from antiphon.core.loop.checks import submission_digest
 from antiphon.services.coordinator.api import LeaseRequest
 from antiphon.services.coordinator.journal.journal import Journal, TrainedRow
 from antiphon.services.coordinator.server import JOURNAL_NAME
-from tests.support.light_parties import LightWorker, hello, judge_all, sample_lease, served, train_all
+from tests.support.light_parties import LightWorker, hello, reward_all, sample_lease, served, train_all
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 
 TRANSACTIONS = 60
@@ -102,12 +102,12 @@ def test_a_full_disk_holds_the_run_up_and_nothing_is_lost(small_disk: Path) -> N
 
     async def act() -> None:
         async with served(config, small_disk) as site:
-            site.service.keeper.journal._retry_s = 0.05
+            site.service.state_machine.journal._retry_s = 0.05
             crew = [LightWorker(site.client(), f"w{i}", np.random.default_rng(i)) for i in range(2)]
             for worker in crew:
                 worker.delay_s = 0.02
             tasks = [asyncio.ensure_future(worker.run()) for worker in crew]
-            tasks.append(asyncio.ensure_future(judge_all(site.client(), np.random.default_rng(5))))
+            tasks.append(asyncio.ensure_future(reward_all(site.client(), np.random.default_rng(5))))
             training = asyncio.ensure_future(train_all(site.client(), config, site.store))
             watching = site.client()
             while (await watching.status()).committed_steps < 1:
@@ -117,18 +117,18 @@ def test_a_full_disk_holds_the_run_up_and_nothing_is_lost(small_disk: Path) -> N
                 while "no space" not in (status := await watching.status()).waiting.lower():
                     fill(small_disk, ballast)
                     await asyncio.sleep(0.02)
-            granted = status.groups_leased + status.groups_to_judge + status.groups_ready
+            granted = status.groups_leased + status.groups_to_reward + status.groups_ready
             worker_id = "w0-1"
             with pytest.raises(UnavailableError, match=r"(?i)no space"):
                 await watching.lease_group(LeaseRequest(worker_id, 0, 9, 0.0))
             again = await watching.status()
-            assert again.groups_leased + again.groups_to_judge + again.groups_ready <= granted
+            assert again.groups_leased + again.groups_to_reward + again.groups_ready <= granted
             assert not training.done() and again.committed_steps < config.run.steps
             ballast.unlink()
             async with asyncio.timeout(120.0):
                 refs = await training
             assert len(refs) == config.run.steps
-            assert site.service.keeper.blocked_reason == ""
+            assert site.service.state_machine.blocked_reason == ""
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

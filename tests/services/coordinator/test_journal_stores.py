@@ -19,7 +19,7 @@ from antiphon.core.loop.run_state import fold
 from antiphon.services.coordinator.journal import schema as sql_schema
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow, Journal, TrainedRow
 from antiphon.services.coordinator.journal.store import StoreTotals
-from antiphon.services.coordinator.run_state_machine import RunKeeper, new_state
+from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import RUN_ID, make_config
@@ -182,7 +182,7 @@ def test_a_whole_run_on_either_database(place: Place, tmp_path: Path) -> None:
     async def act() -> None:
         async with served(config, tmp_path, RUN_ID, place) as site:
             refs, _ = await run_parties(site.client(), config, seed=2)
-            before = site.service.keeper.state
+            before = site.service.state_machine.state
         journal = Journal(place, RUN_ID)
         assert fold(new_state(config), journal.replay()) == before
         assert journal.totals() == StoreTotals(3, sum(ref.groups for ref in refs))
@@ -284,12 +284,12 @@ def test_recovered_capacity_agrees_with_the_version(tmp_path: Path) -> None:
     """However often the coordinator restarts, no more groups are opened than S allows."""
     config = make_config(steps=6, max_staleness=1, filter_="none", lease_s=30.0)
 
-    async def leased(keeper: RunKeeper) -> int:
+    async def leased(state_machine: RunStateMachine) -> int:
         from antiphon.services.coordinator.api import LeaseRequest
         from antiphon.services.coordinator.service import CoordinatorService
         from tests.support.light_parties import hello
 
-        service = CoordinatorService(keeper)
+        service = CoordinatorService(state_machine)
         worker = await service.register(hello())
         granted = 0
         while (reply := await service.lease_group(LeaseRequest(worker.worker_id, 0, 2, 0.0))).leases:
@@ -305,7 +305,7 @@ def test_recovered_capacity_agrees_with_the_version(tmp_path: Path) -> None:
                 await site.client().announce_snapshot(light_manifest(0))
                 for step in range(config.run.steps):
                     await site.client().open_step(step)
-                granted.append(await leased(site.service.keeper))
+                granted.append(await leased(site.service.state_machine))
         bound = (config.loop.max_staleness + 1) * config.loop.prompts_per_step
         assert granted == [bound, 0, 0, 0]
 
@@ -322,4 +322,4 @@ def test_recovered_capacity_agrees_with_the_version(tmp_path: Path) -> None:
 )
 def test_a_store_that_cannot_be_meant_is_refused(store: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        build_config({"coordinator": {"store": store}})
+        build_config({"coordinator": {"journal_url": store}})

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.core.records import SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch, decode_timings
-from tests.support.light_parties import judge_all, run_parties, served
+from tests.support.light_parties import reward_all, run_parties, served
 from tests.support.loop_model import make_config
 
 
@@ -31,7 +31,7 @@ def test_elastic_run_trains_every_step_within_the_bound(tmp_path: Path, filter_:
                     (r.group_id, r.sample_index) for r in rows
                 )
                 timings = decode_timings(site.store.get(ref.timings_digest))
-                assert all(t.leased_at_s <= t.submitted_at_s <= t.judged_at_s for t in timings)
+                assert all(t.leased_at_s <= t.submitted_at_s <= t.rewarded_at_s for t in timings)
 
     asyncio.run(run())
 
@@ -104,7 +104,7 @@ def test_events_can_be_followed_to_the_end_of_the_run(tmp_path: Path) -> None:
             kinds = {kind for _, kind, _ in seen}
             assert kinds >= {
                 "run.opened", "step.opened", "group.opened", "lease.granted", "group.submitted",
-                "group.judged", "batch.sealed", "step.committed", "snapshot.announced",
+                "group.rewarded", "batch.sealed", "step.committed", "snapshot.announced",
                 "worker.registered", "worker.loaded", "run.finished",
             }  # fmt: skip
             loads = [body for _, kind, body in seen if kind == "worker.loaded"]
@@ -130,7 +130,7 @@ def test_nothing_acknowledged_is_handed_to_the_learner_twice(tmp_path: Path) -> 
 
 
 def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.JUDGE_S", 0.3)
+    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.REWARD_S", 0.3)
     config = make_config(steps=2)
 
     async def run() -> None:
@@ -151,9 +151,9 @@ def test_pull_after_the_end_does_not_spin(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(config, tmp_path) as site:
             await site.service.finish()
-            judging = asyncio.ensure_future(judge_all(site.service, np.random.default_rng(0)))
-            done, _ = await asyncio.wait([judging], timeout=0.1)
+            rewarding = asyncio.ensure_future(reward_all(site.service, np.random.default_rng(0)))
+            done, _ = await asyncio.wait([rewarding], timeout=0.1)
             assert not done
-            judging.cancel()
+            rewarding.cancel()
 
     asyncio.run(run())

@@ -20,16 +20,16 @@ from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.payloads import load_submission
-from antiphon.services.coordinator.run_state_machine import RunKeeper, new_state
+from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.system.ports import free_port
-from tests.support.light_history import archived, judged_epochs
+from tests.support.light_history import archived, rewarded_epochs
 from tests.support.light_parties import (
     LightPrompts,
     hello,
     insist,
-    judge_all,
+    reward_all,
     run_parties,
     sample_lease,
     served,
@@ -137,8 +137,8 @@ def test_run_survives_kills_of_the_coordinator(prepared: tuple[RunConfig, Path])
     digests = asyncio.run(run())
     state = read_state(folder, config)
     assert [ref.digest for ref in state.sealed] == digests
-    # Whatever was judged is in the archive, and nothing else: both stand in one transaction.
-    assert archived(folder) == judged_epochs(folder, config.drafting.epochs)
+    # Whatever was rewarded is in the archive, and nothing else: both stand in one transaction.
+    assert archived(folder) == rewarded_epochs(folder, config.drafting.epochs)
     if config.loop.mode == "fixed":
 
         async def unbroken() -> list[str]:
@@ -203,7 +203,7 @@ def test_state_after_reopening_equals_the_state_before(tmp_path: Path) -> None:
         async with served(config, tmp_path) as site:
             client = site.client()
             await run_parties(client, config, seed=2)
-            before = site.service.keeper.state
+            before = site.service.state_machine.state
         journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
         assert fold(new_state(config), journal.replay()) == before
         await journal.close()
@@ -290,21 +290,21 @@ def test_sealing_goes_on_after_a_restart_between_judging_and_sealing(tmp_path: P
         store = ArtifactStore(tmp_path / "store")
         journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
         clock = asyncio.get_running_loop().time
-        keeper = RunKeeper(config, RUN_ID, journal, store, LightPrompts(), clock)
-        await keeper.start()
-        for task in keeper._tasks:  # as if the process died right after the last rewards
+        state_machine = RunStateMachine(config, RUN_ID, journal, store, LightPrompts(), clock)
+        await state_machine.start()
+        for task in state_machine._tasks:  # as if the process died right after the last rewards
             task.cancel()
-        service = CoordinatorService(keeper)
+        service = CoordinatorService(state_machine)
         parties = asyncio.ensure_future(run_parties(service, config, seed=1, limit_s=30.0))
         while (await service.status()).groups_ready < 3:
             await asyncio.sleep(0.01)
         parties.cancel()
         await asyncio.gather(parties, return_exceptions=True)
-        await keeper.close()
+        await state_machine.close()
         async with served(config, tmp_path) as site:
-            judging = asyncio.ensure_future(judge_all(site.service, np.random.default_rng(0)))
+            rewarding = asyncio.ensure_future(reward_all(site.service, np.random.default_rng(0)))
             reply = await site.client().pull_batch(0, 10.0)
-            judging.cancel()
+            rewarding.cancel()
             assert reply.batch is not None and reply.batch.groups == 3
 
     asyncio.run(run())

@@ -18,7 +18,15 @@ from antiphon.services.coordinator.server import CoordinatorServicer
 from antiphon.services.coordinator.work_stream import MOST_OPEN, TOGETHER_BYTES, StreamServer
 from antiphon.services.rpc.serving import start_server, stop_server
 from antiphon.services.wire import work as wire_work
-from tests.support.light_parties import LightWorker, Served, hello, judge_all, sample_lease, served, train_all
+from tests.support.light_parties import (
+    LightWorker,
+    Served,
+    hello,
+    reward_all,
+    sample_lease,
+    served,
+    train_all,
+)
 from tests.support.loop_model import light_manifest, make_config
 
 CONFIG = make_config(lease_s=30.0)
@@ -44,12 +52,12 @@ def test_a_whole_run_over_streams(tmp_path: Path) -> None:
     async def act() -> None:
         async with served(CONFIG, tmp_path) as site:
             crew = [LightWorker(await stream_to(site), f"w{i}", np.random.default_rng(i)) for i in range(3)]
-            judging = asyncio.ensure_future(judge_all(site.client(), np.random.default_rng(9)))
+            rewarding = asyncio.ensure_future(reward_all(site.client(), np.random.default_rng(9)))
             working = [asyncio.ensure_future(worker.run()) for worker in crew]
             async with asyncio.timeout(60.0):
                 refs = await train_all(site.client(), CONFIG, site.store)
                 await asyncio.gather(*working)
-            judging.cancel()
+            rewarding.cancel()
             assert len(refs) == CONFIG.run.steps
             accepted = [g for worker in crew for g in worker.acknowledged]
             assert len(accepted) == len(set(accepted)) and accepted
@@ -94,7 +102,7 @@ def test_what_arrived_is_kept_as_it_was_without_fields_that_nobody_knows(tmp_pat
             assert message.SerializeToString() != known
             servicer = CoordinatorServicer(site.service)
             assert (await servicer._submit(message)).verdict == "accepted"
-            assert await site.service.keeper.journal.payload(lease.group_id) == known
+            assert await site.service.state_machine.journal.payload(lease.group_id) == known
 
     asyncio.run(act())
 

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key, load_key, verifies, write_private
 
 
@@ -29,9 +29,9 @@ def save(folder: Path) -> None:
     (folder / "state" / "model.pt").write_bytes(pickle.dumps({"weights": [1, 2, 3]}))
 
 
-def plant(shelf: Path, version: int, mark: Path) -> None:
+def plant(checkpoints: Path, version: int, mark: Path) -> None:
     """Put a trap where a checkpoint was, with a list that fits it."""
-    folder = shelf / f"v{version:08d}"
+    folder = checkpoints / f"v{version:08d}"
     (folder / "state" / "model.pt").write_bytes(pickle.dumps(Trap(mark)))
     listed = {"state/model.pt": digest_file(folder / "state" / "model.pt")}
     (folder / "contents.json").write_text(json.dumps(listed))
@@ -39,40 +39,40 @@ def plant(shelf: Path, version: int, mark: Path) -> None:
 
 def test_a_planted_pickle_is_refused_unexecuted(tmp_path: Path) -> None:
     key = ensure_key(tmp_path / "keys", LEARNER_KEY)
-    shelf = CheckpointShelf(tmp_path / "shelf", 2, key)
+    checkpoints = CheckpointStore(tmp_path / "checkpoints", 2, key)
     for version in (1, 2):
-        shelf.write(version, save)
-    assert shelf.newest_sound(9) == 2
-    plant(tmp_path / "shelf", 2, tmp_path / "sprung")
-    assert shelf.newest_sound(9) == 1  # the one before is used instead
+        checkpoints.write(version, save)
+    assert checkpoints.newest_sound(9) == 2
+    plant(tmp_path / "checkpoints", 2, tmp_path / "sprung")
+    assert checkpoints.newest_sound(9) == 1  # the one before is used instead
     with pytest.raises(IntegrityError, match="was not signed by this run's learner"):
-        shelf.check(2)
+        checkpoints.check(2)
     assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize("how", ["moved", "unsigned", "another key"])
 def test_a_signature_holds_for_one_list_and_one_version(tmp_path: Path, how: str) -> None:
     key = ensure_key(tmp_path / "keys", LEARNER_KEY)
-    shelf = CheckpointShelf(tmp_path / "shelf", 2, key)
-    shelf.write(3, save)
-    signature = tmp_path / "shelf" / "v00000003.sig"
+    checkpoints = CheckpointStore(tmp_path / "checkpoints", 2, key)
+    checkpoints.write(3, save)
+    signature = tmp_path / "checkpoints" / "v00000003.sig"
     match how:
         case "moved":
-            (tmp_path / "shelf" / "v00000003").rename(tmp_path / "shelf" / "v00000004")
-            signature.rename(tmp_path / "shelf" / "v00000004.sig")
+            (tmp_path / "checkpoints" / "v00000003").rename(tmp_path / "checkpoints" / "v00000004")
+            signature.rename(tmp_path / "checkpoints" / "v00000004.sig")
         case "unsigned":
             signature.unlink()
         case _:
             other = ensure_key(tmp_path / "other", LEARNER_KEY)
-            shelf = CheckpointShelf(tmp_path / "shelf", 2, other)
-    assert shelf.newest_sound(9) is None
+            checkpoints = CheckpointStore(tmp_path / "checkpoints", 2, other)
+    assert checkpoints.newest_sound(9) is None
 
 
 def test_checkpoints_and_keys_are_private(tmp_path: Path) -> None:
     key = ensure_key(tmp_path / "keys", LEARNER_KEY)
     assert ensure_key(tmp_path / "keys", LEARNER_KEY).public == key.public
-    CheckpointShelf(tmp_path / "shelf", 2, key).write(1, save)
-    for path in [tmp_path / "shelf", *(tmp_path / "shelf").rglob("*")]:
+    CheckpointStore(tmp_path / "checkpoints", 2, key).write(1, save)
+    for path in [tmp_path / "checkpoints", *(tmp_path / "checkpoints").rglob("*")]:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     (tmp_path / "keys" / "learner.key").chmod(0o640)
     with pytest.raises(ConfigError, match="can be read by others"):

@@ -31,7 +31,7 @@ from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
 from antiphon.services.broadcast.snapshot import rebuild, weights_digest
 from antiphon.services.coordinator.api import BatchReply
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.opening import open_learner
 from antiphon.services.learner.server import register_learner
@@ -190,7 +190,7 @@ def test_a_killed_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, 
             await learner.step(step)
         await learner.close()
         # Version 3 is committed, the checkpoint holds version 2: step 2 is repeated from its record.
-        assert CheckpointShelf(tmp_path / "b" / "run" / "checkpoints", 2).versions() == [2]
+        assert CheckpointStore(tmp_path / "b" / "run" / "checkpoints", 2).versions() == [2]
         learner = await broken.learner()
         assert (await learner.status()).version == 3
         last = await learner.step(3)
@@ -221,14 +221,14 @@ def test_an_altered_checkpoint_is_never_opened(model_path: Path, tmp_path: Path)
         learner = await bench.learner()
         digests = [(await learner.step(step)).commit.weights_digest for step in range(4)]
         await learner.close()
-        shelf = CheckpointShelf(tmp_path / "run" / "checkpoints", 2)
-        assert shelf.versions() == [2, 4]
-        spoiled = next(shelf.folder(4).rglob("*.pt"))
+        checkpoints = CheckpointStore(tmp_path / "run" / "checkpoints", 2)
+        assert checkpoints.versions() == [2, 4]
+        spoiled = next(checkpoints.folder(4).rglob("*.pt"))
         # A pickle that would raise when opened: it is refused before.
         spoiled.write_bytes(b"cos\nsystem\n(S'false'\ntR.")
         with pytest.raises(IntegrityError, match=f"altered file .*{spoiled.name}"):
-            shelf.check(4)
-        assert shelf.newest_sound(4) == 2
+            checkpoints.check(4)
+        assert checkpoints.newest_sound(4) == 2
         learner = await bench.learner()
         assert (await learner.status()).version == 4
         manifest = await learner.publish(4)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from antiphon.cli import app as cli
 from antiphon.core.digests import digest_file
 from antiphon.services.broadcast.snapshot import weights_digest
-from antiphon.services.learner.checkpoints import CheckpointShelf
+from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.step import Trainer
 from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
 
@@ -104,14 +104,14 @@ def test_a_checkpoint_that_would_run_something_is_never_opened(replay, copy: Pat
 
 def test_a_checkpoint_of_another_configuration_is_refused(replay, copy: Path, tmp_path: Path) -> None:
     other = make_config(save_model(tmp_path / "other"), learner__learning_rate=5e-4)
-    shelf = CheckpointShelf(tmp_path / "shelf", 1)
-    trainer = Trainer(other, shelf)
+    checkpoints = CheckpointStore(tmp_path / "checkpoints", 1)
+    trainer = Trainer(other, checkpoints)
     trainer.start(0)
     trainer._version = 2
     trainer.save()
     trainer.stop()
     shutil.rmtree(copy / "checkpoints")
-    shutil.copytree(tmp_path / "shelf", copy / "checkpoints")
+    shutil.copytree(tmp_path / "checkpoints", copy / "checkpoints")
     code, _, complaint = replay("--step", "3")
     assert code == 2 and "belongs to another model, algorithm or learner configuration" in complaint
 

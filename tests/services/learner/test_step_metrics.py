@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.metrics import LEARNER_METRICS, STALENESS_METRICS, find_metric, staleness_metric
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
-from antiphon.services.learner.objective import TokenFigures
+from antiphon.services.learner.objective import TokenMetrics
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.step_metrics import TokenTable, describe_tokens, drifts
 
@@ -57,7 +57,7 @@ def test_drifts_are_of_trajectories_that_the_present_weights_sampled() -> None:
     rows = [row("g1", 0, versions=(3,)), row("g1", 1, versions=(3,)), row("g2", 0, versions=(2, 3))]
     batches = make_micro_batches(rows, 3, 64)
     figures = [
-        TokenFigures(batch.behaviour_logprobs - 0.25, torch.zeros_like(batch.mask, dtype=torch.bool), 0.0)
+        TokenMetrics(batch.behaviour_logprobs - 0.25, torch.zeros_like(batch.mask, dtype=torch.bool), 0.0)
         for batch in batches
     ]
     found = drifts(batches, figures)

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
-from antiphon.core.records import FinishReason, GroupToJudge
+from antiphon.core.records import FinishReason, GroupToReward
 from antiphon.environments.environment import Problem
 from antiphon.services.reward.client import RewardClient
 from antiphon.services.reward.server import start_reward
@@ -21,7 +21,7 @@ from tests.support.light_environment import LightEnvironment, light_codec
 DEADLINE_S = 20.0
 
 
-def make_judge(
+def make_reward_service(
     coordinator: LightCoordinator,
     environment: LightEnvironment | None = None,
     *,
@@ -39,8 +39,8 @@ def make_judge(
     )
 
 
-def group(number: int, *token_ids: Sequence[int], key: str | None = None) -> GroupToJudge:
-    return GroupToJudge(
+def group(number: int, *token_ids: Sequence[int], key: str | None = None) -> GroupToReward:
+    return GroupToReward(
         group_id=f"g{number}",
         prompt_key=key or f"train-0-{number}",
         completions=tuple(np.array(ids, dtype=np.int32) for ids in token_ids),
@@ -49,7 +49,7 @@ def group(number: int, *token_ids: Sequence[int], key: str | None = None) -> Gro
 
 
 @asynccontextmanager
-async def judging(judge: RewardService) -> AsyncIterator["asyncio.Task[None]"]:
+async def rewarding(judge: RewardService) -> AsyncIterator["asyncio.Task[None]"]:
     task = asyncio.create_task(judge.run(lambda: None))
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -62,19 +62,19 @@ async def judging(judge: RewardService) -> AsyncIterator["asyncio.Task[None]"]:
 def test_groups_are_judged_as_they_come_until_the_run_ends() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
-        judge = make_judge(coordinator)
-        async with judging(judge) as task:
-            coordinator.to_judge.append(group(0, [1, 5, 0], [2, 3]))
+        judge = make_reward_service(coordinator)
+        async with rewarding(judge) as task:
+            coordinator.to_reward.append(group(0, [1, 5, 0], [2, 3]))
             await coordinator.until(lambda: len(coordinator.rewards) == 1)
-            coordinator.to_judge.extend(group(n, [1], [2]) for n in range(1, 40))
+            coordinator.to_reward.extend(group(n, [1], [2]) for n in range(1, 40))
             await coordinator.until(lambda: len(coordinator.rewards) == 40)
             coordinator.finished = True
             await task
         first = coordinator.rewards["g0"]
         assert [(j.sample_index, j.reward) for j in first] == [(0, 1.0), (1, 0.0)]
         status = await judge.status()
-        assert (status.groups_judged, status.trajectories_judged) == (40, 80)
-        assert status.state == "stopped" and status.judge_s >= 0
+        assert (status.groups_rewarded, status.trajectories_rewarded) == (40, 80)
+        assert status.state == "stopped" and status.reward_s >= 0
 
     asyncio.run(story())
 
@@ -83,10 +83,10 @@ def test_outage_loses_no_reward() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
         coordinator.away = True
-        judge = make_judge(coordinator)
-        async with judging(judge):
+        judge = make_reward_service(coordinator)
+        async with rewarding(judge):
             await coordinator.until(lambda: coordinator.calls["status"] > 1)
-            coordinator.to_judge.append(group(0, [1]))
+            coordinator.to_reward.append(group(0, [1]))
             coordinator.away = False
             await coordinator.until(lambda: "g0" in coordinator.rewards)
 
@@ -96,8 +96,8 @@ def test_outage_loses_no_reward() -> None:
 def test_rewards_that_were_there_already_are_no_error() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
-        async with judging(make_judge(coordinator)):
-            coordinator.to_judge.extend([group(0, [1]), group(0, [1]), group(1, [2])])
+        async with rewarding(make_reward_service(coordinator)):
+            coordinator.to_reward.extend([group(0, [1]), group(0, [1]), group(1, [2])])
             await coordinator.until(lambda: len(coordinator.rewards) == 2)
 
     asyncio.run(story())
@@ -113,9 +113,9 @@ def test_stop_leaves_after_the_group_in_hand() -> None:
                 return super().judge(problem, completions)
 
         loop = asyncio.get_running_loop()
-        judge = make_judge(coordinator, StopsWhenAsked())
-        coordinator.to_judge.extend(group(n, [1]) for n in range(3))
-        async with judging(judge) as task:
+        judge = make_reward_service(coordinator, StopsWhenAsked())
+        coordinator.to_reward.extend(group(n, [1]) for n in range(3))
+        async with rewarding(judge) as task:
             await task
         assert list(coordinator.rewards) == ["g0"]
 
@@ -126,8 +126,8 @@ def test_stop_while_the_coordinator_is_away() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
         coordinator.away = True
-        judge = make_judge(coordinator)
-        async with judging(judge) as task:
+        judge = make_reward_service(coordinator)
+        async with rewarding(judge) as task:
             await coordinator.until(lambda: coordinator.calls["status"] > 0)
             judge.stop()
             await task
@@ -139,7 +139,7 @@ def test_a_coordinator_that_stays_away_is_named() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
         coordinator.away = True
-        async with judging(make_judge(coordinator, patience_s=0.2)) as task:
+        async with rewarding(make_reward_service(coordinator, patience_s=0.2)) as task:
             with pytest.raises(UnavailableError, match=r"coordinator\.status"):
                 await task
 
@@ -148,7 +148,7 @@ def test_a_coordinator_that_stays_away_is_named() -> None:
 
 def test_another_run_is_refused() -> None:
     async def story() -> None:
-        async with judging(make_judge(LightCoordinator(RunConfig()), run_id="run-9")) as task:
+        async with rewarding(make_reward_service(LightCoordinator(RunConfig()), run_id="run-9")) as task:
             with pytest.raises(ContractError, match="run-9"):
                 await task
 
@@ -158,8 +158,8 @@ def test_another_run_is_refused() -> None:
 def test_a_foreign_prompt_key_is_refused() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
-        coordinator.to_judge.append(group(0, [1], key="poker-0-1"))
-        async with judging(make_judge(coordinator)) as task:
+        coordinator.to_reward.append(group(0, [1], key="poker-0-1"))
+        async with rewarding(make_reward_service(coordinator)) as task:
             with pytest.raises(ContractError, match="poker"):
                 await task
 
@@ -169,15 +169,15 @@ def test_a_foreign_prompt_key_is_refused() -> None:
 def test_status_over_grpc_and_a_taken_port() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
-        judge = make_judge(coordinator)
+        judge = make_reward_service(coordinator)
         server, port = await start_reward(judge, "127.0.0.1", 0)
         client = RewardClient(f"127.0.0.1:{port}")
         try:
-            async with judging(judge):
-                coordinator.to_judge.append(group(0, [1], [2]))
+            async with rewarding(judge):
+                coordinator.to_reward.append(group(0, [1], [2]))
                 await coordinator.until(lambda: coordinator.calls["status"] > 2)
                 status = await client.status()
-                assert (status.groups_judged, status.trajectories_judged) == (1, 2)
+                assert (status.groups_rewarded, status.trajectories_rewarded) == (1, 2)
             with pytest.raises(ConfigError, match=str(port)):
                 await start_reward(judge, "127.0.0.1", port)
         finally:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from tests.services.test_vllm_engine import VOCABULARY, make_model
+from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.errors import ContractError

@@ -114,7 +114,7 @@ def by_concurrency(batch):
 def plain(folder, model):
     """The answers of an engine that knows nothing of drafts, each request alone or in its batch."""
     engine = start(folder)
-    assert not engine.drafts and engine.desk is None
+    assert not engine.drafts and engine.scheduler is None
     with pytest.raises(ConfigError, match="draft_tokens"), engine.scripted_drafts(lambda *_: []):
         pass
     outputs = {}
@@ -282,8 +282,8 @@ def test_a_broken_drafter_disables_itself_with_one_line_and_the_run_goes_on(engi
     answers = {r.prompt_token_ids: plain[r.request_id].token_ids for r in batch}
     holder, _, name = part.partition(".")
     # Whether drafts pay is for the clock to say; here every part of the drafter must be reached.
-    monkeypatch.setattr(engine.desk._gate, "plan", lambda requests: StepPlan(draft=True, floor=0.0))
-    monkeypatch.setattr(getattr(engine.desk, holder), name, fail)
+    monkeypatch.setattr(engine.scheduler._gate, "plan", lambda requests: StepPlan(draft=True, floor=0.0))
+    monkeypatch.setattr(getattr(engine.scheduler, holder), name, fail)
     with capture_logs() as logs:
         drafted = run_to_end(engine, with_history(batch, lambda prompt: [answers[prompt]]))
         drafted += run_to_end(engine, with_history(batch, lambda prompt: [answers[prompt]]))

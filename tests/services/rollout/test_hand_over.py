@@ -12,7 +12,7 @@ import pytest
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.records import GroupSubmission, Judgement, StepCommit, VersionSpan, WorkerState
+from antiphon.core.records import GroupSubmission, RewardedGroup, StepCommit, VersionSpan, WorkerState
 from antiphon.services.coordinator.journal.payloads import prefix_name
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker
@@ -92,9 +92,9 @@ class Hand:
     async def vanish(self) -> None:
         """End without a word, as a reclaimed machine does; the coordinator need not wait to notice."""
         self.task.cancel()
-        keeper = self.site.service.keeper
-        for member in keeper.fleet.named(self.name):
-            keeper.lose(member, "no heartbeat")
+        state_machine = self.site.service.state_machine
+        for member in state_machine.fleet.named(self.name):
+            state_machine.lose(member, "no heartbeat")
         await asyncio.wait([self.task], timeout=DEADLINE_S)
 
 
@@ -129,23 +129,23 @@ def undisturbed(seeds: tuple[int, ...], prompt: tuple[int, ...], config: RunConf
 
 
 async def handed_in(site: Served, count: int = GROUPS) -> list[GroupSubmission]:
-    groups = site.service.keeper.state.groups
+    groups = site.service.state_machine.state.groups
     await until(lambda: sum(g.phase is GroupPhase.SUBMITTED for g in groups.values()) >= count)
-    return [await site.service.keeper.submission(group_id) for group_id in sorted(groups)][:count]
+    return [await site.service.state_machine.submission(group_id) for group_id in sorted(groups)][:count]
 
 
 async def journalled(site: Served, kind: type) -> list:  # type: ignore[type-arg]
-    await site.service.keeper.record()
-    rows = await site.service.keeper.journal.read(0, 500)
+    await site.service.state_machine.record()
+    rows = await site.service.state_machine.journal.read(0, 500)
     return [load_event(row.kind, row.body) for row in rows if row.kind == kind.kind]  # type: ignore[attr-defined]
 
 
 def assert_undisturbed(site: Served, submissions: list[GroupSubmission], config: RunConfig) -> None:
-    keeper = site.service.keeper
+    state_machine = site.service.state_machine
     for submission in submissions:
-        group = keeper.state.groups[submission.group_id]
-        prompt = keeper.prompts.prompt("train", group.prompt_index).token_ids
-        expected = undisturbed(keeper.seeds(group), prompt, config)
+        group = state_machine.state.groups[submission.group_id]
+        prompt = state_machine.prompts.prompt("train", group.prompt_index).token_ids
+        expected = undisturbed(state_machine.seeds(group), prompt, config)
         for trajectory, output in zip(submission.trajectories, expected, strict=True):
             count = len(trajectory.token_ids)
             assert trajectory.token_ids.tolist() == output.token_ids[:count].tolist()
@@ -159,7 +159,7 @@ async def begun(site: Served, make: Callable[..., Hand]) -> Hand:
     await site.service.announce_snapshot(light_manifest("run-1", 0))
     await site.service.open_step(0)
     first = make("first", steps=BEGUN)
-    await until(lambda: site.service.keeper.shelf.tokens == GROUPS * SAMPLES * BEGUN)
+    await until(lambda: site.service.state_machine.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
     return first
 
 
@@ -174,7 +174,7 @@ def test_a_vanished_workers_groups_end_with_the_tokens_they_would_have_had(tmp_p
             submissions = await handed_in(site)
             assert second.prefixes == [BEGUN] * GROUPS * SAMPLES
             assert_undisturbed(site, submissions, config)
-            assert site.service.keeper.shelf.tokens == 0
+            assert site.service.state_machine.partial_groups.tokens == 0
             for event in await journalled(site, LeaseExpired):
                 assert (event.tokens, event.kept) == (SAMPLES * BEGUN, SAMPLES * BEGUN)
             for event in await journalled(site, GroupSubmitted):
@@ -189,7 +189,7 @@ async def train(site: Served, step: int) -> None:
     client = site.client()
     while (reply := await client.pull_batch(step, 0.05)).batch is None:
         for group in await client.pull_for_reward("judge", 8, 0.05):
-            scores = [Judgement(index, float(index % 2)) for index in range(len(group.completions))]
+            scores = [RewardedGroup(index, float(index % 2)) for index in range(len(group.completions))]
             await client.submit_rewards(group.group_id, scores)
     manifest = light_manifest("run-1", step + 1)
     await client.commit_step(StepCommit(step, step + 1, manifest.weights_digest, reply.batch.digest))
@@ -211,7 +211,7 @@ def test_in_elastic_mode_the_spans_say_where_the_version_changed(tmp_path: Path)
             continued = [p for p in second.prefixes if p]
             assert continued == [BEGUN] * GROUPS * SAMPLES
             for submission in submissions:
-                group = site.service.keeper.state.groups[submission.group_id]
+                group = site.service.state_machine.state.groups[submission.group_id]
                 assert group.oldest_version == group.held_version == 0
                 for trajectory in submission.trajectories:
                     assert trajectory.spans == (VersionSpan(0, 0, BEGUN), VersionSpan(1, BEGUN, TOKENS))
@@ -227,7 +227,7 @@ def test_a_stopped_worker_hands_over_at_once(tmp_path: Path) -> None:
         async with served(config, tmp_path) as site, hands(site) as make:
             first = await begun(site, make)
             first.worker.stop(grace_s=DEADLINE_S)
-            state = site.service.keeper.state
+            state = site.service.state_machine.state
             await until(lambda: all(g.phase is GroupPhase.OPEN for g in state.groups.values()))
             first.engine.open()
             await first.task
@@ -280,19 +280,19 @@ def test_what_was_handed_over_outlives_the_coordinator(tmp_path: Path) -> None:
     async def story() -> None:
         async with served(config, tmp_path) as site, hands(site) as make:
             await (await begun(site, make)).vanish()
-            state = site.service.keeper.state
+            state = site.service.state_machine.state
             await until(lambda: all(g.phase is GroupPhase.OPEN for g in state.groups.values()))
-            await site.service.keeper.record()
+            await site.service.state_machine.record()
         async with served(config, tmp_path) as site, hands(site) as make:
-            assert site.service.keeper.shelf.tokens == GROUPS * SAMPLES * BEGUN
+            assert site.service.state_machine.partial_groups.tokens == GROUPS * SAMPLES * BEGUN
             second = make("second")
             assert_undisturbed(site, await handed_in(site), config)
             assert second.prefixes == [BEGUN] * GROUPS * SAMPLES
-            keeper = site.service.keeper
-            await keeper.record()
-            assert [await keeper.journal.payload(prefix_name(g)) for g in keeper.state.groups] == [
-                None
-            ] * GROUPS
+            state_machine = site.service.state_machine
+            await state_machine.record()
+            assert [
+                await state_machine.journal.payload(prefix_name(g)) for g in state_machine.state.groups
+            ] == [None] * GROUPS
 
     asyncio.run(story())
 
@@ -303,13 +303,13 @@ def test_progress_is_told_again_to_a_coordinator_that_forgot_it(tmp_path: Path) 
     async def story() -> None:
         async with served(config, tmp_path) as site, hands(site) as make:
             first = await begun(site, make)
-            keeper = site.service.keeper
-            for group in keeper.state.groups.values():
-                keeper.shelf.end(group.lease_id)
-                keeper.shelf.begin(group.lease_id, group.group_id, SAMPLES, None)
-            keeper.fleet._members.clear()
-            assert keeper.shelf.tokens == 0
-            await until(lambda: keeper.shelf.tokens == GROUPS * SAMPLES * BEGUN)
+            state_machine = site.service.state_machine
+            for group in state_machine.state.groups.values():
+                state_machine.partial_groups.end(group.lease_id)
+                state_machine.partial_groups.begin(group.lease_id, group.group_id, SAMPLES, None)
+            state_machine.fleet._members.clear()
+            assert state_machine.partial_groups.tokens == 0
+            await until(lambda: state_machine.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
             first.engine.open()
             assert_undisturbed(site, await handed_in(site), config)
 
@@ -324,7 +324,7 @@ def test_without_memory_for_it_a_lost_group_is_begun_anew(tmp_path: Path) -> Non
             await site.service.announce_snapshot(light_manifest("run-1", 0))
             await site.service.open_step(0)
             first = make("first", steps=BEGUN)
-            state = site.service.keeper.state
+            state = site.service.state_machine.state
             await until(lambda: {g.phase for g in state.groups.values()} == {GroupPhase.LEASED})
             await first.vanish()
             second = make("second")
@@ -341,10 +341,10 @@ def test_a_prefix_that_no_engine_can_have_written_is_left_aside(tmp_path: Path, 
     async def story() -> None:
         async with served(config, tmp_path) as site, hands(site) as make:
             await (await begun(site, make)).vanish()
-            keeper = site.service.keeper
-            await until(lambda: all(g.phase is GroupPhase.OPEN for g in keeper.state.groups.values()))
-            for group_id in keeper.state.groups:
-                kept = keeper.shelf.waiting(group_id)
+            state_machine = site.service.state_machine
+            await until(lambda: all(g.phase is GroupPhase.OPEN for g in state_machine.state.groups.values()))
+            for group_id in state_machine.state.groups:
+                kept = state_machine.partial_groups.waiting(group_id)
                 assert kept is not None
                 kept.samples[0].whole.token_ids[3] = token
             second = make("second")

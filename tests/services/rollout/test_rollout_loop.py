@@ -19,12 +19,12 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.services.rpc.retry import keep_trying
+from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.services.rpc.serving import stop_server
 from tests.support.light_engine import LightEngine
 from tests.support.light_environment import LightEnvironment, LightPrompts, light_codec
@@ -65,7 +65,7 @@ class House:
         folder.mkdir(exist_ok=True)
         self._journal_path = folder / "journal.db"
         self._port = 0
-        self._keeper: RunKeeper | None = None
+        self._state_machine: RunStateMachine | None = None
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -75,15 +75,15 @@ class House:
     async def open(self) -> None:
         clock = asyncio.get_running_loop().time
         journal = Journal(self._journal_path, RUN_ID)
-        self._keeper = RunKeeper(self.config, RUN_ID, journal, self.store, LightPrompts(), clock)
-        await self._keeper.start()
-        service = CoordinatorService(self._keeper)
+        self._state_machine = RunStateMachine(self.config, RUN_ID, journal, self.store, LightPrompts(), clock)
+        await self._state_machine.start()
+        service = CoordinatorService(self._state_machine)
         self._server, self._port = await start_coordinator(service, "127.0.0.1", self._port)
 
     async def shut(self) -> None:
-        assert self._keeper is not None and self._server is not None
+        assert self._state_machine is not None and self._server is not None
         await stop_server(self._server, grace_s=0.0)
-        await self._keeper.close()
+        await self._state_machine.close()
 
 
 async def train(
@@ -97,10 +97,10 @@ async def train(
         await coordinator.open_evaluation(0)
         for step in range(config.run.steps):
             for ahead in range(step, min(config.run.steps, step + config.loop.max_staleness + 1)):
-                await keep_trying("open", lambda ahead=ahead: coordinator.open_step(ahead), PATIENCE_S)
+                await retry_unavailable("open", lambda ahead=ahead: coordinator.open_step(ahead), PATIENCE_S)
             batch = None
             while batch is None:
-                reply = await keep_trying(
+                reply = await retry_unavailable(
                     "pull", lambda step=step: coordinator.pull_batch(step, 1.0), PATIENCE_S
                 )
                 batch = reply.batch
@@ -108,9 +108,11 @@ async def train(
             manifest = light_manifest(RUN_ID, step + 1)
             publish = (step + 1) % config.loop.publish_interval == 0
             commit = StepCommit(step, step + 1, manifest.weights_digest, batch.digest, published=publish)
-            await keep_trying("commit", lambda commit=commit: coordinator.commit_step(commit), PATIENCE_S)
+            await retry_unavailable(
+                "commit", lambda commit=commit: coordinator.commit_step(commit), PATIENCE_S
+            )
             if publish:
-                await keep_trying(
+                await retry_unavailable(
                     "announce", lambda manifest=manifest: coordinator.announce_snapshot(manifest), PATIENCE_S
                 )
             await after_step(step)

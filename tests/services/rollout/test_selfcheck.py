@@ -14,7 +14,7 @@ from antiphon.services.rollout.selfcheck import distribution_check as law
 from antiphon.services.rollout.selfcheck.draft_check import DraftReport, IdentityCheck, compare
 from tests.support.loop_model import make_config
 
-SOUND = law.LawCheck(SamplingParameters(), 500, 15, 0.4, 0, 1e-7)
+SOUND = law.DistributionCheck(SamplingParameters(), 500, 15, 0.4, 0, 1e-7)
 SAME = IdentityCheck(requests=64, flipped=0, logprob_difference=0.0, bits_equal=True)
 
 
@@ -107,8 +107,8 @@ def build(monkeypatch, tmp_path):
     from antiphon.services.rollout.engine import vllm_engine
     from antiphon.services.rollout.selfcheck import startup_check as self_test
 
-    def run(drafts, *, mode="elastic", law_check=SOUND):
-        seen = self_test.SelfTestReport("keyed", (law_check,), True, True, 0.0, True, drafts)
+    def run(drafts, *, mode="elastic", distribution_check=SOUND):
+        seen = self_test.SelfTestReport("keyed", (distribution_check,), True, True, 0.0, True, drafts)
         monkeypatch.setattr(self_test, "run_self_test", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
         monkeypatch.setattr(service, "local_model_directory", lambda path: tmp_path)
@@ -137,4 +137,4 @@ def test_fixed_mode_asks_for_equal_bits(build):
 
 def test_another_law_without_drafts_ends_the_worker(build):
     with pytest.raises(IntegrityError, match="do not follow"):
-        build(report(), law_check=replace(SOUND, z=9.0))
+        build(report(), distribution_check=replace(SOUND, z=9.0))

@@ -22,7 +22,7 @@ from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.snapshot import build_snapshot
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import load_prompts
-from antiphon.services.coordinator.run_state_machine import RunKeeper
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.rollout.engine.environment import child_environment
@@ -128,18 +128,18 @@ async def story(folder: Path) -> None:
     (folder / "config.yaml").write_text(dump_config(config))
     store = ArtifactStore(folder / "store")
     clock = asyncio.get_running_loop().time
-    keeper = RunKeeper(
+    state_machine = RunStateMachine(
         config, RUN_ID, Journal(folder / "journal.db", RUN_ID), store, load_prompts(config), clock
     )
-    await keeper.start()
-    service = CoordinatorService(keeper)
+    await state_machine.start()
+    service = CoordinatorService(state_machine)
     server, port = await start_coordinator(service, "127.0.0.1", 0)
     origin = Origin(folder / "origin")
     await origin.open()
     address = f"127.0.0.1:{port}"
-    judging = process(JUDGE, address, str(folder), log=folder / "judge.log")
+    rewarding = process(JUDGE, address, str(folder), log=folder / "judge.log")
     sampling = process(WORKER, address, str(folder / "w0"), log=folder / "worker.log")
-    async with asyncio.timeout(DEADLINE_S), judging as judge, sampling as worker:
+    async with asyncio.timeout(DEADLINE_S), rewarding as judge, sampling as worker:
         manifest = origin.publish(0)
         await service.announce_snapshot(manifest)
         await service.open_evaluation(0)
@@ -164,7 +164,7 @@ async def story(folder: Path) -> None:
     assert origin.server is not None
     await stop_server(origin.server)
     await stop_server(server, grace_s=0.0)
-    await keeper.close()
+    await state_machine.close()
 
 
 def test_processes_sample_judge_and_leave(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.services.rpc.retry import FIRST_PAUSE_S, JITTER, MOST_PAUSE_S, keep_trying, pause_s
+from antiphon.services.rpc.retry import FIRST_PAUSE_S, JITTER, MOST_PAUSE_S, pause_s, retry_unavailable
 
 
 def test_pauses_grow_to_a_limit_and_differ_between_callers() -> None:
@@ -36,11 +36,11 @@ def test_only_an_absent_peer_is_asked_again_and_not_for_ever() -> None:
 
     async def story() -> None:
         with pytest.raises(UnavailableError, match=r"coordinator.pull had no answer for 0.3 s \(nobody"):
-            await keep_trying("coordinator.pull", away, 0.3, "w0")
+            await retry_unavailable("coordinator.pull", away, 0.3, "w0")
         assert asked.count("away") >= 2
         with pytest.raises(ContractError, match="another run"):
-            await keep_trying("coordinator.pull", refuses, 5.0)
+            await retry_unavailable("coordinator.pull", refuses, 5.0)
         assert asked.count("refuses") == 1
-        assert await keep_trying("coordinator.pull", lambda: comes_back(), 5.0) == 7
+        assert await retry_unavailable("coordinator.pull", lambda: comes_back(), 5.0) == 7
 
     asyncio.run(story())

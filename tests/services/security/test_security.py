@@ -67,11 +67,11 @@ def test_wrong_tokens_are_refused_in_a_sentence(tmp_path: Path, house: House, ca
     make, words = REFUSED[case]
 
     async def act(site: SecuredSite) -> None:
-        before = site.keeper.journal.empty, dict(site.keeper.state.registrations)
+        before = site.state_machine.journal.empty, dict(site.state_machine.state.registrations)
         with pytest.raises(ContractError, match=words):
             await site.client(make(house)).register(hello("w"))
-        assert (site.keeper.journal.empty, site.keeper.state.registrations) == before
-        assert not site.keeper.fleet.living()
+        assert (site.state_machine.journal.empty, site.state_machine.state.registrations) == before
+        assert not site.state_machine.fleet.living()
 
     serve_and(tmp_path, house, act)
 
@@ -88,7 +88,7 @@ def test_strangers_to_the_authority_are_refused(tmp_path: Path, house: House) ->
             await site.client(impostor).register(hello("w"))
         with pytest.raises(UnavailableError):  # no TLS at all
             await CoordinatorClient(site.address, timeout_s=3.0).register(hello("w"))
-        assert not site.keeper.fleet.living()
+        assert not site.state_machine.fleet.living()
 
     serve_and(tmp_path, house, act)
 
@@ -104,7 +104,7 @@ def test_a_worker_speaks_for_itself_alone(tmp_path: Path, house: House) -> None:
         for call in (worker.finish(), worker.status(), worker.pause("x"), worker.open_step(0)):
             with pytest.raises(ContractError, match="needs scope admin"):
                 await call
-        state = site.keeper.state
+        state = site.state_machine.state
         assert not state.finished and not state.paused_reason and not state.opened_steps
 
     serve_and(tmp_path, house, act)
@@ -151,7 +151,7 @@ def test_revocation_counts_at_once_and_survives_a_restart(tmp_path: Path, house:
     serve_and(tmp_path, house, act)
 
     async def after(site: SecuredSite) -> None:
-        assert set(site.keeper.state.revoked) == {token_id, "other"}
+        assert set(site.state_machine.state.revoked) == {token_id, "other"}
         with pytest.raises(ContractError, match="was revoked"):
             await site.client(house.worker("w", token_id=token_id)).register(hello("w"))
 
@@ -228,8 +228,8 @@ def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
     def ask(*requests: rollout_pb2.WorkRequest) -> Denial | None:
         message = rollout_pb2.WorkRequests(requests=requests)
         refusal = guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, message)
-        for told, judged in zip(requests, message.requests, strict=True):
-            told.CopyFrom(judged)
+        for told, rewarded in zip(requests, message.requests, strict=True):
+            told.CopyFrom(rewarded)
         return None if refusal is None else refusal.denial
 
     assert guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, None) is None  # the stream itself

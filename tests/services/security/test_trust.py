@@ -18,7 +18,7 @@ from antiphon.benchmarks.parts.trust import dishonest_workers as animals
 from antiphon.core.config import build_config
 from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SubmitVerdict, Trajectory, VersionSpan
-from antiphon.core.trust.audit import Band, SampleFigures, judge_group
+from antiphon.core.trust.audit import Band, SampleStatistics, audit_group
 from antiphon.core.trust.reputation import FIRST_SHARE
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
@@ -79,7 +79,7 @@ LIARS: dict[str, tuple[Callable[[animals.Zoo], animals.Make], set[str]]] = {
 def audit(zoo: animals.Zoo, lease: Lease, made: tuple[Trajectory, ...]) -> set[str]:
     auditor = ZooAuditor(CONFIG, None, zoo.model)  # type: ignore[arg-type]
     group = GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids)
-    return {finding.check for finding in judge_group(auditor.examine(group), Band())}
+    return {finding.check for finding in audit_group(auditor.examine(group), Band())}
 
 
 def submission(lease: Lease, worker_id: str, made: tuple[Trajectory, ...]) -> GroupSubmission:
@@ -126,13 +126,13 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
         stolen = dataclasses.replace(whole, worker_id=good.worker_id)
         with pytest.raises(ContractError, match="was not granted to 'good-1'"):
             await good.client.submit_group(stolen)
-        state_before = site.keeper.state.groups[first.group_id].phase
+        state_before = site.state_machine.state.groups[first.group_id].phase
         with pytest.raises(ContractError, match="must be finite"):
             await bad.client.submit_group(changed(behaviour_logprobs=logprobs))
         with pytest.raises(ContractError, match=r"sampled with version 9, but versions 0\.\.0 exist"):
             await bad.client.submit_group(changed(spans=(VersionSpan(9, 0, made[0].token_ids.size),)))
-        assert site.keeper.state.groups[first.group_id].phase is state_before
-        assert site.keeper.state.standings["bad"].strikes == 2
+        assert site.state_machine.state.groups[first.group_id].phase is state_before
+        assert site.state_machine.state.standings["bad"].strikes == 2
         assert await bad.client.submit_group(whole) is SubmitVerdict.ACCEPTED
         assert await bad.client.submit_group(whole) is SubmitVerdict.ALREADY_ACCEPTED
         replayed = dataclasses.replace(whole, group_id=second.group_id)  # an old payload for another group
@@ -142,7 +142,7 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
         with pytest.raises(ContractError, match="seed="):
             await bad.client.submit_group(relabelled)
         # The third strike: out, and what it still holds is offered to others.
-        assert "3 strikes" in site.keeper.state.barred("bad")
+        assert "3 strikes" in site.state_machine.state.barred("bad")
         assert (
             await bad.client.submit_group(submission(third, bad.worker_id, animals.honest(zoo)([third])[0]))
             is SubmitVerdict.LATE
@@ -174,18 +174,18 @@ def test_a_liar_is_shut_out_while_others_go_on(tmp_path: Path, house: House, zoo
         bad, good = await enter(site, house, "bad"), await enter(site, house, "good")
         cheat = animals.cherry_picked(zoo, 1)
         handed_in = 0
-        while not site.keeper.state.barred("bad"):
+        while not site.state_machine.state.barred("bad"):
             handed_in += await bad.work(cheat)
             assert handed_in < 40
-            # Audits take as long as they take: wait for the desk to hear of what it drew.
+            # Audits take as long as they take: wait for the audit queue to hear of what it drew.
             await until_audited(site)
-        assert "not where their seeds put them" in site.keeper.state.barred("bad")
+        assert "not where their seeds put them" in site.state_machine.state.barred("bad")
         for _ in range(6):
             assert await good.work(animals.honest(zoo))
         await until_audited(site)
-        standing = site.keeper.state.standings.get("good")
+        standing = site.state_machine.state.standings.get("good")
         assert standing is not None and standing.audited and not standing.strikes
-        assert standing.share < FIRST_SHARE and not site.keeper.state.barred("good")
+        assert standing.share < FIRST_SHARE and not site.state_machine.state.barred("good")
         status = await flow.status()
         assert set(status.barred) == {"bad"}
         kinds = [event.kind async for event in flow.watch_events(0, follow=False)]
@@ -207,14 +207,14 @@ def test_what_the_learner_sees_in_training_speaks_against_a_worker(tmp_path: Pat
     async def act(site: SecuredSite) -> None:
         flow = site.client(house.services)
         await enter(site, house, "bad")
-        near, far = SampleFigures(0, 200, 0, 0, 2e-3), SampleFigures(0, 200, 0, 0, 0.05)
+        near, far = SampleStatistics(0, 200, 0, 0, 2e-3), SampleStatistics(0, 200, 0, 0, 0.05)
         await flow.submit_audit("g0000000", [near], "bad-1")
         await flow.submit_audit("g0000001", [far], "nobody-1")
-        assert not site.keeper.state.standings  # within the band, or nobody we know
+        assert not site.state_machine.state.standings  # within the band, or nobody we know
         for number in range(3):
-            assert not site.keeper.state.barred("bad")
+            assert not site.state_machine.state.barred("bad")
             await flow.submit_audit(f"g000000{number}", [far], "bad-1")
-        assert "logprobs differ by 0.05 nats" in site.keeper.state.barred("bad")
+        assert "logprobs differ by 0.05 nats" in site.state_machine.state.barred("bad")
 
     run(tmp_path, house, act)
 
@@ -256,7 +256,7 @@ class Guest:
 
 async def enter(site: SecuredSite, house: House, name: str) -> Guest:
     flow = site.client(house.services)
-    if not site.keeper.state.snapshots:
+    if not site.state_machine.state.snapshots:
         key = load_key(house.keys / "services", LEARNER_KEY)
         await flow.announce_snapshot(sign_manifest(light_manifest(0), key))
         await flow.open_step(3)
@@ -267,7 +267,7 @@ async def enter(site: SecuredSite, house: House, name: str) -> Guest:
 async def until_audited(site: SecuredSite) -> None:
     async with asyncio.timeout(60.0):
         while site.trust.waiting:
-            await site.keeper.journal.grown.wait(0.2)
+            await site.state_machine.journal.grown.wait(0.2)
 
 
 def run(tmp_path: Path, house: House, act: Callable[[SecuredSite], object]) -> None:

@@ -12,7 +12,7 @@ from antiphon.core.config import build_config
 from antiphon.core.loop.admission import group_seeds
 from antiphon.core.loop.checks import submission_digest
 from antiphon.core.loop.group_state import GroupState
-from antiphon.core.records import BatchRef, DraftingFigures, GroupSubmission
+from antiphon.core.records import BatchRef, DraftingStatistics, GroupSubmission
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.protos import records_pb2
 from antiphon.services.coordinator.api import LeaseRequest
@@ -20,13 +20,13 @@ from antiphon.services.coordinator.run_state_machine import pinned_values
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
 
-FIGURES = DraftingFigures(100, 40, 90, 70, 60, 2, 0.25, 0.5, 1.75)
+FIGURES = DraftingStatistics(100, 40, 90, 70, 60, 2, 0.25, 0.5, 1.75)
 SUBMISSION = GroupSubmission("l", "g", "w", (), 0.5)
 REF = BatchRef(0, "d", "t", 2, 1, 0, 0, 9, 0.5, {0: 2}, 4.5)
 
 
 @pytest.mark.parametrize("figures", [None, FIGURES])
-def test_figures_travel_with_submissions_and_batches(figures: DraftingFigures | None) -> None:
+def test_figures_travel_with_submissions_and_batches(figures: DraftingStatistics | None) -> None:
     submission = replace(SUBMISSION, drafting=figures)
     message = records_pb2.GroupSubmission.FromString(
         wire_work.group_submission_to_proto(submission).SerializeToString()
