@@ -40,7 +40,8 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     home = home_directory()
     view = make_view()
     view.message(f"{config.run.name}: {config.run.steps} steps, seed {config.run.seed}; loading")
-    from antiphon.runs.launch import RunOptions, run_post_train
+    from antiphon.flows.local_run import run_post_train
+    from antiphon.runs.launch import RunOptions
 
     served = running_prefect(home)
     if served is not None:  # one server on the database is better than two

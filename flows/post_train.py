@@ -31,7 +31,8 @@ from antiphon.flows.run_page import RunPage
 from antiphon.flows.schedule import Handle, StageSkipped, drive
 from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory
-from antiphon.runs.launch import RunOutcome, open_run
+from antiphon.runs.launch import open_run
+from antiphon.runs.outcome import RunOutcome
 from antiphon.tasks.broadcast import broadcast
 from antiphon.tasks.learner import step
 from antiphon.tasks.record import record

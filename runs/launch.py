@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import httpx
 import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import drafting_summary
-from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
+from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report.page import build_report
@@ -30,9 +29,9 @@ from antiphon.lineage.store.uploader import Uploader
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
+from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.outcome import RunOutcome, summarise, write_results
-from antiphon.runs.prefect_server import PrefectSupervisor, begin_prefect_server, client_environment
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
 from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
@@ -48,9 +47,6 @@ _log = structlog.get_logger(__name__)
 
 CLOSE_S = 5.0
 """Longest wait for a channel to close."""
-
-SERVER_START_S = 180.0
-"""Longest wait for the Prefect server, which starts beside the services."""
 
 EVENTS_TIMEOUT_S = 60.0
 """Longest wait for the whole journal, which the report is made from."""
@@ -206,8 +202,6 @@ def open_run(
             )
             stack.callback(_close_records, context.recorder, place.directory)
             if place.resumed:
-                from antiphon.tasks.record import catch_up  # brings Prefect, which reads its variables once
-
                 catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         live = LiveRun(context, supervisor, committed, opened, view, options)
@@ -306,59 +300,6 @@ def _links(run_dir: Path) -> dict[str, str]:
     return links
 
 
-def run_post_train(
-    config: RunConfig,
-    run_id: str | None,
-    home: Path,
-    view: RunView,
-    options: RunOptions | None = None,
-) -> RunOutcome:
-    """Run the flow in this process against a real Prefect server and return what came of it.
-
-    A server is started unless PREFECT_API_URL names one; it is stopped afterwards, its
-    database stays.
-
-    Raises:
-        AntiphonError: with the reason, when the run did not complete.
-    """
-    os.environ["ANTIPHON_HOME"] = str(home)
-    surroundings = Surroundings(view, options or RunOptions(), checked=True)
-    preflight(config, home)
-    with ExitStack() as stack:
-        token = _surroundings.set(surroundings)
-        stack.callback(_surroundings.reset, token)
-        server = None
-        if not os.environ.get("PREFECT_API_URL"):
-            view.message("starting the Prefect server and the services")
-            server = begin_prefect_server(home, 0, home / "prefect" / "server.log")
-            stack.callback(server.stop)
-            for name, value in client_environment(server.url, home).items():
-                stack.callback(_set_variable(name, value))
-        live = stack.enter_context(open_run(config, run_id, home))
-        if server is not None:
-            server.wait_healthy(SERVER_START_S)
-            stack.callback(PrefectSupervisor(server, home).close)
-        stack.enter_context(surrounded(replace(surroundings, live=live)))
-        from prefect.exceptions import CancelledRun
-
-        from antiphon.flows.post_train import flush_events, post_train
-
-        stack.callback(flush_events)
-        try:
-            result = post_train(config, live.context.run_id)
-        except CancelledRun as error:
-            raise AntiphonError("the run was cancelled; start it again to go on") from error
-        except httpx.HTTPError as error:
-            finished = run_directory.is_finished(live.context.run_dir)
-            raise UnavailableError(
-                f"the Prefect server at {os.environ['PREFECT_API_URL']} went away and was not told the end; "
-                f"{'the run is complete' if finished else 'the same command goes on'}"
-            ) from error
-    if not isinstance(result, dict):
-        raise AntiphonError(f"the run did not complete: {result}")
-    return RunOutcome.from_summary(result)
-
-
 @contextmanager
 def surrounded(surroundings: Surroundings) -> Iterator[None]:
     """Hand `surroundings` to the flows that are called inside."""
@@ -367,20 +308,3 @@ def surrounded(surroundings: Surroundings) -> Iterator[None]:
         yield
     finally:
         _surroundings.reset(token)
-
-
-def _set_variable(name: str, value: str) -> Callable[[], None]:
-    """Set an environment variable and return what puts the old one back."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-
-    def restore() -> None:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-    return restore
-
-
-__all__ = ["ConfigError", "LiveRun", "RunOptions", "RunOutcome", "open_run", "run_post_train"]

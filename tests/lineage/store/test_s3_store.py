@@ -111,7 +111,7 @@ def test_a_run_is_refused_before_anything_starts(server: S3Server, tmp_path: Pat
             f"s3://{server.bucket}/x",
             "http://127.0.0.1:9",
             UnavailableError,
-            "does not answer at record.artifact_url_e",
+            "does not answer at record.artifact_endpoint",
         ),
     ):
         record = plain.record.model_copy(update={"artifact_url": store, "artifact_endpoint": endpoint})

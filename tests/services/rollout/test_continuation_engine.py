@@ -6,13 +6,13 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.errors import ContractError
 from antiphon.core.records import SamplingParameters, VersionSpan
 from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
+from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
 pytestmark = [
     pytest.mark.engine,

@@ -1,0 +1,90 @@
+"""Local run: the flow in this process, against a Prefect server that is started for it if need be.
+
+Prefect reads its variables once, when it is imported: so it is imported after they are set.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.reporting.run_view import RunView
+from antiphon.runs import directory as run_directory
+from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
+from antiphon.runs.outcome import RunOutcome
+from antiphon.runs.prefect_server import PrefectSupervisor, begin_prefect_server, client_environment
+from antiphon.runs.preflight import preflight
+
+SERVER_START_S = 180.0
+"""Longest wait for the Prefect server, which starts beside the services."""
+
+
+def run_post_train(
+    config: RunConfig,
+    run_id: str | None,
+    home: Path,
+    view: RunView,
+    options: RunOptions | None = None,
+) -> RunOutcome:
+    """Run the flow in this process against a real Prefect server and return what came of it.
+
+    A server is started unless PREFECT_API_URL names one; it is stopped afterwards, its
+    database stays.
+
+    Raises:
+        AntiphonError: with the reason, when the run did not complete.
+    """
+    os.environ["ANTIPHON_HOME"] = str(home)
+    surroundings = Surroundings(view, options or RunOptions(), checked=True)
+    preflight(config, home)
+    with ExitStack() as stack:
+        stack.enter_context(surrounded(surroundings))
+        server = None
+        if not os.environ.get("PREFECT_API_URL"):
+            view.message("starting the Prefect server and the services")
+            server = begin_prefect_server(home, 0, home / "prefect" / "server.log")
+            stack.callback(server.stop)
+            for name, value in client_environment(server.url, home).items():
+                stack.callback(_set_variable(name, value))
+        live = stack.enter_context(open_run(config, run_id, home))
+        if server is not None:
+            server.wait_healthy(SERVER_START_S)
+            stack.callback(PrefectSupervisor(server, home).close)
+        stack.enter_context(surrounded(replace(surroundings, live=live)))
+        from prefect.exceptions import CancelledRun
+
+        from antiphon.flows.post_train import flush_events, post_train
+
+        stack.callback(flush_events)
+        try:
+            result = post_train(config, live.context.run_id)
+        except CancelledRun as error:
+            raise AntiphonError("the run was cancelled; start it again to go on") from error
+        except httpx.HTTPError as error:
+            finished = run_directory.is_finished(live.context.run_dir)
+            raise UnavailableError(
+                f"the Prefect server at {os.environ['PREFECT_API_URL']} went away and was not told the end; "
+                f"{'the run is complete' if finished else 'the same command goes on'}"
+            ) from error
+    if not isinstance(result, dict):
+        raise AntiphonError(f"the run did not complete: {result}")
+    return RunOutcome.from_summary(result)
+
+
+def _set_variable(name: str, value: str) -> Callable[[], None]:
+    """Set an environment variable and return what puts the old one back."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+    return restore
