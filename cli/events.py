@@ -11,7 +11,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from antiphon.services.coordinator.api import Event
+    from antiphon.core.status import Event
 
 DIGEST_CHARACTERS = 12
 """Enough of a digest to find it again."""

@@ -14,7 +14,7 @@ from antiphon.core.errors import AntiphonError
 
 if TYPE_CHECKING:
     from antiphon.core.reporting.run_view import PlaneView
-    from antiphon.services.coordinator.api import RunStatus
+    from antiphon.core.status import RunStatus
     from antiphon.services.security.credentials import Credentials
 
 WATCH_S = 1.0

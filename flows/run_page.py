@@ -25,8 +25,8 @@ from prefect.exceptions import PrefectException
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.core.status import RunStatus
 from antiphon.runs.context import RunContext, StageSpan
-from antiphon.services.coordinator.api import RunStatus
 
 _log = structlog.get_logger(__name__)
 

@@ -10,8 +10,8 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import ALARMS, Alarm, find_alarms, space_alarm, stall_alarm
+from antiphon.core.status import RunStatus
 from antiphon.models.codec import resolve_model_path
-from antiphon.services.coordinator.api import RunStatus
 
 _MEND = {kind.name: kind.mend for kind in ALARMS}
 

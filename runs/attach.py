@@ -14,7 +14,7 @@ from typing import Any
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
-from antiphon.services.coordinator.api import Event, RunStatus
+from antiphon.core.status import Event, RunStatus
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.security.credentials import Credentials, find_credentials
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
+from antiphon.core.status import EvaluationRecord, RunStatus
 from antiphon.runs.context import StageSpan
-from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
 from antiphon.services.learner.api import LearnerStatus
 
 EPOCHS_SAID = 6

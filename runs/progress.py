@@ -8,9 +8,9 @@ import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.reporting.run_view import PlaneView, RunView
+from antiphon.core.status import RunStatus
 from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.context import RunContext
-from antiphon.services.coordinator.api import RunStatus
 
 _log = structlog.get_logger(__name__)
 

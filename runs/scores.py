@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.core.status import EvaluationRecord
 from antiphon.runs.attach import attached
 from antiphon.runs.directory import find_run, store_directory
-from antiphon.services.coordinator.api import EvaluationRecord
 from antiphon.services.coordinator.client import CoordinatorClient
 
 POLL_S = 1.0

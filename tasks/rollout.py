@@ -8,8 +8,8 @@ from prefect.cache_policies import NO_CACHE
 
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef
+from antiphon.core.status import EvaluationRecord, RunStatus
 from antiphon.runs.context import POLL_S, RunContext, find
-from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
 
 PAUSED_WAIT_S = 5.0
 """How long a stage that finds the run paused leaves the word to the stage that caused it."""

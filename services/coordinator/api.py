@@ -5,7 +5,7 @@ the caller will wait, and the answer says who is being waited for, so a stall ex
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core.records import (
@@ -20,8 +20,8 @@ from antiphon.core.records import (
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
-    WorkerState,
 )
+from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 
 
@@ -131,92 +131,6 @@ class BatchReply:
     """In words, when batch is None: which groups, at which worker or judge."""
     progress: float
     """Share of the step's groups that are rewarded, 0..1."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationRecord:
-    """Held-out score of one policy version."""
-
-    version: int
-    prompts: int
-    rewarded: int
-    """Equal to prompts when the evaluation is complete."""
-    reward_mean: float
-    """pass@1 where rewards are 0 or 1; over the rewarded prompts."""
-    completion_tokens_mean: float
-
-    @property
-    def complete(self) -> bool:
-        """Tell whether every prompt was rewarded."""
-        return self.rewarded >= self.prompts
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRecord:
-    """One worker as the coordinator sees it."""
-
-    worker_id: str
-    state: WorkerState
-    held_version: int | None
-    open_leases: int
-    tokens_generated: int
-    busy_share: float
-    """Share of its time in which its engine had work, 0..1."""
-    seconds_since_heartbeat: float
-    audited: int = 0
-    """Groups of this worker's name that were audited."""
-    strikes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """A run at a glance."""
-
-    run_id: str
-    steps_total: int
-    committed_steps: int
-    """Equals the newest policy version."""
-    opened_steps: int
-    sealed_steps: int
-    newest_version: int | None
-    """Newest announced snapshot."""
-    groups_open: int
-    groups_leased: int
-    groups_to_reward: int
-    groups_ready: int
-    """Rewarded and waiting for a batch."""
-    groups_dropped_stale: int
-    groups_filtered: int
-    groups_requeued: int
-    """Leases that expired or were released, whose groups were offered again."""
-    staleness_histogram: dict[int, int] = field(default_factory=dict)
-    """Staleness -> trajectories, over all sealed batches."""
-    workers: tuple[WorkerRecord, ...] = ()
-    evaluations: tuple[EvaluationRecord, ...] = ()
-    last_commit: StepCommit | None = None
-    paused_reason: str = ""
-    """Why the run is paused, in words; empty while it goes on."""
-    waiting: str = ""
-    """What the data plane waits for at the moment, in words."""
-    finished: bool = False
-    barred: dict[str, str] = field(default_factory=dict)
-    """Workers and tokens that are shut out -> why."""
-    worker_seconds: dict[str, float] = field(default_factory=dict)
-    """Use -> seconds of workers, each booked once: see `core.loop.work_account`."""
-    tokens_by_use: dict[str, int] = field(default_factory=dict)
-    """Use -> completion tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One entry of the journal, for people and dashboards."""
-
-    seq: int
-    at: float
-    """Unix seconds, for display only; no decision uses it."""
-    kind: str
-    """noun.verb, such as lease.expired."""
-    data_json: str
 
 
 class Coordinator(Protocol):

@@ -18,16 +18,15 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
+from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
 from antiphon.services.coordinator.api import (
     BatchReply,
     Coordinator,
-    Event,
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
-    RunStatus,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,

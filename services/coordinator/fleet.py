@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from antiphon.core.loop.leases import LeaseTable, beat_pause_s
 from antiphon.core.records import WorkerState
-from antiphon.services.coordinator.api import WorkerHeartbeat, WorkerRecord
+from antiphon.core.status import WorkerRecord
+from antiphon.services.coordinator.api import WorkerHeartbeat
 
 MISSED_HEARTBEATS = 5
 """A worker that missed this many in a row counts as lost."""

@@ -19,7 +19,8 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.records import StepCommit, WorkerState
 from antiphon.core.reporting.alarms import ALARMS, find_alarms
-from antiphon.services.coordinator.api import Coordinator, RunStatus
+from antiphon.core.status import RunStatus
+from antiphon.services.coordinator.api import Coordinator
 
 HOST = "127.0.0.1"
 ANSWER_S = 5.0

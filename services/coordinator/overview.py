@@ -8,8 +8,8 @@ from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import WorkerState
+from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
 from antiphon.core.trust.access_tokens import name_of_worker
-from antiphon.services.coordinator.api import EvaluationRecord, RunStatus, WorkerRecord
 from antiphon.services.coordinator.fleet import Fleet
 
 

@@ -17,12 +17,7 @@ from antiphon.lineage.store.artifact_store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.audit_queue import AuditQueue
-from antiphon.services.coordinator.journal.journal import (
-    JOURNAL_NAME,
-    Journal,
-    journal_place,
-    wall_clock,
-)
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, journal_place
 from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -43,6 +38,7 @@ from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
 from antiphon.system import failpoints
+from antiphon.system.clock import wall_clock
 
 __all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
 

@@ -28,17 +28,16 @@ from antiphon.core.records import (
     SubmitVerdict,
     WorkerState,
 )
+from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.access_tokens import WORKER_NAME, name_of_worker
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import (
     BatchReply,
     Coordinator,
-    Event,
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
-    RunStatus,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,

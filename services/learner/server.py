@@ -20,7 +20,6 @@ from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.journal import wall_clock
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.rpc.serving import Security, answers_errors, start_server, stop_server
@@ -30,6 +29,7 @@ from antiphon.services.security.keys import SigningKey
 from antiphon.services.wire.arrays import logprobs_to_bytes
 from antiphon.services.wire.status import learner_status_to_proto
 from antiphon.services.wire.steps import snapshot_manifest_to_proto, step_result_to_proto
+from antiphon.system.clock import wall_clock
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
 """As `opening.open_learner`."""

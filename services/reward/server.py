@@ -13,13 +13,13 @@ from antiphon.core.config import RunConfig
 from antiphon.environments.environment import Environment
 from antiphon.protos import records_pb2, reward_pb2, reward_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.journal import wall_clock
 from antiphon.services.reward.api import Reward
 from antiphon.services.reward.service import Decoder, RewardService
 from antiphon.services.rpc.serving import Security, answers_errors, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
 from antiphon.services.wire.status import reward_status_to_proto
+from antiphon.system.clock import wall_clock
 
 
 class RewardServicer(reward_pb2_grpc.RewardServicer):

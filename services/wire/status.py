@@ -4,16 +4,16 @@ Reading what was written gives an equal record; messages that cannot be meant ra
 """
 
 from antiphon.core import records as r
+from antiphon.core import status as core_status
 from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, learner_pb2, reward_pb2
-from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
 from antiphon.services.reward import api as reward_api
 from antiphon.services.wire.arrays import optional
 from antiphon.services.wire.steps import step_commit_from_proto, step_commit_to_proto
 
 
-def evaluation_record_to_proto(x: coordinator_api.EvaluationRecord) -> coordinator_pb2.EvaluationRecord:
+def evaluation_record_to_proto(x: core_status.EvaluationRecord) -> coordinator_pb2.EvaluationRecord:
     """Translate."""
     return coordinator_pb2.EvaluationRecord(
         version=x.version,
@@ -24,9 +24,9 @@ def evaluation_record_to_proto(x: coordinator_api.EvaluationRecord) -> coordinat
     )
 
 
-def evaluation_record_from_proto(m: coordinator_pb2.EvaluationRecord) -> coordinator_api.EvaluationRecord:
+def evaluation_record_from_proto(m: coordinator_pb2.EvaluationRecord) -> core_status.EvaluationRecord:
     """Translate."""
-    return coordinator_api.EvaluationRecord(
+    return core_status.EvaluationRecord(
         version=m.version,
         prompts=m.prompts,
         rewarded=m.rewarded,
@@ -44,7 +44,7 @@ def _worker_state(text: str) -> r.WorkerState:
         ) from None
 
 
-def worker_record_to_proto(x: coordinator_api.WorkerRecord) -> coordinator_pb2.WorkerRecord:
+def worker_record_to_proto(x: core_status.WorkerRecord) -> coordinator_pb2.WorkerRecord:
     """Translate."""
     return coordinator_pb2.WorkerRecord(
         worker_id=x.worker_id,
@@ -59,9 +59,9 @@ def worker_record_to_proto(x: coordinator_api.WorkerRecord) -> coordinator_pb2.W
     )
 
 
-def worker_record_from_proto(m: coordinator_pb2.WorkerRecord) -> coordinator_api.WorkerRecord:
+def worker_record_from_proto(m: coordinator_pb2.WorkerRecord) -> core_status.WorkerRecord:
     """Translate."""
-    return coordinator_api.WorkerRecord(
+    return core_status.WorkerRecord(
         worker_id=m.worker_id,
         state=_worker_state(m.state),
         held_version=optional(m, "held_version"),
@@ -93,7 +93,7 @@ _STATUS_SCALARS = (
 )
 
 
-def run_status_to_proto(x: coordinator_api.RunStatus) -> coordinator_pb2.RunStatus:
+def run_status_to_proto(x: core_status.RunStatus) -> coordinator_pb2.RunStatus:
     """Translate."""
     return coordinator_pb2.RunStatus(
         **{name: getattr(x, name) for name in _STATUS_SCALARS},
@@ -108,9 +108,9 @@ def run_status_to_proto(x: coordinator_api.RunStatus) -> coordinator_pb2.RunStat
     )
 
 
-def run_status_from_proto(m: coordinator_pb2.RunStatus) -> coordinator_api.RunStatus:
+def run_status_from_proto(m: coordinator_pb2.RunStatus) -> core_status.RunStatus:
     """Translate."""
-    return coordinator_api.RunStatus(
+    return core_status.RunStatus(
         **{name: getattr(m, name) for name in _STATUS_SCALARS},
         newest_version=optional(m, "newest_version"),
         staleness_histogram=dict(sorted(m.staleness_histogram.items())),
@@ -123,14 +123,14 @@ def run_status_from_proto(m: coordinator_pb2.RunStatus) -> coordinator_api.RunSt
     )
 
 
-def event_to_proto(x: coordinator_api.Event) -> coordinator_pb2.Event:
+def event_to_proto(x: core_status.Event) -> coordinator_pb2.Event:
     """Translate."""
     return coordinator_pb2.Event(seq=x.seq, at=x.at, kind=x.kind, data_json=x.data_json)
 
 
-def event_from_proto(m: coordinator_pb2.Event) -> coordinator_api.Event:
+def event_from_proto(m: coordinator_pb2.Event) -> core_status.Event:
     """Translate."""
-    return coordinator_api.Event(seq=m.seq, at=m.at, kind=m.kind, data_json=m.data_json)
+    return core_status.Event(seq=m.seq, at=m.at, kind=m.kind, data_json=m.data_json)
 
 
 def learner_status_to_proto(x: learner_api.LearnerStatus) -> learner_pb2.LearnerStatus:

@@ -11,7 +11,7 @@ from antiphon.cli.status import planes_of
 from antiphon.cli.view import LiveView, PlainView, RunHistory, make_view, picture, sparkline
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words
-from antiphon.services.coordinator.api import EvaluationRecord, RunStatus
+from antiphon.core.status import EvaluationRecord, RunStatus
 
 PLANES = {
     "rollout": PlaneView("rollout", "12 groups", 1234.5, ""),

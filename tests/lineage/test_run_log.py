@@ -7,8 +7,8 @@ import pytest
 
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.run_log import RunLog, read_evaluations, read_steps
-from antiphon.services.coordinator.api import EvaluationRecord
 
 
 def commit(step: int) -> StepCommit:

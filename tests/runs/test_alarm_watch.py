@@ -2,8 +2,8 @@
 
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
+from antiphon.core.status import RunStatus
 from antiphon.runs.alarm_watch import AlarmWatch, current_alarms
-from antiphon.services.coordinator.api import RunStatus
 
 CONFIG = RunConfig.model_validate({"services": {"stall_timeout_s": 100.0}})
 

@@ -20,10 +20,10 @@ from antiphon.core.records import (
     TensorEntry,
     VersionSpan,
 )
+from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator.api import EvaluationRecord
 
 TOKENS = 6
 

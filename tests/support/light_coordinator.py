@@ -22,11 +22,11 @@ from antiphon.core.records import (
     SubmitVerdict,
 )
 from antiphon.core.seeds import request_seeds
+from antiphon.core.status import RunStatus
 from antiphon.services.coordinator.api import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
-    RunStatus,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,

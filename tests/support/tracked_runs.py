@@ -9,12 +9,12 @@ import numpy as np
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
+from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.feed import TrackingFeed, worker_mix
 from antiphon.lineage.tracking.tracker import Tracker
-from antiphon.services.coordinator.api import EvaluationRecord
 
 ROWS = 8
 

@@ -10,7 +10,6 @@ that is away) a journal says so and keeps trying; nothing is acknowledged meanwh
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from antiphon.services.coordinator.journal.store import (
     Written,
 )
 from antiphon.system import failpoints
+from antiphon.system.clock import wall_clock
 from antiphon.system.wakeup import Wakeup
 
 JOURNAL_NAME = "journal.db"
@@ -57,11 +57,6 @@ __all__ = [
 def journal_place(config: RunConfig, run_dir: Path) -> Path | str:
     """Return where a run's journal lies: a file in its folder, or the database of its configuration."""
     return config.coordinator.journal_url or run_dir / JOURNAL_NAME
-
-
-def wall_clock() -> float:
-    """Return Unix seconds: for display, and for what expires."""
-    return datetime.now(UTC).timestamp()
 
 
 class Journal:

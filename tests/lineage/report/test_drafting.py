@@ -18,13 +18,13 @@ from antiphon.core.loop.events import (
     dump_event,
 )
 from antiphon.core.records import DraftingStatistics
+from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.report import plots as figures
 from antiphon.lineage.report.drafting import drafting_section
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import RunPicture, fold
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.outcome import RunOutcome, write_results
-from antiphon.services.coordinator.api import Event, RunStatus
 
 STEPS_PER_EPOCH, GROUPS = 4, 3
 

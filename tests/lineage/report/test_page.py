@@ -24,11 +24,11 @@ from antiphon.core.loop.events import (
     WorkerLoaded,
     dump_event,
 )
+from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.report import plots as figures
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import Bar, RunPicture, fold
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator.api import Event, RunStatus
 
 STEP_S, GROUPS = 4.0, 6
 

@@ -15,12 +15,12 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRef, ChunkEntry, SnapshotManifest, StepCommit, TensorEntry
+from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.tracker import Tracker
-from antiphon.services.coordinator.api import EvaluationRecord
 from tests.support.artifacts import tiny_row
 
 ROOT = Path(__file__).parents[3]

@@ -15,11 +15,11 @@ from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.journal import wall_clock
 from antiphon.services.rpc.serving import open_channel, start_server
 from antiphon.services.security.credentials import Credentials, load_credentials
 from antiphon.services.security.guard import SCOPE_OF, Guard, GuardLimits
 from antiphon.services.security.keys import LEARNER_KEY, load_key, write_private
+from antiphon.system.clock import wall_clock
 from tests.support.light_parties import hello, sample_lease
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 from tests.support.secured import House, SecuredSite, make_house, secured
