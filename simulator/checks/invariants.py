@@ -267,7 +267,7 @@ class Witness:
             tokens, logprobs = arithmetic.completion(numbers, row.spans, prompt, seed)
             if not np.array_equal(tokens, row.token_ids):
                 self.accuse(f"{where} has tokens that its prompt, seed and versions cannot give")
-            if not np.array_equal(logprobs, row.behaviour_logprobs):
+            if not np.array_equal(logprobs, row.logprobs):
                 self.accuse(f"{where} has log-probabilities that are not those of its tokens")
             if row.reward != arithmetic.reward(row.prompt_key, row.token_ids, self.dullness):
                 self.accuse(f"{where} has a reward that its judge did not give")

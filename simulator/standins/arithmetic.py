@@ -69,9 +69,9 @@ def completion(
     return tokens, np.array([logprob for _, logprob in found], dtype=np.float32)
 
 
-def finish_reason(token_ids: IntArray) -> FinishReason:
+def finish_reason(last_token: int) -> FinishReason:
     """Return why a finished completion ended."""
-    return FinishReason.STOP if token_ids.size and token_ids[-1] == END_TOKEN else FinishReason.LENGTH
+    return FinishReason.STOP if last_token == END_TOKEN else FinishReason.LENGTH
 
 
 def next_weights(weights_digest: str, batch_digest: str) -> str:
