@@ -79,7 +79,7 @@ def next_weights(weights_digest: str, batch_digest: str) -> str:
     return digest_bytes(f"{weights_digest} {batch_digest}".encode())
 
 
-def reward(prompt_key: str, token_ids: IntArray, dullness: int) -> float:
-    """Return 0 or 1; the greater the dullness, the more groups lack variance."""
+def reward(prompt_key: str, token_ids: IntArray, reward_rarity: int) -> float:
+    """Return 0 or 1; the rarer a reward, the more groups lack variance."""
     total = int(token_ids.sum()) + len(prompt_key)
-    return float(total % (dullness + 1) == 0)
+    return float(total % (reward_rarity + 1) == 0)

@@ -289,14 +289,14 @@ class ArithmeticPrompts:
 
 
 class ArithmeticEnvironment:
-    """Judges by the sum of the token ids."""
+    """Rewards by the sum of the token ids."""
 
     name = "simulated/arithmetic"
 
-    def __init__(self, config: RunConfig, dullness: int) -> None:
-        """Judge for a run; see `arithmetic.reward` for the dullness."""
+    def __init__(self, config: RunConfig, reward_rarity: int) -> None:
+        """Reward a run; see `arithmetic.reward` for the rarity."""
         self._sizes = {"train": config.environment.train_size, "heldout": config.environment.heldout_size}
-        self._dullness = dullness
+        self._reward_rarity = reward_rarity
 
     def problem(self, split: str, index: int) -> Problem:
         """Return problem `index` of `split`."""
@@ -314,7 +314,7 @@ class ArithmeticEnvironment:
     def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion."""
         return [
-            arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._dullness)
+            arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._reward_rarity)
             for text in completions
         ]
 
