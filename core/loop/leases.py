@@ -80,10 +80,6 @@ class LeaseTable:
         """Return the leases that a worker holds."""
         return [held for held in self._held.values() if held.worker_id == worker_id]
 
-    def next_deadline(self) -> float | None:
-        """Return the earliest deadline, or None without leases."""
-        return min((held.deadline_s for held in self._held.values()), default=None)
-
 
 IDLE_BEATS_PER_S = 50.0
 """Heartbeats that all workers without a lease send together, at most; each costs the coordinator time."""
