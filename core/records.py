@@ -175,7 +175,7 @@ class DraftingStatistics:
     gain: float
     """Tokens per second relative to the last undrafted probe; 0 before there was one."""
     completions: int = 1
-    """How many completions these are the figures of."""
+    """How many completions these are about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,7 @@ class World:
         """Compare the work account's total with the seconds that workers were connected."""
         if not self._alive("coordinator"):
             return
-        account = state_machine.state.ledger.account(state_machine.clock())
+        account = state_machine.state.work_accounts.account(state_machine.clock())
         expected = self.witness.hours.total_s(state_machine.clock())
         for what, values in (("seconds", account.seconds), ("tokens", account.tokens)):
             negative = {use: value for use, value in values.items() if value < -1e-6}

@@ -46,7 +46,7 @@ class LeaseTable:
         """Give running leases a fresh deadline and return the ids that are not running.
 
         Whoever names the lease id holds the lease: a worker that registered again after the
-        coordinator's restart goes on with its groups under its new name.
+        coordinator's restart continues its groups under its new name.
         """
         gone = []
         for lease_id in lease_ids:
