@@ -52,7 +52,6 @@ class ArithmeticEngine(Engine):
     vocabulary_size = arithmetic.VOCABULARY
 
     def __init__(self) -> None:
-        """Begin without weights."""
         self._version: int | None = None
         self._digest: str | None = None
         self._weights = 0
