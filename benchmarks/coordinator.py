@@ -157,7 +157,14 @@ def sampled(lease: Lease, worker_id: str) -> GroupSubmission:
         group_id=lease.group_id,
         worker_id=worker_id,
         trajectories=tuple(
-            Trajectory(index, seed, tokens, logprobs, (VersionSpan(0, 0, TOKENS),), FinishReason.LENGTH)
+            Trajectory(
+                tokens,
+                logprobs,
+                (VersionSpan(0, 0, TOKENS),),
+                FinishReason.LENGTH,
+                sample_index=index,
+                seed=seed,
+            )
             for index, seed in enumerate(lease.seeds)
         ),
         generation_s=1.0,

@@ -206,7 +206,7 @@ async def run_fleet(
             if task.done():
                 task.result()  # says what went wrong
         await following
-        account = state_machine.state.ledger.account(clock())
+        account = state_machine.state.work_accounts.account(clock())
         events = await state_machine.journal.read(0, 10**9)
         generated = sum(
             worker.tokens_generated for worker in state_machine.fleet.records(state_machine.leases, clock())

@@ -117,7 +117,7 @@ def make_rows(step: int, chance: np.random.Generator) -> tuple[list[BatchRow], l
                     sample_index=sample,
                     prompt_token_ids=chance.integers(0, 32_000, 48, dtype=np.int32),
                     token_ids=chance.integers(0, 32_000, TOKENS, dtype=np.int32),
-                    behaviour_logprobs=-chance.random(TOKENS, dtype=np.float32),
+                    logprobs=-chance.random(TOKENS, dtype=np.float32),
                     spans=spans,
                     finish_reason=FinishReason.STOP,
                     reward=float(chance.random()),

@@ -25,7 +25,7 @@ def simulate(
 ) -> int:
     """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
 
-    Coordinator, workers, judges and learner are the production ones; engines are stand-ins.
+    Coordinator, workers, reward services and learner are the production ones; engines are stand-ins.
     The same seed always gives the same run. The exit code is 1 when a promise was broken.
 
     Args:

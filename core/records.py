@@ -4,7 +4,7 @@ Legend: T tokens of one completion, P prompt tokens, G trajectories of one group
 B trajectories of one batch. Durations are seconds; instants never cross the wire.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -57,20 +57,27 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trajectory:
-    """One sampled completion and what is known about how it was sampled."""
+class Completion:
+    """Sampled tokens of one completion: all of it, or a piece that begins at token `start`."""
 
-    sample_index: int
-    """Place in its group, 0 .. G - 1."""
-    seed: int
-    """Unsigned 64-bit seed of the position-keyed sampler for this request."""
     token_ids: IntArray
     """[T] int32, the end token included when the model wrote it."""
-    behaviour_logprobs: FloatArray
-    """[T] float32, nats, of the processed distribution that sampled the tokens."""
+    logprobs: FloatArray
+    """[T] float32, nats, of the processed distribution (temperature, top-k, top-p) they were drawn from."""
     spans: tuple[VersionSpan, ...]
-    """Cover [0, T) without gaps, in order."""
-    finish_reason: FinishReason
+    """Cover [start, stop) without gaps, in order; counted from the completion's first token."""
+    finish_reason: FinishReason | None = None
+    """Why the completion ended with these tokens; None while it is unfinished."""
+
+    @property
+    def start(self) -> int:
+        """Return how many tokens of the completion come before these."""
+        return self.spans[0].start if self.spans else 0
+
+    @property
+    def stop(self) -> int:
+        """Return how many tokens the completion has with these."""
+        return self.start + int(self.token_ids.size)
 
     @property
     def oldest_version(self) -> int:
@@ -79,26 +86,24 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartialTrajectory:
-    """A piece of one completion of a group that is not handed in yet."""
+class Trajectory(Completion):
+    """A whole completion of a group that is handed in."""
 
+    finish_reason: FinishReason
+    _: KW_ONLY
     sample_index: int
     """Place in its group, 0 .. G - 1."""
-    start: int
-    """Completion tokens that come before this piece."""
-    token_ids: IntArray
-    """[T] int32."""
-    behaviour_logprobs: FloatArray
-    """[T] float32, nats, of the processed distribution that sampled the tokens."""
-    spans: tuple[VersionSpan, ...]
-    """Cover [start, stop) without gaps, in order; counted from the completion's first token."""
-    finish_reason: FinishReason | None = None
-    """Why the completion ended with this piece; None while it goes on."""
+    seed: int
+    """Unsigned 64-bit seed of the position-keyed sampler for this request."""
 
-    @property
-    def stop(self) -> int:
-        """Return how many tokens the completion has with this piece."""
-        return self.start + int(self.token_ids.size)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartialTrajectory(Completion):
+    """A piece of one completion of a group that is not handed in yet."""
+
+    _: KW_ONLY
+    sample_index: int
+    """Place in its group, 0 .. G - 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +175,7 @@ class DraftingStatistics:
     gain: float
     """Tokens per second relative to the last undrafted probe; 0 before there was one."""
     completions: int = 1
-    """How many completions these are the figures of."""
+    """How many completions these are about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,20 +262,16 @@ class GroupToAudit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BatchRow:
+class BatchRow(Completion):
     """One trajectory as the learner trains on it: nothing about hosts or clocks."""
 
+    finish_reason: FinishReason
+    _: KW_ONLY
     group_id: str
     prompt_key: str
     sample_index: int
     prompt_token_ids: IntArray
     """[P] int32."""
-    token_ids: IntArray
-    """[T] int32."""
-    behaviour_logprobs: FloatArray
-    """[T] float32, nats."""
-    spans: tuple[VersionSpan, ...]
-    finish_reason: FinishReason
     reward: float
     advantage: float
     """Reward relative to the group, from `core.loop.advantages`."""

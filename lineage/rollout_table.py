@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, RowTiming, VersionSpan
+from antiphon.core.spans import check_cover
 
 _SPAN = pa.struct(
     [
@@ -95,7 +96,7 @@ def encode_batch(rows: Sequence[BatchRow]) -> bytes:
             pa.array([row.sample_index for row in rows], pa.int32()),
             _ragged([row.prompt_token_ids for row in rows], np.int32),
             _ragged([row.token_ids for row in rows], np.int32),
-            _ragged([row.behaviour_logprobs for row in rows], np.float32),
+            _ragged([row.logprobs for row in rows], np.float32),
             _spans([row.spans for row in rows]),
             pa.array([row.finish_reason.value for row in rows], pa.string()),
             pa.array([float(row.reward) for row in rows], pa.float64()),
@@ -129,7 +130,7 @@ def _batch_rows(table: Any) -> list[BatchRow]:
             sample_index=plain["sample_index"][i],
             prompt_token_ids=prompts[i],
             token_ids=tokens[i],
-            behaviour_logprobs=logprobs[i],
+            logprobs=logprobs[i],
             spans=tuple(VersionSpan(**span) for span in spans[i]),
             finish_reason=FinishReason(plain["finish_reason"][i]),
             reward=plain["reward"][i],
@@ -200,21 +201,12 @@ def _readable(payload: bytes, name: str) -> Iterator[None]:
 
 def _check_row(row: BatchRow) -> None:
     where = f"sample {row.sample_index} of group {row.group_id}"
-    if row.token_ids.shape != row.behaviour_logprobs.shape or row.token_ids.ndim != 1:
+    if row.token_ids.shape != row.logprobs.shape or row.token_ids.ndim != 1:
         raise ContractError(
-            f"{where} has {row.token_ids.shape} tokens but {row.behaviour_logprobs.shape} behaviour "
+            f"{where} has {row.token_ids.shape} tokens but {row.logprobs.shape} behaviour "
             "logprobs; the worker must send one per token"
         )
-    edge = 0
-    for span in row.spans:
-        if span.start != edge or span.stop <= span.start:
-            break
-        edge = span.stop
-    if edge != row.token_ids.size or (row.spans and edge != row.spans[-1].stop):
-        raise ContractError(
-            f"the version spans of {where} do not cover its {row.token_ids.size} tokens without gaps: "
-            f"{[(span.start, span.stop) for span in row.spans]}"
-        )
+    check_cover(row.spans, 0, row.token_ids.size, where)
 
 
 def _ragged(arrays: Sequence[IntArray] | Sequence[FloatArray], dtype: type[np.generic]) -> Any:

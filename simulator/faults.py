@@ -18,9 +18,9 @@ class FaultKind(StrEnum):
     KILL = "kill"
     """A process ends at once; it is back after a while."""
     KILL_AT_WRITE = "kill_at_write"
-    """The coordinator ends right after its next transaction, before anyone heard of it."""
+    """The coordinator ends right after its next transaction, before any process heard of it."""
     STOP = "stop"
-    """A process is suspended, as by SIGSTOP, and goes on later as if nothing had been."""
+    """A process is suspended, as by SIGSTOP, and continues later."""
     RETIRE = "retire"
     """A worker is asked to leave (SIGTERM) and replaced after a while."""
     RECLAIM = "reclaim"
@@ -45,7 +45,7 @@ class Fault:
     """Virtual second at which it begins."""
     kind: FaultKind
     target: str
-    """Name of the process; empty where the fault is everybody's. For `reclaim`, names by commas."""
+    """Name of the process; empty where the fault concerns all. For `reclaim`, names by commas."""
     lasts_s: float
     """Seconds until the process is back or the network is well again."""
 
@@ -66,9 +66,9 @@ class FaultMix(BaseModel):
     learner_kills: int = Field(default=0, ge=0)
     """Kills of the learner."""
     reward_kills: int = Field(default=0, ge=0)
-    """Kills of one reward judge each."""
+    """Kills of one reward service each."""
     flow_kills: int = Field(default=0, ge=0)
-    """Kills of whoever drives the run."""
+    """Kills of the flow."""
     stops: int = Field(default=0, ge=0)
     """Processes suspended for a while."""
     retirements: int = Field(default=0, ge=0)
@@ -93,11 +93,11 @@ class FaultMix(BaseModel):
     """Longest fault."""
 
 
-def draw_mix(chance: RandomStream) -> FaultMix:
+def draw_mix(random: RandomStream) -> FaultMix:
     """Return a mix for a run of random faults: most runs have several kinds, some hardly any."""
 
     def some(most: int, probability: float) -> int:
-        return 1 + chance.index(most) if chance.happens(probability) else 0
+        return 1 + random.index(most) if random.happens(probability) else 0
 
     return FaultMix(
         coordinator_kills=some(4, 0.6),
@@ -111,49 +111,51 @@ def draw_mix(chance: RandomStream) -> FaultMix:
         cuts=some(2, 0.4),
         storms=some(2, 0.45),
         slow_disks=some(1, 0.2),
-        last_s=chance.between(8.0, 45.0),
-        longest_s=chance.choose((4.0, 12.0, 25.0, 45.0)),
+        last_s=random.between(8.0, 45.0),
+        longest_s=random.choose((4.0, 12.0, 25.0, 45.0)),
     )
 
 
-def draw_faults(mix: FaultMix, workers: list[str], judges: list[str], chance: RandomStream) -> list[Fault]:
+def draw_faults(
+    mix: FaultMix, workers: list[str], reward_services: list[str], random: RandomStream
+) -> list[Fault]:
     """Return the schedule of a run, in the order of time.
 
     Args:
         mix: how many of each kind.
         workers: names of the worker processes.
-        judges: names of the judges.
-        chance: decides the rest.
+        reward_services: names of the reward services.
+        random: decides the rest.
     """
-    everyone = ["coordinator", "learner", "flow", *workers, *judges]
+    everyone = ["coordinator", "learner", "flow", *workers, *reward_services]
     found: list[Fault] = []
 
     def add(kind: FaultKind, target: str) -> None:
-        at_s = chance.between(mix.first_s, mix.last_s)
+        at_s = random.between(mix.first_s, mix.last_s)
         # Short faults are as instructive as long ones, and a range of uniform draws has few of them.
-        lasts_s = mix.shortest_s * (mix.longest_s / max(mix.shortest_s, 1e-3)) ** chance.number()
+        lasts_s = mix.shortest_s * (mix.longest_s / max(mix.shortest_s, 1e-3)) ** random.number()
         found.append(Fault(at_s, kind, target, lasts_s))
 
     for _ in range(mix.coordinator_kills):
-        kind = FaultKind.KILL_AT_WRITE if chance.happens(0.5) else FaultKind.KILL
+        kind = FaultKind.KILL_AT_WRITE if random.happens(0.5) else FaultKind.KILL
         add(kind, "coordinator")
     for _ in range(mix.worker_kills):
-        add(FaultKind.KILL, chance.choose(workers))
+        add(FaultKind.KILL, random.choose(workers))
     for _ in range(mix.learner_kills):
         add(FaultKind.KILL, "learner")
     for _ in range(mix.reward_kills):
-        add(FaultKind.KILL, chance.choose(judges))
+        add(FaultKind.KILL, random.choose(reward_services))
     for _ in range(mix.flow_kills):
         add(FaultKind.KILL, "flow")
     for _ in range(mix.stops):
-        add(FaultKind.STOP, chance.choose(everyone))
+        add(FaultKind.STOP, random.choose(everyone))
     for _ in range(mix.retirements):
-        add(FaultKind.RETIRE, chance.choose(workers))
+        add(FaultKind.RETIRE, random.choose(workers))
     for _ in range(mix.reclaims):
-        taken = [name for name in workers if chance.happens(mix.reclaim_share)]
-        add(FaultKind.RECLAIM, ",".join(taken or [chance.choose(workers)]))
+        taken = [name for name in workers if random.happens(mix.reclaim_share)]
+        add(FaultKind.RECLAIM, ",".join(taken or [random.choose(workers)]))
     for _ in range(mix.cuts):
-        add(chance.choose((FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN)), chance.choose(everyone))
+        add(random.choose((FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN)), random.choose(everyone))
     for _ in range(mix.storms):
         add(FaultKind.STORM, "")
     for _ in range(mix.slow_disks):

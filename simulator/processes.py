@@ -30,15 +30,16 @@ from antiphon.services.rpc.in_process import InProcessChannel, InProcessServer
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
-from antiphon.simulator.virtual.network import Link, Network
+from antiphon.simulator.virtual.network import Network
 
 COORDINATOR = "coordinator"
 LEARNER = "learner"
 EVALUATION_POLL_S = 2.0
 PULL_WAIT_S = 6.0
-"""Longer than in production: an idle judge's questions would be most of the traffic."""
+"""Longer than in production: an idle reward service's questions would be most of the traffic."""
 _T = TypeVar("_T")
 
 
@@ -52,7 +53,7 @@ class Site:
     journal: JournalDisk
     store: MemoryStore
     learner_disk: training.LearnerDisk
-    dullness: int
+    reward_rarity: int
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
     learner_step_s: Callable[[], float]
@@ -153,8 +154,8 @@ def make_worker(
 
 
 def make_reward_service(site: Site, coordinator: Coordinator, client_id: str) -> RewardService:
-    """Return the judge of a process; `run` is its main routine."""
-    environment = engines.ArithmeticEnvironment(site.config, site.dullness)
+    """Return the reward service of a process; `run` is its main routine."""
+    environment = engines.ArithmeticEnvironment(site.config, site.reward_rarity)
     patience_s = site.config.services.stall_timeout_s
     return RewardService(
         coordinator,

@@ -48,7 +48,7 @@ class Summary:
         return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the totals in words."""
+        """Return the totals as lines of text."""
         found = [
             f"{self.seeds} seeds, {self.faults} faults, {self.restarts} restarts, {self.events} events, "
             f"{self.messages} messages, {self.virtual_s / 3600:.1f} virtual hours",
@@ -79,7 +79,7 @@ def failure_lines(outcome: Outcome, scenario: str) -> list[str]:
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:
-    """Return one run in words."""
+    """Return one run as lines of text."""
     found = [f"fault at {fault}" for fault in outcome.faults]
     recovery = (
         "" if outcome.recovery_s is None else f", {outcome.recovery_s:.1f} s after the last fault the next"

@@ -1,7 +1,7 @@
-"""Scenario: which run is simulated, with how many parties, how fast they are and what goes wrong.
+"""Scenario: which run is simulated, with how many processes, how fast they are and what goes wrong.
 
 A scenario comes from a YAML file, or is drawn from a seed: `drawn_scenario` covers both modes, all
-filters, small and large bounds, lonely and crowded fleets. With a scenario of its own, a seed still
+filters, small and large bounds, small and large fleets. With a scenario of its own, a seed still
 decides every delay and the time and victim of every fault.
 """
 
@@ -28,14 +28,14 @@ class Scenario(BaseModel):
     """The run's configuration, as in a run's own YAML; unsuitable for real models: see `run_config`."""
     workers: int = Field(default=3, ge=1, le=64)
     """Rollout workers."""
-    judges: int = Field(default=1, ge=1, le=8)
-    """Reward judges."""
+    reward_services: int = Field(default=1, ge=1, le=8)
+    """Reward services."""
     engine_step_s: tuple[float, float] = (0.1, 0.4)
     """Shortest and longest engine step, which advances every request by a token, seconds."""
     learner_step_s: tuple[float, float] = (0.3, 1.5)
     """Shortest and longest learner step, seconds."""
-    dullness: int = Field(default=1, ge=0)
-    """Rewards are 1 once in this number + 1; the higher, the more groups lack variance."""
+    reward_rarity: int = Field(default=1, ge=0)
+    """Rewards are 1 once in this number + 1, else 0; the higher, the more groups lack variance."""
     faults: FaultMix = FaultMix()
     """What goes wrong."""
     limit_s: float = Field(default=2000.0, gt=0.0)
@@ -88,13 +88,13 @@ def load_scenario(path: Path) -> Scenario:
 
 def drawn_scenario(seed: int) -> Scenario:
     """Return the scenario that a seed stands for."""
-    chance = RandomStream("scenario", seed)
-    fixed = chance.happens(0.4)
+    random = RandomStream("scenario", seed)
+    fixed = random.happens(0.4)
     # Duplicates of slow leases need a history of leases that says what is slow.
-    long = not fixed and chance.happens(0.12)
-    bound = chance.index(4)
+    long = not fixed and random.happens(0.12)
+    bound = random.index(4)
     # Runs of fixed mode are compared with their undisturbed twin; few of them keep that affordable.
-    pattern = chance.index(12) if fixed else seed
+    pattern = random.index(12) if fixed else seed
     shape = RandomStream("shape", int(fixed), pattern)
     if fixed:
         bound = shape.index(4)
@@ -111,20 +111,20 @@ def drawn_scenario(seed: int) -> Scenario:
             },
             "evaluation": {"prompts": 2, "interval": shape.index(3)},
             "rollout": {
-                "concurrent_groups": 1 + chance.index(3),
-                "grace_s": chance.choose((2.0, 8.0, 20.0)),
+                "concurrent_groups": 1 + random.index(3),
+                "grace_s": random.choose((2.0, 8.0, 20.0)),
             },
-            "learner": {"checkpoint_interval": 1 + chance.index(3), "checkpoints_kept": 1 + chance.index(2)},
+            "learner": {"checkpoint_interval": 1 + random.index(3), "checkpoints_kept": 1 + random.index(2)},
             "coordinator": {
-                "lease_s": chance.choose((8.0, 15.0, 30.0)),
+                "lease_s": random.choose((8.0, 15.0, 30.0)),
                 "payload_retention_steps": 2,
                 "speculation": 0.5 if long else 0.05,
             },
         },
-        workers=3 if long else 1 + chance.index(4),
-        judges=1 + chance.index(2),
-        dullness=shape.choose((1, 1, 2, 5)),
-        engine_step_s=chance.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
-        learner_step_s=chance.choose(((0.3, 1.5), (1.0, 6.0))),
-        faults=draw_mix(chance),
+        workers=3 if long else 1 + random.index(4),
+        reward_services=1 + random.index(2),
+        reward_rarity=shape.choose((1, 1, 2, 5)),
+        engine_step_s=random.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
+        learner_step_s=random.choose(((0.3, 1.5), (1.0, 6.0))),
+        faults=draw_mix(random),
     )

@@ -2,7 +2,7 @@
 
 Processes have names that last (`worker-1`) and lives that do not. A supervisor starts each again
 after its death, as the main job does; faults come from the schedule. Once the schedule is over the
-network is well and everything is up, and from then on the run must move within two lease periods.
+network is good and every process runs, and from then on the run must move within two lease periods.
 """
 
 import asyncio
@@ -15,30 +15,27 @@ from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.loop.events import load_event
 from antiphon.core.loop.run_state import fold
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
-from antiphon.services.rollout.worker import GRACE_S
-from antiphon.simulator import processes as parties
+from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.checks.witnessed import WitnessedCalls, WitnessedStream
-from antiphon.simulator.faults import Fault, FaultKind, draw_faults
+from antiphon.simulator.faults import Fault, draw_faults
+from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.standins import training
-from antiphon.simulator.virtual.chunks import MemoryChunks
 from antiphon.simulator.virtual.disk import JournalDisk, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
-from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, Weather
+from antiphon.simulator.virtual.network import Network
 from antiphon.simulator.virtual.random_streams import RandomStream
 
 LEAVE_S = 60.0
-"""How long workers and judges have to leave a finished run."""
+"""How long workers and reward services have to leave a finished run."""
 COLLECT_AFTER = 50_000
 """New objects between two looks of the garbage collector."""
-STORM = Weather(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
-SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP)
-"""Faults that may leave connections dead without a word; such a fault is over once that is noticed."""
 LEASE_PERIODS = 2
 """Once faults stop, the next step commits within this many lease periods."""
 
@@ -93,43 +90,41 @@ class World:
         self.config: RunConfig = scenario.run_config()
         self._work = RandomStream("simulate-work", seed)
         self._speed = RandomStream("simulate-speed", seed)
-        self._slow_disk = False
         # It has no sockets, signals and subprocesses: whoever asks for them meets an error.
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
-        self.witness = Witness(self.config, scenario.dullness, self.loop.time)
+        self.witness = Witness(self.config, scenario.reward_rarity, self.loop.time)
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
-        self._reward_services = [f"judge-{index}" for index in range(scenario.judges)]
+        self._reward_services = [f"reward-{index}" for index in range(scenario.reward_services)]
         self._processes = {
             name: ProcessEntry(name)
             for name in ("coordinator", "learner", *self._workers, *self._reward_services, "flow")
         }
-        fate = RandomStream("simulate-faults", seed)
         self.faults = (
-            draw_faults(scenario.faults, self._workers, self._reward_services, fate)
+            draw_faults(
+                scenario.faults, self._workers, self._reward_services, RandomStream("simulate-faults", seed)
+            )
             if faults is None
             else faults
         )
-        self._kill_at_write: list[float] = []
+        self._injector = FaultInjector(self.loop, self.network, self._processes, self._start)
         self._restarts = 0
-        self._calm_s = 0.0
-        """From here on nothing is wrong any more."""
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
         self._pace = {name: 0.6 * 5.0 ** self._speed.number() ** 2 for name in self._workers}
         self.site = self._make_site(journal or JournalDisk())
 
-    def _make_site(self, disk: JournalDisk) -> parties.Site:
+    def _make_site(self, disk: JournalDisk) -> processes.Site:
         scenario, speed = self.scenario, self._speed
         disk.on_commit = self._on_disk
-        return parties.Site(
+        return processes.Site(
             loop=self.loop,
             network=self.network,
             config=self.config,
             journal=disk,
             store=MemoryStore(),
             learner_disk=training.LearnerDisk(),
-            dullness=scenario.dullness,
+            reward_rarity=scenario.reward_rarity,
             engine_step_s=lambda name: self._pace[name] * speed.between(*scenario.engine_step_s),
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
             trained=self.witness.trained,
@@ -149,7 +144,7 @@ class World:
         try:
             self.loop.run(self._main())
         except UnavailableError as stuck:
-            self.witness.accuse(str(stuck))
+            self.witness.report(str(stuck))
         finally:
             gc.set_threshold(*thresholds)
         self.witness.violations.extend(self.network.broken)
@@ -163,15 +158,15 @@ class World:
         for fault in self.faults:
             self.loop.call_at(fault.at_s, self._begin, fault)
         await self._over.wait()
-        self._heal()
+        self._injector.end_all()
         until = self.loop.time() + LEAVE_S
         leaving = (*self._workers, *self._reward_services)
         while any(self._alive(name) for name in leaving) and self.loop.time() < until:
             await asyncio.sleep(1.0)
         for name in leaving:
             if self._alive(name):
-                self.witness.accuse(f"{name} did not leave the finished run within {LEAVE_S:g} s")
-        self._close_books()
+                self.witness.report(f"{name} did not leave the finished run within {LEAVE_S:g} s")
+        self._final_checks()
         for entry in self._processes.values():
             if entry.process is not None:
                 entry.process.kill()
@@ -194,19 +189,19 @@ class World:
     def _routine(self, entry: ProcessEntry, process: Process) -> Coroutine[Any, Any, None]:
         site, name = self.site, entry.name
         if name == "coordinator":
-            return parties.serve_coordinator(site, process, self._speed.between(-1e5, 1e5))
+            return processes.serve_coordinator(site, process, self._speed.between(-1e5, 1e5))
         if name == "learner":
-            return parties.serve_learner(site, process, self._told(entry), f"origin-{entry.lives}")
+            return processes.serve_learner(site, process, self._told(entry), f"origin-{entry.lives}")
         if name == "flow":
-            return parties.drive_run(site)
+            return processes.drive_run(site)
         if name in self._reward_services:
-            return parties.make_reward_service(site, self._told(entry), f"{name}-{entry.lives}").run(
+            return processes.make_reward_service(site, self._told(entry), f"{name}-{entry.lives}").run(
                 lambda: None
             )
         # Workers of either kind may meet one coordinator: a stream for all, or calls of their own.
         client = WitnessedStream if self._speed.happens(0.6) else WitnessedCalls
         told = client(self.site, self.witness, entry)
-        worker = parties.make_worker(site, told, entry.alias or name, name, entry.chunks)
+        worker = processes.make_worker(site, told, entry.alias or name, name, entry.chunks)
         entry.worker = worker
         return worker.run(lambda: None)
 
@@ -226,7 +221,7 @@ class World:
             return
         if error is not None and not isinstance(error, UnavailableError):
             kind = "failed" if isinstance(error, AntiphonError) else "broke"
-            self.witness.accuse(f"{entry.name} {kind}: {type(error).__name__}: {error}")
+            self.witness.report(f"{entry.name} {kind}: {type(error).__name__}: {error}")
             if entry.lives > 20:
                 self._over.set()
                 return
@@ -238,96 +233,20 @@ class World:
     # Faults.
 
     def _work_s(self) -> tuple[float, float]:
-        chance = self._work
-        if self._slow_disk:
-            return chance.between(0.01, 0.8), chance.between(0.01, 0.8)
-        return chance.between(0.0001, 0.004), chance.between(0.0001, 0.004)
+        low, high = (0.01, 0.8) if self._injector.slow_disk else (0.0001, 0.004)
+        return self._work.between(low, high), self._work.between(low, high)
 
     def _begin(self, fault: Fault) -> None:
-        if self._over.is_set():
-            return
-        kind, target, lasts_s = fault.kind, fault.target, fault.lasts_s
-        self._trouble(lasts_s + (KEEPALIVE_S if kind in SILENT else 0.0))
-        if kind is FaultKind.KILL:
-            self._kill(target, lasts_s)
-        elif kind is FaultKind.KILL_AT_WRITE:
-            self._kill_at_write.append(lasts_s)
-        elif kind is FaultKind.RECLAIM:
-            for name in target.split(","):
-                self._renew(self._processes[name])
-                self._kill(name, lasts_s)
-        elif kind is FaultKind.STOP:
-            process = self._processes[target].process
-            if process is not None and process.alive:
-                process.stop()
-                self.loop.call_later(lasts_s, process.resume)
-        elif kind is FaultKind.RETIRE:
-            self._retire(self._processes[target], lasts_s)
-        elif kind is FaultKind.STORM:
-            self.network.weather = STORM
-            self.loop.call_later(lasts_s, self._clear_up)
-        elif kind is FaultKind.SLOW_DISK:
-            self._slow_disk = True
-            self.loop.call_later(lasts_s, self._speed_up)
-        else:
-            self._part(kind, target)
-            self.loop.call_later(lasts_s, self.network.heal)
-
-    def _trouble(self, lasts_s: float) -> None:
-        """Note that something is wrong for so long from now."""
-        self._calm_s = max(self._calm_s, self.loop.time() + lasts_s)
-
-    def _kill(self, name: str, down_s: float) -> None:
-        self._trouble(down_s)
-        process = self._processes[name].process
-        if process is not None and process.alive:
-            process.kill()
-            self.network.killed(process)
-        self.loop.call_later(down_s, self._start, name)
-
-    def _renew(self, entry: ProcessEntry) -> None:
-        """Have the next life of a worker be on a new machine: another name, an empty disk."""
-        entry.alias = f"{entry.name}-new{entry.lives}"
-        entry.chunks = MemoryChunks()
-
-    def _retire(self, entry: ProcessEntry, away_s: float) -> None:
-        if entry.worker is not None and entry.process is not None and entry.process.alive:
-            entry.away_s = away_s
-            self._trouble(away_s + GRACE_S)
-            entry.process.context.run(entry.worker.stop)
-
-    def _part(self, kind: FaultKind, target: str) -> None:
-        for other in self._processes:
-            if other == target:
-                continue
-            if kind is not FaultKind.DEAFEN:
-                self.network.cut(target, other)
-            if kind is not FaultKind.MUTE:
-                self.network.cut(other, target)
-
-    def _clear_up(self) -> None:
-        self.network.weather = Weather()
-
-    def _speed_up(self) -> None:
-        self._slow_disk = False
-
-    def _heal(self) -> None:
-        self._kill_at_write.clear()
-        self.network.heal()
-        self._clear_up()
-        self._speed_up()
-        for entry in self._processes.values():
-            if entry.process is not None and entry.process.stopped:
-                entry.process.resume()
+        if not self._over.is_set():
+            self._injector.begin(fault)
 
     def _on_disk(self, rows: Any) -> None:
         self.witness.on_disk(rows)
-        if self._kill_at_write:
-            self._kill("coordinator", self._kill_at_write.pop(0))
+        self._injector.written()
 
     # The end.
 
-    def _close_books(self) -> None:
+    def _final_checks(self) -> None:
         witness, config = self.witness, self.config
         witness.close(bool(witness.counts["run.finished"]))
         state_machine = self.site.state_machines[-1]
@@ -335,7 +254,7 @@ class World:
         state = fold(new_state(config), self._events())
         if self._alive("coordinator") and state_machine.failure is None:
             if state_machine.state != state:
-                witness.accuse("the coordinator's state is not the fold of its journal")
+                witness.report("the coordinator's state is not the fold of its journal")
             witness.balance(
                 state_machine.state.groups_requeued,
                 state_machine.state.groups_dropped_stale,
@@ -345,34 +264,33 @@ class World:
         if witness.counts["run.finished"] and len(state_machine.leases) and self._alive("coordinator"):
             held = [group.group_id for group in state_machine.state.groups.values()]
             if not held:
-                witness.accuse(f"{len(state_machine.leases)} leases are held of a run without groups")
+                witness.report(f"{len(state_machine.leases)} leases are held of a run without groups")
         recovery_s = self._recovery_s()
         limit_s = LEASE_PERIODS * config.coordinator.lease_s + self._own_work_s()
         if recovery_s is not None and recovery_s > limit_s:
-            witness.accuse(
+            witness.report(
                 f"the next step was committed {recovery_s:.1f} s after the last fault; "
                 f"{LEASE_PERIODS} lease periods and the step's own work are {limit_s:.1f} s"
             )
 
     def _balance_work(self, state_machine: RunStateMachine) -> None:
-        """Compare the ledger's total with the seconds that workers were there while somebody watched."""
+        """Compare the work account's total with the seconds that workers were connected."""
         if not self._alive("coordinator"):
             return
-        account = state_machine.state.ledger.account(state_machine.clock())
-        # Nobody was watched while no coordinator ran: each life of it counts for itself.
+        account = state_machine.state.work_accounts.account(state_machine.clock())
         expected = self.witness.hours.total_s(state_machine.clock())
         for what, values in (("seconds", account.seconds), ("tokens", account.tokens)):
             negative = {use: value for use, value in values.items() if value < -1e-6}
             if negative:
-                self.witness.accuse(f"the ledger books negative {what}: {negative}")
+                self.witness.report(f"the work account has negative {what}: {negative}")
         if abs(account.total_s - expected) > 1e-3:
-            self.witness.accuse(
-                f"the ledger books {account.total_s:.3f} worker seconds, but there were {expected:.3f}"
+            self.witness.report(
+                f"the work account has {account.total_s:.3f} worker seconds, but there were {expected:.3f}"
             )
 
     def _recovery_s(self) -> float | None:
-        after = [at_s for at_s, _ in self.witness.commits if at_s >= self._calm_s]
-        return after[0] - self._calm_s if after and self.faults else None
+        after = [at_s for at_s, _ in self.witness.commits if at_s >= self._injector.calm_s]
+        return after[0] - self._injector.calm_s if after and self.faults else None
 
     def _own_work_s(self) -> float:
         """Return what a step may take of itself: sampling its groups in turns, and training."""
@@ -385,8 +303,6 @@ class World:
         return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])
 
     def _events(self) -> Any:
-        from antiphon.core.loop.events import load_event
-
         return (load_event(row.kind, row.body) for row in self.site.journal.written())
 
     def _outcome(self) -> Outcome:

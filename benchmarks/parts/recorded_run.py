@@ -106,7 +106,7 @@ class RecordedRun:
             index, _ = prompt_place(self.config, number)
             prompt = self.prompts[index]
             nearest = min(self._groups, key=lambda other: abs(other - number))
-            version = min(span.version for row in self._groups[nearest] for span in row.spans)
+            version = min(row.oldest_version for row in self._groups[nearest])
             seeds = request_seeds(self.config.run.seed, prompt.key, epoch, self.config.loop.group_size)
             lost.append(MissingGroup(prompt, epoch, seeds, version))
         return lost
@@ -136,7 +136,7 @@ class RecordedRun:
 def _past(row: BatchRow, epoch: int) -> PastCompletion:
     return PastCompletion(
         token_ids=row.token_ids,
-        version=min(span.version for span in row.spans),
+        version=row.oldest_version,
         epoch=epoch,
         sample_index=row.sample_index,
         reward=row.reward,

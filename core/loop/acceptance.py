@@ -68,7 +68,7 @@ def accept_submission(
     """Decide on a submission that `early_verdict` left open.
 
     A lease that expired is still good while its group was not leased again: the work is not
-    wasted. Drafting figures that cannot be true are left out of the event; the group is taken.
+    wasted. Drafting statistics that cannot be true are left out of the event; the group is taken.
 
     Args:
         state: the run.

@@ -29,7 +29,7 @@ class LeasePlan:
     """Groups to open first; their ids are in `group_ids` too."""
     group_ids: tuple[str, ...]
     reason: str
-    """Why there is nothing, in words; empty when there is something."""
+    """Why there is nothing, as a sentence; empty when there is something."""
     wanted_version: int | None
     """Fixed mode: the version to load for the lowest open work."""
 

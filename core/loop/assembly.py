@@ -3,18 +3,21 @@
 Batches are sealed in the order of the steps. A batch may be empty: with filter=drop every group
 of a step can lack variance, and with filter=refill the refill limit can be reached without one
 that has it. Such a step still happens: the learner makes no update, the weights keep their
-digest, the version advances, and the loop goes on.
+digest, the version advances, and the loop continues.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import fixed_limit
-from antiphon.core.loop.group_buffer import BufferedGroup, GroupBuffer, Selection, Verdict
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
+
+Filter = Literal["none", "drop", "refill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +29,45 @@ class SealPlan:
     filtered: tuple[GroupState, ...]
 
 
-def elastic_buffer(state: RunState, config: RunConfig) -> GroupBuffer:
-    """Return the rewarded training groups as a group buffer."""
-    buffer = GroupBuffer(StalenessBound(config.loop.max_staleness), config.loop.filter)
-    for group in state.training():
-        if group.phase is GroupPhase.REWARDED:
-            buffer.offer(buffered(group))
-    return buffer
+def reason_to_drop(
+    group: GroupState, bound: StalenessBound, filter_: Filter, next_step: int
+) -> Literal["stale", "filtered"] | None:
+    """Tell why a rewarded group of elastic mode never trains; None while it may still train.
+
+    Args:
+        group: whose rewards are known.
+        bound: the bound on staleness.
+        filter_: `none` trains on groups without variance, `drop` lets them use up their place in a step
+            but leaves them out of the file, `refill` has further prompts take their place.
+        next_step: the oldest step whose batch is not sealed.
+    """
+    if not bound.admits(group.oldest_version, next_step):
+        return "stale"
+    return "filtered" if filter_ == "refill" and not group.varied else None
 
 
-def buffered(group: GroupState) -> BufferedGroup:
-    """Return what the group buffer must know about a rewarded group."""
-    return BufferedGroup(group.group_id, group.number, group.oldest_version, group.varied)
+def select(
+    groups: Iterable[GroupState], bound: StalenessBound, filter_: Filter, step: int, places: int
+) -> SealPlan | None:
+    """Choose the `places` oldest fresh ones of the rewarded groups; None while there are fewer.
+
+    Oldest means oldest version first, then the order in which the groups were opened; within the
+    file they stand in the order in which they were opened.
+    """
+    fresh = [group for group in groups if bound.admits(group.oldest_version, step)]
+    if len(fresh) < places:
+        return None
+    fresh.sort(key=lambda group: (group.oldest_version, group.number))
+    return _plan(step, sorted(fresh[:places], key=lambda group: group.number), filter_)
+
+
+def _plan(step: int, taken: list[GroupState], filter_: Filter) -> SealPlan:
+    keeps_all = filter_ == "none"
+    return SealPlan(
+        step,
+        used=tuple(group for group in taken if keeps_all or group.varied),
+        filtered=tuple(group for group in taken if not (keeps_all or group.varied)),
+    )
 
 
 def dropped(state: RunState, config: RunConfig) -> list[e.JournalEvent]:
@@ -49,18 +79,13 @@ def dropped(state: RunState, config: RunConfig) -> list[e.JournalEvent]:
     if config.loop.mode == "fixed":
         return []
     bound = StalenessBound(config.loop.max_staleness)
-    buffer = GroupBuffer(bound, config.loop.filter)
     found: list[e.JournalEvent] = []
     for group in state.training():
         match group.phase:
             case GroupPhase.REWARDED:
-                match buffer.verdict(buffered(group), state.next_seal):
-                    case Verdict.STALE:
-                        found.append(e.GroupDropped(group.group_id, "stale"))
-                    case Verdict.FILTERED:
-                        found.append(e.GroupDropped(group.group_id, "filtered"))
-                    case Verdict.KEPT:
-                        pass
+                reason = reason_to_drop(group, bound, config.loop.filter, state.next_seal)
+                if reason is not None:
+                    found.append(e.GroupDropped(group.group_id, reason))
             case GroupPhase.SUBMITTED:
                 if not bound.admits(group.oldest_version, state.next_seal):
                     found.append(e.GroupDropped(group.group_id, "stale"))
@@ -88,24 +113,13 @@ def plan_seal(state: RunState, config: RunConfig) -> SealPlan | None:
         return None
     if config.loop.mode == "fixed":
         return _plan_fixed(state, config, step)
-    selection = _select_elastic(state, config, step)
-    if selection is None:
-        return None
-    return SealPlan(
-        step,
-        used=tuple(state.groups[group_id] for group_id in selection.used),
-        filtered=tuple(state.groups[group_id] for group_id in selection.filtered),
-    )
-
-
-def _select_elastic(state: RunState, config: RunConfig, step: int) -> Selection | None:
     places = config.loop.prompts_per_step
-    buffer = elastic_buffer(state, config)
     if config.loop.filter == "refill":
         # What was filtered since the last batch used up a part of what this step may open.
         allowed = int(places * config.loop.refill_limit)
         places = max(0, min(places, allowed - state.since_seal.groups_filtered))
-    return buffer.select(step, places)
+    rewarded = [group for group in state.training() if group.phase is GroupPhase.REWARDED]
+    return select(rewarded, StalenessBound(config.loop.max_staleness), config.loop.filter, step, places)
 
 
 def _plan_fixed(state: RunState, config: RunConfig, step: int) -> SealPlan | None:
@@ -113,15 +127,10 @@ def _plan_fixed(state: RunState, config: RunConfig, step: int) -> SealPlan | Non
     if not groups or any(group.phase is not GroupPhase.REWARDED for group in groups):
         return None
     places = config.loop.prompts_per_step
-    keeps_all = config.loop.filter == "none"
-    used = [group for group in groups if keeps_all or group.varied]
-    if config.loop.filter == "refill" and len(used) < places and len(groups) < fixed_limit(config):
+    plan = _plan(step, groups, config.loop.filter)
+    if config.loop.filter == "refill" and len(plan.used) < places and len(groups) < fixed_limit(config):
         return None  # a spare group is about to be opened
-    return SealPlan(
-        step,
-        used=tuple(used),
-        filtered=tuple(group for group in groups if not (keeps_all or group.varied)),
-    )
+    return plan
 
 
 def step_progress(state: RunState, config: RunConfig, step: int) -> float:

@@ -6,12 +6,22 @@ field that a batch or a gradient depends on is compared with the lease before it
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from blake3 import blake3
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import FinishReason, FloatArray, GroupSubmission, RewardedGroup, Trajectory
+from antiphon.core.records import (
+    Completion,
+    FinishReason,
+    FloatArray,
+    GroupSubmission,
+    PartialTrajectory,
+    RewardedGroup,
+    Trajectory,
+)
+from antiphon.core.spans import check_cover
 
 LOGPROB_CEILING = 1e-6
 """Log-probabilities are at most 0; this much is forgiven to float32 arithmetic."""
@@ -44,6 +54,7 @@ def check_submission(
         )
     if not math.isfinite(submission.generation_s) or submission.generation_s < 0:
         raise ContractError(f"{group}: generation_s={submission.generation_s} is no duration")
+    versions = _allowed(version, newest_version)
     possible = _numbers_possible(submission.trajectories)
     for index, trajectory in enumerate(submission.trajectories):
         where = f"{group}, trajectory {index}"
@@ -53,16 +64,78 @@ def check_submission(
             )
         if trajectory.seed != seeds[index]:
             raise ContractError(f"{where}: seed={trajectory.seed}, but the lease says {seeds[index]}")
-        _check_row(trajectory, where, max_tokens)
-        if not possible:
-            _check_numbers(trajectory, where)
-        _check_spans(trajectory, where, version, newest_version)
+        _check_completion(trajectory, 0, where, max_tokens, versions, possible)
+
+
+def check_piece(
+    piece: PartialTrajectory,
+    group_id: str,
+    *,
+    samples: int,
+    max_tokens: int,
+    version: int | None,
+    newest_version: int,
+) -> None:
+    """Refuse a piece that no completion of the lease can have.
+
+    Args:
+        piece: what a heartbeat says was sampled.
+        group_id: for the message.
+        samples: G of the lease.
+        max_tokens: longest completion allowed.
+        version: fixed mode: the only version allowed, else None.
+        newest_version: no token can come from a newer one.
+
+    Raises:
+        ContractError: naming the group, the field and what was expected.
+    """
+    where = f"progress of group {group_id}, sample {piece.sample_index}"
+    if not 0 <= piece.sample_index < samples:
+        raise ContractError(f"{where}: sample_index must be in [0, {samples})")
+    if piece.start < 0:
+        raise ContractError(f"{where}: start={piece.start} is negative")
+    _check_completion(piece, piece.start, where, max_tokens, _allowed(version, newest_version), False)
+
+
+def _allowed(version: int | None, newest_version: int) -> range:
+    return range(newest_version + 1) if version is None else range(version, version + 1)
+
+
+def _check_completion(
+    x: Completion, start: int, where: str, max_tokens: int, versions: range, numbers_possible: bool
+) -> None:
+    tokens, logprobs, stop = x.token_ids, x.logprobs, start + x.token_ids.size
+    if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
+        raise ContractError(
+            f"{where}: token_ids must be a non-empty row of integers, not {tokens.dtype} "
+            f"of shape {tokens.shape}"
+        )
+    if logprobs.shape != tokens.shape:
+        raise ContractError(
+            f"{where}: {logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
+        )
+    if stop > max_tokens:
+        raise ContractError(f"{where}: {stop} tokens exceed sampling.max_tokens={max_tokens}")
+    if x.finish_reason is (None if stop == max_tokens else FinishReason.LENGTH):
+        raise ContractError(
+            f"{where}: finish_reason={x.finish_reason} after {stop} tokens, "
+            f"but sampling.max_tokens={max_tokens}"
+        )
+    if not numbers_possible:
+        if int(tokens.min()) < 0:
+            raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
+        if not _in_range(logprobs):
+            raise ContractError(
+                f"{where}: behaviour logprobs must be finite and at most 0, "
+                f"but lie in [{logprobs.min()}, {logprobs.max()}]"
+            )
+    check_cover(x.spans, start, stop, where, versions)
 
 
 def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:
     """Tell at once whether every token and log-probability can be one; if not, each says by itself."""
     tokens = np.concatenate([trajectory.token_ids for trajectory in trajectories], axis=None)
-    logprobs = np.concatenate([trajectory.behaviour_logprobs for trajectory in trajectories], axis=None)
+    logprobs = np.concatenate([trajectory.logprobs for trajectory in trajectories], axis=None)
     if not tokens.size or not logprobs.size:
         return False
     return int(tokens.min()) >= 0 and _in_range(logprobs)
@@ -73,57 +146,40 @@ def _in_range(logprobs: FloatArray) -> bool:
     return float(logprobs.min()) > -math.inf and float(logprobs.max()) <= LOGPROB_CEILING
 
 
-def _check_numbers(trajectory: Trajectory, where: str) -> None:
-    tokens, logprobs = trajectory.token_ids, trajectory.behaviour_logprobs
-    if int(tokens.min()) < 0:
-        raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
-    if not _in_range(logprobs):
-        raise ContractError(
-            f"{where}: behaviour logprobs must be finite and at most 0, "
-            f"but lie in [{logprobs.min()}, {logprobs.max()}]"
-        )
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What is known of a model's tokens."""
+
+    vocabulary: int
+    """Rows of the embedding; every token id is smaller."""
+    end_tokens: frozenset[int]
+    """A completion ends with one of these, or at its longest; empty where they are not known."""
 
 
-def _check_row(trajectory: Trajectory, where: str, max_tokens: int) -> None:
-    tokens, logprobs = trajectory.token_ids, trajectory.behaviour_logprobs
-    if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu":
-        raise ContractError(
-            f"{where}: token_ids must be a non-empty row of integers, not {tokens.dtype} "
-            f"of shape {tokens.shape}"
-        )
-    if logprobs.shape != tokens.shape:
-        raise ContractError(
-            f"{where}: {logprobs.size} behaviour logprobs for {tokens.size} tokens; one each is needed"
-        )
-    if tokens.size > max_tokens:
-        raise ContractError(f"{where}: {tokens.size} tokens exceed sampling.max_tokens={max_tokens}")
-    if trajectory.finish_reason is FinishReason.LENGTH and tokens.size != max_tokens:
-        raise ContractError(
-            f"{where}: finish_reason=length after {tokens.size} tokens, but sampling.max_tokens={max_tokens}"
-        )
+def check_token_rules(submission: GroupSubmission, rules: TokenRules) -> None:
+    """Check tokens and finish reasons against the model's own rules.
 
-
-def _check_spans(trajectory: Trajectory, where: str, version: int | None, newest_version: int) -> None:
-    at = 0
-    for span in trajectory.spans:
-        if span.start != at or span.stop <= span.start:
+    Raises:
+        ContractError: naming the trajectory, the token and the rule.
+    """
+    ends = np.array(sorted(rules.end_tokens), dtype=np.int64)
+    for trajectory in submission.trajectories:
+        where = f"group {submission.group_id}, trajectory {trajectory.sample_index}"
+        tokens = trajectory.token_ids
+        if not tokens.size:
+            continue  # refused by the checks against the lease
+        if int(tokens.max()) >= rules.vocabulary:
             raise ContractError(
-                f"{where}: version spans must cover [0, {trajectory.token_ids.size}) in order without "
-                f"gaps, but one is [{span.start}, {span.stop}) where {at} was due"
+                f"{where}: token id {int(tokens.max())} is not in the vocabulary of {rules.vocabulary}"
             )
-        at = span.stop
-        if version is not None and span.version != version:
-            raise ContractError(
-                f"{where}: sampled with version {span.version}, but the lease demands version {version}"
-            )
-        if not 0 <= span.version <= newest_version:
-            raise ContractError(
-                f"{where}: sampled with version {span.version}, but versions 0..{newest_version} exist"
-            )
-    if at != trajectory.token_ids.size:
-        raise ContractError(
-            f"{where}: version spans cover [0, {at}), but there are {trajectory.token_ids.size} tokens"
-        )
+        if not rules.end_tokens:
+            continue
+        ended = np.isin(tokens, ends)
+        if ended[:-1].any():
+            place = int(np.flatnonzero(ended)[0])
+            raise ContractError(f"{where}: continues after its end token at {place} of {tokens.size}")
+        if trajectory.finish_reason is FinishReason.STOP and not ended[-1]:
+            raise ContractError(f"{where}: finish_reason=stop, but token {int(tokens[-1])} is no end token")
 
 
 def check_rewards(group_id: str, rewarded_groups: Sequence[RewardedGroup], samples: int) -> tuple[float, ...]:
@@ -154,5 +210,5 @@ def submission_digest(submission: GroupSubmission) -> str:
         head = [trajectory.sample_index, trajectory.seed, trajectory.token_ids.size, spans]
         told += f"{head}{trajectory.finish_reason}".encode()
         told += trajectory.token_ids.astype("<i4", copy=False).tobytes()
-        told += trajectory.behaviour_logprobs.astype("<f4", copy=False).tobytes()
+        told += trajectory.logprobs.astype("<f4", copy=False).tobytes()
     return blake3(told).hexdigest()

@@ -62,7 +62,7 @@ class RunPaused(JournalEvent):
 @_event("run.finished")
 @dataclass(frozen=True, slots=True)
 class RunFinished(JournalEvent):
-    """The run is complete; workers and judges leave."""
+    """The run is complete; workers and reward services leave."""
 
 
 @_event("step.opened")
@@ -106,7 +106,7 @@ class LeaseGranted(JournalEvent):
     continues from, if that is older."""
     at_s: float
     continued: int = 0
-    """Tokens that it goes on from."""
+    """Tokens that it continues from."""
 
 
 @_event("lease.duplicated")
@@ -120,13 +120,13 @@ class LeaseDuplicated(JournalEvent):
     attempt: int
     at_s: float
     continued: int = 0
-    """Tokens that it goes on from."""
+    """Tokens that it continues from."""
 
 
 @_event("lease.expired")
 @dataclass(frozen=True, slots=True)
 class LeaseExpired(JournalEvent):
-    """A lease ended without a submission; the group is offered again, unless a duplicate goes on."""
+    """A lease ended without a submission; the group is offered again, unless a duplicate still runs."""
 
     group_id: str
     lease_id: str
@@ -140,7 +140,7 @@ class LeaseExpired(JournalEvent):
     silent_s: float = 0.0
     """Seconds since its worker was last heard of."""
     waste: str = "preempted"
-    """What to call the work that nobody continues: preempted, duplicate or stale."""
+    """What to call the work that is not continued: preempted, duplicate or stale."""
 
 
 @_event("group.submitted")
@@ -323,7 +323,7 @@ class WorkerQuarantined(JournalEvent):
 @_event("worker.pardoned")
 @dataclass(frozen=True, slots=True)
 class WorkerPardoned(JournalEvent):
-    """A worker may try again, as a stranger; a revocation of its name ends too."""
+    """A worker may try again, and nothing is remembered against it; a revocation of its name ends too."""
 
     worker_name: str
     reason: str

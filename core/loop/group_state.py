@@ -1,4 +1,32 @@
-"""Group state: what a run knows of one group, one evaluation and the groups between two batches."""
+"""Group state: what a run knows of one group, one evaluation and the groups between two batches.
+
+The life of a group. Each arrow is an event of the journal; a group that ended is no longer in the table.
+
+      GroupOpened, or EvaluationOpened for a held-out prompt
+           |
+           v        LeaseGranted                  LeaseDuplicated (a second
+         OPEN ------------------------> LEASED ---+   worker samples it too)
+          | ^                            | |  ^   |
+          | |       LeaseExpired         | |  +---+
+          | +----------------------------+ |          LeaseExpired of one of two
+          |   (lost, refused, too old)     |          leases leaves it LEASED
+          |                                |
+          | GroupSubmitted, by the last    | GroupSubmitted
+          | holder although it was late    |
+          +-------------+------------------+
+                        v                  GroupDropped
+                    SUBMITTED ---------------------------> dropped: stale
+                        |
+                        | GroupRewarded    GroupDropped
+                        |            +-------------------> dropped: stale or filtered
+                        v            |
+                    REWARDED --------+     BatchSealed
+                        |      +-------------------------> used, or filtered
+                        +------+
+
+A held-out prompt ends with GroupRewarded. What was dropped frees its reservation: another group is
+opened for it, under a new id.
+"""
 
 import math
 from dataclasses import dataclass, field

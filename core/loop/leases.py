@@ -46,7 +46,7 @@ class LeaseTable:
         """Give running leases a fresh deadline and return the ids that are not running.
 
         Whoever names the lease id holds the lease: a worker that registered again after the
-        coordinator's restart goes on with its groups under its new name.
+        coordinator's restart continues its groups under its new name.
         """
         gone = []
         for lease_id in lease_ids:
@@ -79,10 +79,6 @@ class LeaseTable:
     def of_worker(self, worker_id: str) -> list[HeldLease]:
         """Return the leases that a worker holds."""
         return [held for held in self._held.values() if held.worker_id == worker_id]
-
-    def next_deadline(self) -> float | None:
-        """Return the earliest deadline, or None without leases."""
-        return min((held.deadline_s for held in self._held.values()), default=None)
 
 
 IDLE_BEATS_PER_S = 50.0

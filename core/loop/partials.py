@@ -1,4 +1,4 @@
-"""Partials: unfinished groups as their holders reported them, kept so that another can go on.
+"""Partials: unfinished groups as their holders reported them, kept so that another can continue.
 
 Pieces come with heartbeats, in any order and any number of times; what is kept of a completion is
 always a gapless beginning of it, and the answer says how long that is. The memory is bounded: what
@@ -8,22 +8,13 @@ Who sampled which tokens stays known, because a beginning is handed on without b
 Legend: G samples of a group, T tokens of a piece.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.core.errors import ContractError
-from antiphon.core.loop.checks import LOGPROB_CEILING
-from antiphon.core.records import (
-    FinishReason,
-    FloatArray,
-    IntArray,
-    PartialTrajectory,
-    Trajectory,
-    VersionSpan,
-)
+from antiphon.core.records import PartialTrajectory, Trajectory
+from antiphon.core.spans import joined, rest_of
 
 BYTES_PER_TOKEN = 8
 """One int32 and one float32; spans and authors are few."""
@@ -56,7 +47,7 @@ class KeptGroup:
     @property
     def oldest_version(self) -> int:
         """Return the oldest policy version among the tokens."""
-        return min(span.version for sample in self.samples for span in sample.whole.spans)
+        return min(sample.whole.oldest_version for sample in self.samples)
 
     def pieces(self) -> tuple[PartialTrajectory, ...]:
         """Return what a lease carries."""
@@ -67,36 +58,31 @@ class KeptGroup:
 class _Growing:
     """One completion while pieces come in."""
 
-    tokens: list[IntArray] = field(default_factory=list)
-    logprobs: list[FloatArray] = field(default_factory=list)
-    spans: list[VersionSpan] = field(default_factory=list)
+    pieces: list[PartialTrajectory] = field(default_factory=list)
+    """Each begins where the one before it ends."""
     authors: list[tuple[str, int]] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    count: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.pieces[-1].stop if self.pieces else 0
 
     def append(self, piece: PartialTrajectory, worker_id: str) -> int:
         """Keep what is new in a piece that continues what is here; return the tokens gained."""
-        known = self.count - piece.start
-        gained = piece.stop - self.count
-        if self.finish_reason is not None or known < 0 or gained <= 0:
+        count = self.count
+        ended = self.pieces and self.pieces[-1].finish_reason is not None
+        new = None if ended or piece.start > count else rest_of(piece, count)
+        if new is None:
             return 0
-        self.tokens.append(piece.token_ids[known:])
-        self.logprobs.append(piece.behaviour_logprobs[known:])
-        for span in piece.spans:
-            _extend(self.spans, span, self.count)
+        self.pieces.append(new)
         if self.authors and self.authors[-1][0] == worker_id:
             self.authors.pop()
-        self.authors.append((worker_id, piece.stop))
-        self.count, self.finish_reason = piece.stop, piece.finish_reason
-        return gained
+        self.authors.append((worker_id, new.stop))
+        return new.stop - count
 
-    def kept(self, sample_index: int) -> KeptSample:
+    def kept(self) -> KeptSample:
         """Return what is here as one piece."""
-        self.tokens, self.logprobs = [np.concatenate(self.tokens)], [np.concatenate(self.logprobs)]
-        whole = PartialTrajectory(
-            sample_index, 0, self.tokens[0], self.logprobs[0], tuple(self.spans), self.finish_reason
-        )
-        return KeptSample(whole, tuple(self.authors))
+        self.pieces = [joined(self.pieces)]
+        return KeptSample(self.pieces[0], tuple(self.authors))
 
 
 @dataclass(slots=True)
@@ -185,59 +171,6 @@ class PartialGroups:
         self.tokens -= 0 if kept is None else kept.tokens
 
 
-def check_piece(
-    piece: PartialTrajectory,
-    group_id: str,
-    *,
-    samples: int,
-    max_tokens: int,
-    version: int | None,
-    newest_version: int,
-) -> None:
-    """Refuse a piece that no completion of the lease can have.
-
-    Args:
-        piece: what a heartbeat says was sampled.
-        group_id: for the message.
-        samples: G of the lease.
-        max_tokens: longest completion allowed.
-        version: fixed mode: the only version allowed, else None.
-        newest_version: no token can come from a newer one.
-
-    Raises:
-        ContractError: naming the group, the field and what was expected.
-    """
-    where = f"progress of group {group_id}, sample {piece.sample_index}"
-    tokens, logprobs = piece.token_ids, piece.behaviour_logprobs
-    if not 0 <= piece.sample_index < samples:
-        raise ContractError(f"{where}: sample_index must be in [0, {samples})")
-    if tokens.ndim != 1 or not tokens.size or logprobs.shape != tokens.shape or piece.start < 0:
-        raise ContractError(
-            f"{where}: start={piece.start} with {tokens.size} tokens and {logprobs.size} behaviour logprobs; "
-            "a piece has at least one token and one logprob for each"
-        )
-    if int(tokens.min()) < 0:
-        raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
-    if not math.isfinite(float(logprobs.sum(dtype=np.float64))) or float(logprobs.max()) > LOGPROB_CEILING:
-        raise ContractError(f"{where}: behaviour logprobs must be finite and at most 0")
-    full, ended = piece.stop == max_tokens, piece.finish_reason
-    if piece.stop > max_tokens or (full and ended is None) or (not full and ended is FinishReason.LENGTH):
-        raise ContractError(
-            f"{where}: {piece.stop} tokens with finish_reason={ended}, but sampling.max_tokens={max_tokens}"
-        )
-    at = piece.start
-    for span in piece.spans:
-        right = span.version == version if version is not None else 0 <= span.version <= newest_version
-        if span.start != at or span.stop <= at or not right:
-            raise ContractError(
-                f"{where}: span [{span.start}, {span.stop}) of version {span.version} where {at} was due and "
-                f"{f'version {version}' if version is not None else f'versions 0..{newest_version}'} can be"
-            )
-        at = span.stop
-    if at != piece.stop:
-        raise ContractError(f"{where}: version spans end at {at}, but there are {piece.stop} tokens")
-
-
 def authorship(
     given: KeptGroup | None, trajectories: Sequence[Trajectory], worker_id: str
 ) -> tuple[Authorship, ...]:
@@ -263,16 +196,6 @@ def authorship(
     return tuple(found)
 
 
-def _extend(spans: list[VersionSpan], span: VersionSpan, known: int) -> None:
-    """Add the part of a span from token `known` on, merged with the last one where versions agree."""
-    start = max(span.start, known)
-    if span.stop <= start:
-        return
-    if spans and spans[-1].version == span.version:
-        start = spans.pop().start
-    spans.append(VersionSpan(span.version, start, span.stop))
-
-
 def _snapshot(group: _GrowingGroup) -> KeptGroup | None:
-    kept = tuple(sample.kept(index) for index, sample in enumerate(group.samples) if sample.count)
+    kept = tuple(sample.kept() for sample in group.samples if sample.pieces)
     return KeptGroup(kept) if kept else None

@@ -53,7 +53,7 @@ class RunState:
     """Token id or worker name -> why it counts no more."""
     standings: dict[str, Standing] = field(default_factory=dict)
     """What is known of each worker, by name."""
-    ledger: WorkAccounts = field(default_factory=WorkAccounts)
+    work_accounts: WorkAccounts = field(default_factory=WorkAccounts)
     paused_reason: str = ""
     finished: bool = False
 
@@ -207,7 +207,7 @@ def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     evaluation = state.evaluations[group.evaluation]
     evaluation.rewards[group.prompt_index] = event.rewards[0]
     evaluation.tokens[group.prompt_index] = group.token_counts[0]
-    state.ledger.settle(event.group_id, Use.USEFUL)
+    state.work_accounts.close_group(event.group_id, Use.USEFUL)
     del state.groups[event.group_id]
     state.evaluating -= 1
 
@@ -361,4 +361,4 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
 
 def _apply(event: e.JournalEvent, state: RunState) -> None:
     _HANDLERS.get(type(event), _ignore)(event, state)
-    state.ledger.apply(event)
+    state.work_accounts.apply(event)

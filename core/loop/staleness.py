@@ -6,7 +6,6 @@ The bound S is kept twice: when a lease is granted, with the version that the as
 holds, and when a batch is assembled, by the oldest token of each trajectory.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from antiphon.core.errors import InfeasibleError
@@ -26,10 +25,6 @@ class StalenessBound:
         True
         """
         return self.steps_left(oldest_version, step) >= 0
-
-    def admits_all(self, oldest_versions: Iterable[int], step: int) -> bool:
-        """Tell whether a whole group may train at `step`: its oldest trajectory decides."""
-        return all(self.admits(version, step) for version in oldest_versions)
 
     def steps_left(self, oldest_version: int, step: int) -> int:
         """Count the learner steps for which a trajectory stays trainable; negative when stale."""

@@ -1,11 +1,11 @@
-"""WorkAccounts of work: every worker second and every token is booked once, useful or as a named waste.
+"""Work account: every worker second and every token counts once, as useful or as a named waste.
 
 It follows the run's events and nothing else. A worker's time counts from its registration until it
 leaves or is lost, on the coordinator's clock: what a worker claims plays no part. At each moment a
 worker's second is shared evenly among the leases it holds; without any it is idle. What a lease cost
-stays open until its group's fate is known. Tokens are booked as far as the coordinator heard of them.
+stays open until its group is used or dropped. Tokens count as far as the coordinator heard of them.
 
-While no coordinator runs nobody is watched: the time from its last event to its restart is not booked.
+While no coordinator runs nothing counts: the time from its last event to its restart is left out.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Use(StrEnum):
     DUPLICATE = "duplicate"
     """Another worker handed the same group in first."""
     PREEMPTED = "preempted"
-    """Its worker was lost and nobody could go on from it."""
+    """Its worker was lost and no other could continue from it."""
     FILTERED = "filtered"
     """Its group lacked variance of rewards."""
     IDLE = "idle"
@@ -35,7 +35,7 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkAccount:
-    """The ledger at one moment."""
+    """Worker seconds and tokens by use at one moment."""
 
     seconds: dict[str, float]
     """Worker seconds by use."""
@@ -119,12 +119,12 @@ class WorkAccounts:
             case e.GroupSubmitted():
                 self._submitted(event)
             case e.GroupDropped():
-                self.settle(event.group_id, Use.FILTERED if event.reason == "filtered" else Use.STALE)
+                self.close_group(event.group_id, Use.FILTERED if event.reason == "filtered" else Use.STALE)
             case e.BatchSealed():
                 for group_id in event.group_ids:
-                    self.settle(group_id, Use.USEFUL)
+                    self.close_group(group_id, Use.USEFUL)
                 for group_id in event.filtered_ids:
-                    self.settle(group_id, Use.FILTERED)
+                    self.close_group(group_id, Use.FILTERED)
             case e.WorkerRegistered():
                 self._registered(event)
             case e.WorkerLost():
@@ -135,34 +135,34 @@ class WorkAccounts:
             case _:
                 pass
 
-    def settle(self, group_id: str, use: Use) -> None:
+    def close_group(self, group_id: str, use: Use) -> None:
         """Book what a group cost; a group that cost nothing known is ignored."""
         cost = self._costs.pop(group_id, _Cost())
         self.seconds[use] += cost.seconds
         self.tokens[use] += cost.tokens
 
     def account(self, now: float) -> WorkAccount:
-        """Return the ledger at `now`, on the coordinator's clock; nothing is changed by it."""
+        """Return the account at `now`, on the coordinator's clock; nothing is changed by it."""
         seconds = {use.value: value for use, value in self.seconds.items()}
         tokens = {use.value: count for use, count in self.tokens.items()}
-        unsettled = sum(cost.seconds for cost in self._costs.values())
+        open_s = sum(cost.seconds for cost in self._costs.values())
         for worker in self._workers.values():
             passed = 0.0 if worker.gone else max(0.0, now - worker.at_s)
             if worker.leases:
-                unsettled += passed
+                open_s += passed
             else:
                 seconds[Use.IDLE] += passed
         for lease in self._running.values():
             worker_share = self._workers[lease.worker_id].share_s if lease.worker_id else lease.from_s
-            unsettled += lease.before_s + worker_share - lease.from_s
-        seconds[Use.OPEN.value] = unsettled
+            open_s += lease.before_s + worker_share - lease.from_s
+        seconds[Use.OPEN.value] = open_s
         tokens[Use.OPEN.value] = sum(cost.tokens for cost in self._costs.values())
         return WorkAccount(seconds, tokens)
 
     def _granted(self, event: e.LeaseGranted) -> None:
         if not event.continued:
-            # What earlier holders sampled was too old to go on from.
-            self.settle(event.group_id, Use.STALE)
+            # What earlier holders sampled was too old to continue from.
+            self.close_group(event.group_id, Use.STALE)
         self._begin(event.group_id, event.lease_id, event.worker_id, event.at_s)
 
     def _begin(self, group_id: str, lease_id: str, worker_id: str, now: float) -> None:
@@ -194,7 +194,7 @@ class WorkAccounts:
             self.seconds[use] += seconds
             self.tokens[use] += event.tokens
             if use is Use.STALE:
-                self.settle(event.group_id, use)
+                self.close_group(event.group_id, use)
         elif event.kept:
             silent = min(seconds, event.silent_s)
             self.seconds[Use.PREEMPTED] += silent
@@ -219,7 +219,7 @@ class WorkAccounts:
         if event.at_s is None:
             return
         worker = self._workers[event.worker_id] = _WorkerHours(event.worker_name, event.at_s)
-        # After a coordinator's restart a worker goes on with its leases under a new id.
+        # After a coordinator's restart a worker continues its leases under a new id.
         for lease in self._running.values():
             if not lease.worker_id and lease.worker_name == event.worker_name:
                 lease.worker_id = event.worker_id

@@ -42,7 +42,7 @@ def run_status(
         now: the coordinator's clock.
         blocked: why nothing can be recorded at the moment; the run waits for that.
     """
-    account = state.ledger.account(now)
+    account = state.work_accounts.account(now)
     phases = Counter(group.phase for group in state.groups.values())
     return RunStatus(
         run_id=state.run_id,

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.core.loop.token_rules import TokenRules
+from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment
 from antiphon.models.codec import TextCodec, resolve_model_path

@@ -60,7 +60,7 @@ def seal_batch(
     rewarded = (*plan.used, *plan.filtered)
     rewards = [r for group in rewarded for r in group.rewards] + since_seal.rewards
     lengths = [n for group in rewarded for n in group.token_counts] + since_seal.token_counts
-    staleness = Counter(plan.step - min(span.version for span in row.spans) for row in rows)
+    staleness = Counter(plan.step - row.oldest_version for row in rows)
     return BatchSealed(
         step=plan.step,
         group_ids=tuple(group.group_id for group in plan.used),
@@ -89,7 +89,7 @@ def _rows(ingredient: Ingredient, normalise: bool) -> list[BatchRow]:
             sample_index=trajectory.sample_index,
             prompt_token_ids=prompt_ids,
             token_ids=trajectory.token_ids,
-            behaviour_logprobs=trajectory.behaviour_logprobs,
+            logprobs=trajectory.logprobs,
             spans=trajectory.spans,
             finish_reason=trajectory.finish_reason,
             reward=group.rewards[index],

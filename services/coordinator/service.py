@@ -13,9 +13,8 @@ from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance, admission
 from antiphon.core.loop import events as e
 from antiphon.core.loop.assembly import step_progress
-from antiphon.core.loop.partials import check_piece
+from antiphon.core.loop.checks import check_piece, check_token_rules
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.loop.token_rules import check_token_rules
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     GroupSubmission,

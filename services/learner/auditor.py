@@ -20,6 +20,7 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
+from antiphon.core.spans import token_versions
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.snapshot import rebuild
@@ -74,9 +75,7 @@ class Auditor:
                 continue
             own = [t for t in trajectories if any(span.version == version for span in t.spans)]
             for trajectory, logits in zip(own, self._logits(group.prompt_token_ids, own), strict=True):
-                mask = np.zeros(trajectory.token_ids.size, dtype=bool)
-                for span in trajectory.spans:
-                    mask[span.start : span.stop] |= span.version == version
+                mask = token_versions(trajectory) == version
                 found = examine_tokens(
                     logits[torch.from_numpy(mask)],
                     trajectory,
@@ -148,7 +147,7 @@ def examine_tokens(
     tokens = torch.from_numpy(trajectory.token_ids[places].astype(np.int64))
     own = score(logits, tokens, rows).numpy().astype(np.float64)
     cut = np.isneginf(own)
-    reported = trajectory.behaviour_logprobs[places].astype(np.float64)
+    reported = trajectory.logprobs[places].astype(np.float64)
     differences = np.abs(own - reported)[~cut]
     missed = 0
     if rounding is not None:

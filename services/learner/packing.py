@@ -18,6 +18,7 @@ import torch
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow
+from antiphon.core.spans import check_cover, token_versions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,17 +112,11 @@ def _check_row(row: BatchRow) -> None:
             f"{where} has {len(row.prompt_token_ids)} prompt and {len(row.token_ids)} completion tokens; "
             "both must be at least 1"
         )
-    if len(row.behaviour_logprobs) != len(row.token_ids):
+    if len(row.logprobs) != len(row.token_ids):
         raise ContractError(
-            f"{where} has {len(row.behaviour_logprobs)} behaviour logprobs for {len(row.token_ids)} tokens"
+            f"{where} has {len(row.logprobs)} behaviour logprobs for {len(row.token_ids)} tokens"
         )
-    end = 0
-    for span in row.spans:
-        if span.start != end or span.stop <= span.start:
-            raise ContractError(f"{where} has version spans with a gap or overlap at token {end}")
-        end = span.stop
-    if end != len(row.token_ids):
-        raise ContractError(f"{where} has version spans up to token {end} of {len(row.token_ids)}")
+    check_cover(row.spans, 0, len(row.token_ids), where)
 
 
 def _bucket(part: list[BatchRow], step: int) -> MicroBatch:
@@ -165,9 +160,8 @@ def _micro_batch(
         index[place, :count] = np.arange(first, first + count)
         tokens[place, :count] = row.token_ids
         mask[place, :count] = 1.0
-        behaviour[place, :count] = row.behaviour_logprobs
-        for span in row.spans:
-            staleness[place, span.start : span.stop] = step - span.version
+        behaviour[place, :count] = row.logprobs
+        staleness[place, :count] = step - token_versions(row)
     return MicroBatch(
         input_ids=input_ids,
         position_ids=position_ids,

@@ -150,7 +150,7 @@ class Trainer(Training):
             sample_index=0,
             prompt_token_ids=np.asarray(prompt, dtype=np.int32),
             token_ids=completion,
-            behaviour_logprobs=np.zeros(len(completion), dtype=np.float32),
+            logprobs=np.zeros(len(completion), dtype=np.float32),
             spans=(VersionSpan(self.version, 0, len(completion)),),
             finish_reason=FinishReason.STOP,
             reward=0.0,

@@ -1,14 +1,12 @@
 """Group in flight: one lease being sampled, complete when every seed has its completion.
 
-A group that another worker began goes on where that one's progress ends: the engine is given the
+A group that another worker began continues where that one's progress ends: the engine is given the
 tokens that are there and samples the rest, and what is handed in is the two joined.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import (
@@ -17,8 +15,8 @@ from antiphon.core.records import (
     Lease,
     PartialTrajectory,
     Trajectory,
-    VersionSpan,
 )
+from antiphon.core.spans import joined, rest_of, shifted
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 
 
@@ -101,7 +99,7 @@ class GroupInFlight:
         found = []
         for index in range(len(self.lease.seeds)):
             whole = self._whole(index, progress.get(self.request_id(index)))
-            piece = None if whole is None else piece_from(whole, self.kept.get(index, 0))
+            piece = None if whole is None else rest_of(whole, self.kept.get(index, 0))
             if piece is not None:
                 found.append(piece)
         return found
@@ -127,12 +125,12 @@ class GroupInFlight:
         whole = self._whole(index, None)
         assert whole is not None and whole.finish_reason is not None, "the group is complete"
         return Trajectory(
+            whole.token_ids,
+            whole.logprobs,
+            whole.spans,
+            whole.finish_reason,
             sample_index=index,
             seed=seed,
-            token_ids=whole.token_ids,
-            behaviour_logprobs=whole.behaviour_logprobs,
-            spans=whole.spans,
-            finish_reason=whole.finish_reason,
         )
 
     def _whole(self, index: int, progress: EngineProgress | None) -> PartialTrajectory | None:
@@ -140,28 +138,18 @@ class GroupInFlight:
 
         Where the engine told only what is new since some token, the piece begins there.
         """
-        prefix, output = self.prefixes.get(index), self.outputs.get(index)
-        given = self._given(index)
-        if output is not None:
-            own = PartialTrajectory(
-                sample_index=index,
-                start=given,
-                token_ids=output.token_ids,
-                behaviour_logprobs=output.logprobs,
-                spans=_moved(output.spans, given),
-                finish_reason=output.finish_reason,
-            )
-        elif progress is not None:
-            own = PartialTrajectory(
-                sample_index=index,
-                start=given + progress.start,
-                token_ids=progress.token_ids,
-                behaviour_logprobs=progress.logprobs,
-                spans=_moved(progress.spans, given),
-            )
-        else:
+        prefix, sampled = self.prefixes.get(index), self.outputs.get(index) or progress
+        if sampled is None:
             return prefix
-        return own if prefix is None or own.start > given else _joined(prefix, own)
+        given = self._given(index)
+        own = PartialTrajectory(
+            sampled.token_ids,
+            sampled.logprobs,
+            shifted(sampled.spans, given),
+            sampled.finish_reason,
+            sample_index=index,
+        )
+        return own if prefix is None or own.start > given else joined([prefix, own])
 
     def _given(self, index: int) -> int:
         return self.prefixes[index].stop if index in self.prefixes else 0
@@ -184,43 +172,3 @@ def split_request_id(request_id: str) -> tuple[str, int]:
     """
     lease_id, _, index = request_id.rpartition("/")
     return lease_id, int(index)
-
-
-def piece_from(whole: PartialTrajectory, start: int) -> PartialTrajectory | None:
-    """Return the part of a piece from completion token `start` on; None when there is nothing new."""
-    skipped = start - whole.start
-    if skipped <= 0:
-        return whole
-    if start >= whole.stop:
-        return None
-    return PartialTrajectory(
-        sample_index=whole.sample_index,
-        start=start,
-        token_ids=whole.token_ids[skipped:],
-        behaviour_logprobs=whole.behaviour_logprobs[skipped:],
-        spans=tuple(
-            VersionSpan(span.version, max(span.start, start), span.stop)
-            for span in whole.spans
-            if span.stop > start
-        ),
-        finish_reason=whole.finish_reason,
-    )
-
-
-def _moved(spans: tuple[VersionSpan, ...], by: int) -> tuple[VersionSpan, ...]:
-    return tuple(VersionSpan(span.version, span.start + by, span.stop + by) for span in spans)
-
-
-def _joined(prefix: PartialTrajectory, own: PartialTrajectory) -> PartialTrajectory:
-    before, after = prefix.spans, own.spans
-    if before and after and before[-1].version == after[0].version:
-        joint = VersionSpan(before[-1].version, before[-1].start, after[0].stop)
-        before, after = before[:-1], (joint, *after[1:])
-    return PartialTrajectory(
-        sample_index=prefix.sample_index,
-        start=prefix.start,
-        token_ids=np.concatenate([prefix.token_ids, own.token_ids]),
-        behaviour_logprobs=np.concatenate([prefix.behaviour_logprobs, own.behaviour_logprobs]),
-        spans=(*before, *after),
-        finish_reason=own.finish_reason,
-    )

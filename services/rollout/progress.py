@@ -74,10 +74,10 @@ def tokens_left(group: GroupInFlight, progress: Sequence[LeaseProgress]) -> int:
 
 
 def usable_prefix(lease: Lease, engine: EngineDriver) -> dict[int, PartialTrajectory]:
-    """Return what a lease came with, by sample; nothing where this engine cannot go on with it.
+    """Return what a lease came with, by sample; nothing where this engine cannot continue it.
 
-    Another worker wrote it, and nobody has verified it: what no engine can have sampled is left
-    aside, and the group is begun anew.
+    Another worker wrote it, and no one has verified it: what no engine can have sampled is left
+    aside, and the group starts again.
     """
     prefix = {piece.sample_index: piece for piece in lease.prefix}
     possible = all(

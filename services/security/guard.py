@@ -5,7 +5,7 @@ is refused reaches no service and changes nothing but the caller's rate.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from antiphon.core.trust.access_tokens import (
     split_token,
 )
 from antiphon.core.trust.rate_limit import Rate, TokenBucket
+from antiphon.protos import broadcast_pb2, coordinator_pb2, records_pb2, rollout_pb2
 from antiphon.services.security.keys import verifies
 
 _BY_SERVICE: dict[str, dict[Scope, str]] = {
@@ -45,6 +46,17 @@ SCOPE_OF: dict[str, Scope] = {
 }
 """Full name of each RPC -> the scope that a token needs for it."""
 _STREAM = "/antiphon.Coordinator/Work"
+WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
+    rollout_pb2.WorkerHello: lambda request: str(request.worker_name),
+    rollout_pb2.WorkerHeartbeat: lambda request: name_of_worker(request.worker_id),
+    rollout_pb2.LeaseRequest: lambda request: name_of_worker(request.worker_id),
+    records_pb2.GroupSubmission: lambda request: name_of_worker(request.worker_id),
+    rollout_pb2.WorkRequest: lambda request: None,
+    rollout_pb2.WorkRequests: lambda request: None,
+    coordinator_pb2.OptionalVersionRequest: lambda request: None,
+    broadcast_pb2.ChunksRequest: lambda request: None,
+}
+"""Each request that a worker may make -> the worker it speaks for; None where it speaks for none."""
 _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}
 """What each request within a worker's stream needs: the same as the call of its own."""
 OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
@@ -76,7 +88,7 @@ def _no_leases(worker_id: str) -> int:
 
 
 class Guard:
-    """Judges the calls to one server of one run."""
+    """Admits or refuses the calls to one server of one run."""
 
     def __init__(
         self,
@@ -88,7 +100,7 @@ class Guard:
         revoked: Callable[[], Collection[str]] = _nothing_revoked,
         open_leases: Callable[[str], int] = _no_leases,
     ) -> None:
-        """Take up position.
+        """Prepare.
 
         Args:
             token_key: public key that tokens are signed with, 32 bytes.
@@ -113,13 +125,15 @@ class Guard:
     def admit(
         self, method: str, authorization: str, certificate_names: Collection[str], request: Any
     ) -> Refusal | None:
-        """Tell why a call is refused, or None; a request for more leases than allowed is cut down.
+        """Tell why a call is refused, or None.
+
+        In a request for more leases than its worker may hold, `groups` is lowered to what is left.
 
         Args:
             method: full name of the RPC.
             authorization: the header, `Bearer TOKEN`, or "".
             certificate_names: names in the certificate of the connection.
-            request: the message; None at the start of a stream, whose requests are rewarded one by one.
+            request: the message; None at the start of a stream, whose requests are admitted one by one.
         """
         if method in OPEN_TO_CERTIFICATES:
             return None
@@ -143,8 +157,11 @@ class Guard:
                 now=self._wall_clock(),
             )
             if refusal is None and Scope.ADMIN not in claims.scopes:
-                refusal = self._wrong_name(claims, asked) or self._too_much(claims, asked)
-                promised += self._cut_down(claims, asked, promised)
+                refusal = _wrong_name(claims, asked) or self._too_much(claims, asked)
+                if isinstance(asked, rollout_pb2.LeaseRequest):
+                    room = claims.max_leases - self._open_leases(asked.worker_id) - promised
+                    asked.groups = max(0, min(asked.groups, room))
+                    promised += asked.groups
             if refusal is not None:
                 return refusal
         return None
@@ -173,16 +190,6 @@ class Guard:
         self._known[digest] = claims
         return claims
 
-    def _wrong_name(self, claims: TokenClaims, request: Any) -> Refusal | None:
-        """A worker speaks for itself alone."""
-        for said in _spoken_for(request):
-            if said != claims.worker_name:
-                return Refusal(
-                    Denial.FORBIDDEN,
-                    f"the token is of worker {claims.worker_name}, but the call speaks for {said[:64]!r}",
-                )
-        return None
-
     def _too_much(self, claims: TokenClaims, request: Any) -> Refusal | None:
         name, now = claims.worker_name, self._clock()
         buckets = self._buckets.pop(name, None)
@@ -200,14 +207,6 @@ class Guard:
             return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
         return None
 
-    def _cut_down(self, claims: TokenClaims, request: Any, promised: int) -> int:
-        """Leave no more of a request for leases than the worker may hold; return what is left of it."""
-        if not (hasattr(request, "groups") and hasattr(request, "held_version")):
-            return 0
-        room = max(0, claims.max_leases - self._open_leases(request.worker_id) - promised)
-        request.groups = max(0, min(request.groups, room))
-        return int(request.groups)
-
 
 def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
     """Return what one request of a stream needs, and what it says."""
@@ -217,9 +216,17 @@ def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
     return _SCOPE_OF_PART[part], getattr(message, part)
 
 
-def _spoken_for(request: Any) -> Iterator[str]:
-    """Yield the worker names in a message."""
-    if hasattr(request, "worker_name"):
-        yield request.worker_name
-    if hasattr(request, "worker_id"):
-        yield name_of_worker(request.worker_id)
+def _wrong_name(claims: TokenClaims, request: Any) -> Refusal | None:
+    """A worker speaks for itself alone."""
+    if request is None:
+        return None
+    named_in = WORKER_NAMED_IN.get(type(request))
+    if named_in is None:
+        return Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {type(request).__name__}")
+    said = named_in(request)
+    if said is not None and said != claims.worker_name:
+        return Refusal(
+            Denial.FORBIDDEN,
+            f"the token is of worker {claims.worker_name}, but the call speaks for {said[:64]!r}",
+        )
+    return None

@@ -1,7 +1,4 @@
-"""Wire arrays: tokens, log-probabilities, version spans and optional fields in messages, and back.
-
-What the other `wire_*` modules share; arrays travel as little-endian bytes or as repeated numbers.
-"""
+"""Wire arrays: what the other modules here share; arrays travel as little-endian bytes."""
 
 from typing import Any
 
@@ -9,7 +6,6 @@ import numpy as np
 
 from antiphon.core import records as r
 from antiphon.core.errors import ContractError
-from antiphon.protos import records_pb2
 
 _FINISH_REASONS = {reason.value: reason for reason in r.FinishReason}
 
@@ -42,8 +38,7 @@ def logprobs_from_bytes(payload: bytes) -> r.FloatArray:
     Raises:
         ContractError: when the length is no multiple of four.
     """
-    if len(payload) % 4:
-        raise ContractError(f"{len(payload)} bytes are no float32 array; expected a multiple of 4")
+    _check_length(payload, "float32")
     return np.frombuffer(payload, dtype="<f4").astype(np.float32)
 
 
@@ -58,16 +53,10 @@ def tokens_from_bytes(payload: bytes) -> r.IntArray:
     Raises:
         ContractError: when the length is no multiple of four.
     """
-    if len(payload) % 4:
-        raise ContractError(f"{len(payload)} bytes are no int32 array; expected a multiple of 4")
+    _check_length(payload, "int32")
     return np.frombuffer(payload, dtype="<i4").astype(np.int32)
 
 
-def version_span_to_proto(x: r.VersionSpan) -> records_pb2.VersionSpan:
-    """Translate."""
-    return records_pb2.VersionSpan(version=x.version, start=x.start, stop=x.stop)
-
-
-def version_span_from_proto(m: records_pb2.VersionSpan) -> r.VersionSpan:
-    """Translate."""
-    return r.VersionSpan(version=m.version, start=m.start, stop=m.stop)
+def _check_length(payload: bytes, kind: str) -> None:
+    if len(payload) % 4:
+        raise ContractError(f"{len(payload)} bytes are no {kind} array; expected a multiple of 4")

@@ -17,7 +17,6 @@ from antiphon.services.wire.arrays import (
     logprobs_to_bytes,
     tokens_from_bytes,
     tokens_to_bytes,
-    version_span_from_proto,
 )
 
 _NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -25,10 +24,10 @@ _NO_LOGPROBS = np.empty(0, dtype=np.float32)
 
 
 def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Completions:
-    """Translate."""
+    """Return the completions of a group as columns."""
     spans = [span for trajectory in trajectories for span in trajectory.spans]
     tokens = np.concatenate([_NO_TOKENS, *(t.token_ids for t in trajectories)])
-    logprobs = np.concatenate([_NO_LOGPROBS, *(t.behaviour_logprobs for t in trajectories)])
+    logprobs = np.concatenate([_NO_LOGPROBS, *(t.logprobs for t in trajectories)])
     return records_pb2.Completions(
         sample_indices=[t.sample_index for t in trajectories],
         seeds=[t.seed for t in trajectories],
@@ -44,7 +43,7 @@ def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Co
 
 
 def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ...]:
-    """Translate; tokens and log-probabilities of a group share their memory.
+    """Return the completions of a group; their tokens and log-probabilities share its memory.
 
     Raises:
         ContractError: when the columns do not fit each other.
@@ -75,28 +74,13 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
     ):
         found.append(
             r.Trajectory(
-                index,
-                seed,
                 tokens[at : at + length],
                 logprobs[at : at + length],
                 spans[span_at : span_at + count],
                 finish_reason_from_text(reason),
+                sample_index=index,
+                seed=seed,
             )
         )
         at, span_at = at + length, span_at + count
     return tuple(found)
-
-
-def rows_from_proto(rows: Sequence[records_pb2.Trajectory]) -> tuple[r.Trajectory, ...]:
-    """Translate what journals of protocol version 1 hold: a message for each completion."""
-    return tuple(
-        r.Trajectory(
-            sample_index=m.sample_index,
-            seed=m.seed,
-            token_ids=np.array(m.token_ids, dtype=np.int32),
-            behaviour_logprobs=logprobs_from_bytes(m.behaviour_logprobs),
-            spans=tuple(version_span_from_proto(span) for span in m.spans),
-            finish_reason=finish_reason_from_text(m.finish_reason),
-        )
-        for m in rows
-    )

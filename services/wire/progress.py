@@ -1,9 +1,10 @@
 """Wire progress: unfinished completions in heartbeats, leases and the journal.
 
-Reading what was written gives an equal record; messages that cannot be meant raise ContractError.
+Reading what was written gives an equal record; invalid messages raise ContractError.
 """
 
 from antiphon.core import records as r
+from antiphon.core.errors import ContractError
 from antiphon.core.loop.partials import KeptGroup, KeptSample
 from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.wire.arrays import (
@@ -12,8 +13,6 @@ from antiphon.services.wire.arrays import (
     logprobs_to_bytes,
     tokens_from_bytes,
     tokens_to_bytes,
-    version_span_from_proto,
-    version_span_to_proto,
 )
 
 
@@ -23,22 +22,31 @@ def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTr
         sample_index=x.sample_index,
         start=x.start,
         token_ids=tokens_to_bytes(x.token_ids),
-        behaviour_logprobs=logprobs_to_bytes(x.behaviour_logprobs),
-        spans=[version_span_to_proto(span) for span in x.spans],
+        behaviour_logprobs=logprobs_to_bytes(x.logprobs),
+        spans=[records_pb2.VersionSpan(version=s.version, start=s.start, stop=s.stop) for s in x.spans],
         finish_reason="" if x.finish_reason is None else x.finish_reason.value,
     )
 
 
 def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.PartialTrajectory:
-    """Translate."""
-    return r.PartialTrajectory(
+    """Translate.
+
+    Raises:
+        ContractError: when its spans do not begin where it says that it begins.
+    """
+    found = r.PartialTrajectory(
+        tokens_from_bytes(m.token_ids),
+        logprobs_from_bytes(m.behaviour_logprobs),
+        tuple(r.VersionSpan(span.version, span.start, span.stop) for span in m.spans),
+        finish_reason_from_text(m.finish_reason) if m.finish_reason else None,
         sample_index=m.sample_index,
-        start=m.start,
-        token_ids=tokens_from_bytes(m.token_ids),
-        behaviour_logprobs=logprobs_from_bytes(m.behaviour_logprobs),
-        spans=tuple(version_span_from_proto(span) for span in m.spans),
-        finish_reason=finish_reason_from_text(m.finish_reason) if m.finish_reason else None,
     )
+    if m.start != found.start:
+        raise ContractError(
+            f"progress of sample {m.sample_index}: start={m.start}, "
+            f"but its version spans begin at {found.start}"
+        )
+    return found
 
 
 def lease_progress_to_proto(x: r.LeaseProgress) -> rollout_pb2.LeaseProgress:

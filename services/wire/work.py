@@ -12,7 +12,7 @@ from antiphon.core.errors import ContractError
 from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.wire.arrays import optional
-from antiphon.services.wire.completions import completions_from_proto, completions_to_proto, rows_from_proto
+from antiphon.services.wire.completions import completions_from_proto, completions_to_proto
 from antiphon.services.wire.drafting import (
     drafting_statistics_from_proto,
     drafting_statistics_to_proto,
@@ -101,6 +101,8 @@ def group_submission_from_proto(
     m: records_pb2.GroupSubmission, keep_encoded: bool = False
 ) -> r.GroupSubmission:
     """Translate; with `keep_encoded`, the message stays at hand, without fields that are unknown here."""
+    if m.trajectories:
+        raise ContractError(f"group {m.group_id[:40]} came with rows; hand its completions in as columns")
     encoded = None
     if keep_encoded:
         m.DiscardUnknownFields()  # nobody stores here what nobody checks
@@ -109,19 +111,11 @@ def group_submission_from_proto(
         lease_id=m.lease_id,
         group_id=m.group_id,
         worker_id=m.worker_id,
-        trajectories=_trajectories_from_proto(m),
+        trajectories=completions_from_proto(m.completions),
         generation_s=m.generation_s,
         drafting=drafting_statistics_from_proto(m.drafting) if m.HasField("drafting") else None,
         encoded=encoded,
     )
-
-
-def _trajectories_from_proto(m: records_pb2.GroupSubmission) -> tuple[r.Trajectory, ...]:
-    if not m.trajectories:
-        return completions_from_proto(m.completions)
-    if m.HasField("completions"):
-        raise ContractError(f"group {m.group_id[:40]} came with its completions twice; hand it in once")
-    return rows_from_proto(m.trajectories)
 
 
 def submit_verdict_to_proto(x: r.SubmitVerdict) -> rollout_pb2.SubmitReply:

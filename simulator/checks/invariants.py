@@ -1,6 +1,6 @@
 """Invariants: what must hold after every event of a run, whatever goes wrong, told by a witness.
 
-The witness keeps its own short books, made from what reached the disk and from what the parties were
+The witness keeps its own short records, made from what reached the disk and from what the processes were
 told; it shares no code with the state it watches over. It knows every token that may occur, because
 the stand-ins compute instead of sampling.
 """
@@ -46,7 +46,7 @@ class Witness:
     """Watches one run and writes down what must not be."""
 
     config: RunConfig
-    dullness: int
+    reward_rarity: int
     now: Callable[[], float]
     violations: list[str] = field(default_factory=list)
     events: int = 0
@@ -68,7 +68,7 @@ class Witness:
     _requeued: int = 0
     _finished: bool = False
 
-    def accuse(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         """Write down a violation."""
         self.violations.append(f"at {self.now():.3f} s: {sentence}")
 
@@ -79,7 +79,7 @@ class Witness:
         for row in rows:
             self.events += 1
             if row.seq != self.events:
-                self.accuse(f"event {row.seq} follows event {self.events - 1}")
+                self.report(f"event {row.seq} follows event {self.events - 1}")
             self.counts[row.kind] += 1
             event = e.load_event(row.kind, row.body)
             self.hours.look(event)
@@ -90,17 +90,17 @@ class Witness:
     def _group(self, group_id: str, what: str, *phases: str) -> _Group:
         group = self._groups.setdefault(group_id, _Group())
         if group.phase not in phases:
-            self.accuse(f"group {group_id} was {what} while {group.phase}")
+            self.report(f"group {group_id} was {what} while {group.phase}")
         return group
 
     def _run_finished(self, event: e.RunFinished) -> None:
         if self._finished:
-            self.accuse("the run was finished twice")
+            self.report("the run was finished twice")
         self._finished = True
 
     def _group_opened(self, event: e.GroupOpened) -> None:
         if event.group_id in self._groups:
-            self.accuse(f"group {event.group_id} was opened twice")
+            self.report(f"group {event.group_id} was opened twice")
         self._groups[event.group_id] = _Group(step=event.step)
 
     def _evaluation_opened(self, event: e.EvaluationOpened) -> None:
@@ -110,25 +110,25 @@ class Witness:
     def _lease_granted(self, event: e.LeaseGranted) -> None:
         group = self._group(event.group_id, "leased", "open")
         if event.attempt != group.attempt + 1:
-            self.accuse(f"attempt {event.attempt} of group {event.group_id} follows {group.attempt}")
+            self.report(f"attempt {event.attempt} of group {event.group_id} follows {group.attempt}")
         if event.lease_id in self._lease_ids:
-            self.accuse(f"lease {event.lease_id} was granted twice")
+            self.report(f"lease {event.lease_id} was granted twice")
         self._lease_ids.add(event.lease_id)
         group.phase, group.attempt, group.lease_id = "leased", event.attempt, event.lease_id
 
     def _lease_duplicated(self, event: e.LeaseDuplicated) -> None:
         group = self._group(event.group_id, "duplicated", "leased")
         if group.twin_id:
-            self.accuse(f"group {event.group_id} was duplicated twice at the same time")
+            self.report(f"group {event.group_id} was duplicated twice at the same time")
         if event.attempt != group.attempt + 1 or event.lease_id in self._lease_ids:
-            self.accuse(f"duplicate {event.lease_id} of group {event.group_id} is no new attempt")
+            self.report(f"duplicate {event.lease_id} of group {event.group_id} is no new attempt")
         self._lease_ids.add(event.lease_id)
         group.attempt, group.twin_id = event.attempt, event.lease_id
 
     def _lease_expired(self, event: e.LeaseExpired) -> None:
         group = self._group(event.group_id, "taken back", "leased")
         if event.lease_id not in (group.lease_id, group.twin_id):
-            self.accuse(f"lease {event.lease_id} of group {event.group_id} expired, but it was not running")
+            self.report(f"lease {event.lease_id} of group {event.group_id} expired, but it was not running")
         elif group.twin_id:
             left = group.twin_id if event.lease_id == group.lease_id else group.lease_id
             group.lease_id, group.twin_id = left, ""
@@ -139,7 +139,7 @@ class Witness:
     def _group_submitted(self, event: e.GroupSubmitted) -> None:
         group = self._group(event.group_id, "handed in", "open", "leased")
         if group.phase == "leased" and event.lease_id not in (group.lease_id, group.twin_id):
-            self.accuse(f"group {event.group_id} was handed in under a lease that another one had replaced")
+            self.report(f"group {event.group_id} was handed in under a lease that another one had replaced")
         group.phase, group.oldest, group.digest = "submitted", event.oldest_version, event.payload_digest
         group.twin_id = ""
 
@@ -154,36 +154,36 @@ class Witness:
 
     def _batch_sealed(self, event: e.BatchSealed) -> None:
         if event.step != len(self.sealed):
-            self.accuse(f"step {event.step} was sealed after {len(self.sealed)} others")
+            self.report(f"step {event.step} was sealed after {len(self.sealed)} others")
         bound = self.config.loop.max_staleness
         for group_id in (*event.group_ids, *event.filtered_ids):
             group = self._group(group_id, f"sealed into step {event.step}", "rewarded")
             group.phase = "ended"
             if not 0 <= event.step - group.oldest <= bound:
-                self.accuse(
+                self.report(
                     f"group {group_id} of version {group.oldest} trains at step {event.step}, beyond {bound}"
                 )
         self.sealed.append(event)
 
     def _step_committed(self, event: e.StepCommitted) -> None:
         if event.step != len(self.commits):
-            self.accuse(f"step {event.step} was committed after {len(self.commits)} others")
+            self.report(f"step {event.step} was committed after {len(self.commits)} others")
         if event.step >= len(self.sealed) or self.sealed[event.step].digest != event.batch_digest:
-            self.accuse(f"step {event.step} was committed on a batch that is not the sealed one")
+            self.report(f"step {event.step} was committed on a batch that is not the sealed one")
         if self._trained.get(event.step) != event.batch_digest:
-            self.accuse(f"step {event.step} was committed, but its batch was never trained on")
+            self.report(f"step {event.step} was committed, but its batch was never trained on")
         self.commits.append((self.now(), event))
 
     def _snapshot_announced(self, event: e.SnapshotAnnounced) -> None:
         if event.version > len(self.commits):
-            self.accuse(
+            self.report(
                 f"version {event.version} was announced before step {event.version - 1} was committed"
             )
         if self.snapshots.setdefault(event.version, event.weights_digest) != event.weights_digest:
-            self.accuse(f"version {event.version} was announced with two kinds of weights")
+            self.report(f"version {event.version} was announced with two kinds of weights")
         known = self.weights(event.version)
         if known is not None and known != event.weights_digest:
-            self.accuse(f"version {event.version} was announced with other weights than were committed")
+            self.report(f"version {event.version} was announced with other weights than were committed")
 
     def weights(self, version: int) -> str | None:
         """Return the digest of a committed version, or None."""
@@ -191,14 +191,14 @@ class Witness:
             return arithmetic.BASE_WEIGHTS
         return self.commits[version - 1][1].weights_digest if version <= len(self.commits) else None
 
-    # What the parties were told and did.
+    # What the processes were told and did.
 
     def leased(self, lease: Lease) -> None:
         """A worker was given a lease."""
         if lease.lease_id not in self._lease_ids:
-            self.accuse(f"lease {lease.lease_id} was told to a worker before it was on the disk")
+            self.report(f"lease {lease.lease_id} was told to a worker before it was on the disk")
         if self._seeds.setdefault(lease.group_id, lease.seeds) != lease.seeds:
-            self.accuse(f"group {lease.group_id} was leased with other seeds than before")
+            self.report(f"group {lease.group_id} was leased with other seeds than before")
         self._prompts[lease.prompt.key] = lease.prompt.token_ids
 
     def answered(self, submission: GroupSubmission, verdict: SubmitVerdict) -> None:
@@ -207,19 +207,19 @@ class Witness:
             return
         group = self._groups.get(submission.group_id)
         if group is None or not group.digest:
-            self.accuse(f"group {submission.group_id} was acknowledged, but it is not on the disk")
+            self.report(f"group {submission.group_id} was acknowledged, but it is not on the disk")
         elif verdict is SubmitVerdict.ACCEPTED and group.digest != submission_digest(submission):
-            self.accuse(f"group {submission.group_id} was acknowledged, but another body is on the disk")
+            self.report(f"group {submission.group_id} was acknowledged, but another body is on the disk")
 
     def committed(self, commit: StepCommit) -> None:
         """The learner was told that its step is committed."""
         if commit.step >= len(self.commits):
-            self.accuse(f"step {commit.step} was acknowledged to the learner, but it is not on the disk")
+            self.report(f"step {commit.step} was acknowledged to the learner, but it is not on the disk")
 
     def rewarded(self, group_id: str) -> None:
-        """A judge was told that its rewards were taken."""
+        """A reward service was told that its rewards were taken."""
         if self._groups.get(group_id, _Group()).phase not in ("rewarded", "ended"):
-            self.accuse(f"the rewards of group {group_id} were acknowledged, but they are not on the disk")
+            self.report(f"the rewards of group {group_id} were acknowledged, but they are not on the disk")
 
     def held(self, worker: str, before: int | None, version: int | None) -> None:
         """A worker process said which version it samples with, after having said another before."""
@@ -228,7 +228,7 @@ class Witness:
             and before is not None
             and (version is None or version < before)
         ):
-            self.accuse(f"{worker} went back from version {before} to {version}")
+            self.report(f"{worker} went back from version {before} to {version}")
 
     def trained(self, step: int, payload: bytes) -> int:
         """The learner trains on a file, for the first time or once more after a crash.
@@ -238,9 +238,9 @@ class Witness:
         """
         digest = digest_bytes(payload)
         if step >= len(self.sealed) or self.sealed[step].digest != digest:
-            self.accuse(f"step {step} trains on a file that is not on the disk as its batch")
+            self.report(f"step {step} trains on a file that is not on the disk as its batch")
         if self._trained.setdefault(step, digest) != digest:
-            self.accuse(f"step {step} was trained on two different files")
+            self.report(f"step {step} was trained on two different files")
         if digest not in self._rows:
             rows = decode_batch(payload)
             self._rows[digest] = len(rows)
@@ -253,29 +253,29 @@ class Witness:
             where = f"step {step}, group {row.group_id}, sample {row.sample_index}"
             key = (row.group_id, row.sample_index)
             if self._in_file.setdefault(key, step) != step:
-                self.accuse(f"{where} trained at step {self._in_file[key]} already")
+                self.report(f"{where} trained at step {self._in_file[key]} already")
             for span in row.spans:
                 if not 0 <= step - span.version <= self.config.loop.max_staleness:
-                    self.accuse(f"{where} has tokens of version {span.version}, beyond the bound")
+                    self.report(f"{where} has tokens of version {span.version}, beyond the bound")
                 weights = self.snapshots.get(span.version)
                 if weights is None:
-                    self.accuse(f"{where} has tokens of version {span.version}, which nobody announced")
+                    self.report(f"{where} has tokens of version {span.version}, which was never announced")
                     return
                 numbers[span.version] = arithmetic.weights_number(weights)
             prompt = arithmetic.prompt_number(tuple(int(token) for token in row.prompt_token_ids))
             seed = self._seeds.get(row.group_id, ())[row.sample_index]
             tokens, logprobs = arithmetic.completion(numbers, row.spans, prompt, seed)
             if not np.array_equal(tokens, row.token_ids):
-                self.accuse(f"{where} has tokens that its prompt, seed and versions cannot give")
-            if not np.array_equal(logprobs, row.behaviour_logprobs):
-                self.accuse(f"{where} has log-probabilities that are not those of its tokens")
-            if row.reward != arithmetic.reward(row.prompt_key, row.token_ids, self.dullness):
-                self.accuse(f"{where} has a reward that its judge did not give")
+                self.report(f"{where} has tokens that its prompt, seed and versions cannot give")
+            if not np.array_equal(logprobs, row.logprobs):
+                self.report(f"{where} has log-probabilities that are not those of its tokens")
+            if row.reward != arithmetic.reward(row.prompt_key, row.token_ids, self.reward_rarity):
+                self.report(f"{where} has a reward that no reward service gave")
 
     # At the end.
 
     def close(self, finished: bool) -> None:
-        """Look at the books once the run is over.
+        """Look at the records once the run is over.
 
         Args:
             finished: whether the run was declared complete.
@@ -283,29 +283,29 @@ class Witness:
         if not finished:
             return
         if len(self.commits) != self.config.run.steps:
-            self.accuse(f"the run finished with {len(self.commits)} of {self.config.run.steps} steps")
+            self.report(f"the run finished with {len(self.commits)} of {self.config.run.steps} steps")
         left = Counter(group.phase for group in self._groups.values() if group.phase != "ended")
         # A refilling step that reached its limit takes fewer groups than were opened for it.
         if left and not (self.config.loop.filter == "refill" and self.config.loop.mode == "elastic"):
-            self.accuse(f"the run is over, but groups never ended: {dict(left)}")
+            self.report(f"the run is over, but groups never ended: {dict(left)}")
 
     def balance(self, requeued: int, dropped_stale: int, filtered: int, newest: int | None) -> None:
-        """Compare the coordinator's counters with the witness' own books."""
+        """Compare the coordinator's counters with the witness' own records."""
         ours = {
             "groups offered again": (requeued, self._requeued),
             "committed versions": (len(self.commits), self.counts["step.committed"]),
         }
         stale = sum(batch.groups_dropped_stale for batch in self.sealed)
         if dropped_stale < stale:
-            self.accuse(f"batches count {stale} stale groups, the run {dropped_stale}")
+            self.report(f"batches count {stale} stale groups, the run {dropped_stale}")
         booked = sum(batch.groups_filtered for batch in self.sealed)
         if filtered < booked:
-            self.accuse(f"batches count {booked} filtered groups, the run {filtered}")
+            self.report(f"batches count {booked} filtered groups, the run {filtered}")
         for what, (theirs, mine) in ours.items():
             if theirs != mine:
-                self.accuse(f"{what}: the coordinator counts {theirs}, the journal has {mine}")
+                self.report(f"{what}: the coordinator counts {theirs}, the journal has {mine}")
         if newest != max(self.snapshots, default=None):
-            self.accuse(
+            self.report(
                 f"the newest version is {newest}, but {max(self.snapshots, default=None)} on the disk"
             )
 

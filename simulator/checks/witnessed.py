@@ -8,7 +8,7 @@ from antiphon.services.coordinator.api import (
     WorkerHeartbeat,
 )
 from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
-from antiphon.simulator import processes as parties
+from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.process_table import ProcessEntry
 
@@ -19,15 +19,15 @@ CALL_S = 10.0
 class Witnessed(CoordinatorClient):
     """A client that tells the witness what its process was told."""
 
-    def __init__(self, site: parties.Site, witness: Witness, slot: ProcessEntry) -> None:
-        super().__init__(parties.COORDINATOR, CALL_S, channel=site.channel(parties.COORDINATOR))
+    def __init__(self, site: processes.Site, witness: Witness, entry: ProcessEntry) -> None:
+        super().__init__(processes.COORDINATOR, CALL_S, channel=site.channel(processes.COORDINATOR))
         self._witness = witness
-        self._slot = slot
+        self._entry = entry
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
         """Tell which version the worker says it holds."""
-        self._witness.held(self._slot.name, self._slot.held, beat.held_version)
-        self._slot.held = beat.held_version
+        self._witness.held(self._entry.name, self._entry.held, beat.held_version)
+        self._entry.held = beat.held_version
         return await super().heartbeat(beat)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
@@ -43,7 +43,7 @@ class Witnessed(CoordinatorClient):
         self._witness.answered(submission, verdict)
         return verdict
 
-    async def submit_rewards(self, group_id: str, rewarded_groups: "list[RewardedGroup]") -> bool:  # type: ignore[override]
+    async def submit_rewards(self, group_id: str, rewarded_groups: list[RewardedGroup]) -> bool:  # type: ignore[override]
         """Tell whose rewards were taken."""
         taken = await super().submit_rewards(group_id, rewarded_groups)
         if taken:

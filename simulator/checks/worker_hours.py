@@ -1,7 +1,7 @@
-"""WorkerHours: how long workers were there while somebody watched, counted without the ledger's books.
+"""WorkerHours: how long workers were connected while a coordinator ran, counted without the work account.
 
-A worker is there from its registration until it is lost or leaves. While no coordinator runs nobody
-watches, so what lies between the last event of a worker and a restart belongs to nobody.
+A worker is connected from its registration until it is lost or leaves. While no coordinator runs no time
+counts, so what lies between the last event of a worker and a restart is left out.
 """
 
 from dataclasses import dataclass, field

@@ -69,9 +69,9 @@ def completion(
     return tokens, np.array([logprob for _, logprob in found], dtype=np.float32)
 
 
-def finish_reason(token_ids: IntArray) -> FinishReason:
+def finish_reason(last_token: int) -> FinishReason:
     """Return why a finished completion ended."""
-    return FinishReason.STOP if token_ids.size and token_ids[-1] == END_TOKEN else FinishReason.LENGTH
+    return FinishReason.STOP if last_token == END_TOKEN else FinishReason.LENGTH
 
 
 def next_weights(weights_digest: str, batch_digest: str) -> str:
@@ -79,7 +79,7 @@ def next_weights(weights_digest: str, batch_digest: str) -> str:
     return digest_bytes(f"{weights_digest} {batch_digest}".encode())
 
 
-def reward(prompt_key: str, token_ids: IntArray, dullness: int) -> float:
-    """Return 0 or 1; the greater the dullness, the more groups lack variance."""
+def reward(prompt_key: str, token_ids: IntArray, reward_rarity: int) -> float:
+    """Return 0 or 1; the rarer a reward, the more groups lack variance."""
     total = int(token_ids.sum()) + len(prompt_key)
-    return float(total % (dullness + 1) == 0)
+    return float(total % (reward_rarity + 1) == 0)

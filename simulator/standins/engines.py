@@ -15,12 +15,8 @@ import numpy as np
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
-from antiphon.core.records import (
-    FinishReason,
-    Prompt,
-    SnapshotManifest,
-    VersionSpan,
-)
+from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
+from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
@@ -35,40 +31,16 @@ class _Live:
 
     request: EngineRequest
     prompt: int
+    changes: list[tuple[int, int]]
+    """(version, first token that it samples), in order."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    spans: list[VersionSpan] = field(default_factory=list)
 
-    def take(self, token: int, logprob: float, version: int) -> None:
-        at = len(self.tokens)
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.spans and self.spans[-1].version == version:
-            self.spans[-1] = VersionSpan(version, self.spans[-1].start, at + 1)
-        else:
-            self.spans.append(VersionSpan(version, at, at + 1))
-
-    def news(self, known: int) -> EngineProgress:
-        return EngineProgress(
-            request_id=self.request.request_id,
-            start=known,
-            token_ids=np.array(self.tokens[known:], dtype=np.int32),
-            logprobs=np.array(self.logprobs[known:], dtype=np.float32),
-            spans=tuple(
-                VersionSpan(span.version, max(span.start, known), span.stop)
-                for span in self.spans
-                if span.stop > known
-            ),
-        )
-
-    def output(self) -> EngineOutput:
-        ended = self.tokens[-1] == arithmetic.END_TOKEN
-        return EngineOutput(
-            request_id=self.request.request_id,
-            token_ids=np.array(self.tokens, dtype=np.int32),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
-            spans=tuple(self.spans),
-            finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
+    def sampled(self, start: int) -> tuple[IntArray, FloatArray, tuple[VersionSpan, ...]]:
+        return (
+            np.array(self.tokens[start:], dtype=np.int32),
+            np.array(self.logprobs[start:], dtype=np.float32),
+            spans_of_changes(self.changes, start, len(self.tokens)),
         )
 
 
@@ -80,7 +52,6 @@ class ArithmeticEngine(Engine):
     vocabulary_size = arithmetic.VOCABULARY
 
     def __init__(self) -> None:
-        """Begin without weights."""
         self._version: int | None = None
         self._digest: str | None = None
         self._weights = 0
@@ -105,6 +76,8 @@ class ArithmeticEngine(Engine):
         """Serve these weights from the next `step` on."""
         self._weights = arithmetic.weights_number(str(tensors["weights"]))
         self._version, self._digest = version, str(tensors["weights"])
+        for live in self._live.values():
+            live.changes.append((version, len(live.tokens)))
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests.
@@ -118,20 +91,21 @@ class ArithmeticEngine(Engine):
             if request.request_id in self._live:
                 raise ContractError(f"request {request.request_id} is in flight already")
             number = arithmetic.prompt_number(request.prompt_token_ids)
-            self._live[request.request_id] = _Live(request, number)
+            self._live[request.request_id] = _Live(request, number, [(self._version, 0)])
 
     def step(self) -> list[EngineOutput]:
         """Advance every request by one token and return those that finished."""
         finished = []
-        version = self._version or 0
         for request_id, live in list(self._live.items()):
             request = live.request
             at = len(request.prefix_token_ids) + len(live.tokens)
             token, logprob = arithmetic.token_at(self._weights, live.prompt, request.seed, at)
-            live.take(token, logprob, version)
+            live.tokens.append(token)
+            live.logprobs.append(logprob)
             if token == arithmetic.END_TOKEN or at + 1 >= request.sampling.max_tokens:
                 del self._live[request_id]
-                finished.append(live.output())
+                reason = arithmetic.finish_reason(token)
+                finished.append(EngineOutput(*live.sampled(0), reason, request_id=request_id))
         return finished
 
     def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
@@ -140,7 +114,7 @@ class ArithmeticEngine(Engine):
         for request_id, known in since.items():
             live = self._live.get(request_id)
             if live is not None and len(live.tokens) > known:
-                found.append(live.news(known))
+                found.append(EngineProgress(*live.sampled(known), request_id=request_id))
         return found
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -314,14 +288,14 @@ class ArithmeticPrompts:
 
 
 class ArithmeticEnvironment:
-    """Judges by the sum of the token ids."""
+    """Rewards by the sum of the token ids."""
 
     name = "simulated/arithmetic"
 
-    def __init__(self, config: RunConfig, dullness: int) -> None:
-        """Judge for a run; see `arithmetic.reward` for the dullness."""
+    def __init__(self, config: RunConfig, reward_rarity: int) -> None:
+        """Reward a run; see `arithmetic.reward` for the rarity."""
         self._sizes = {"train": config.environment.train_size, "heldout": config.environment.heldout_size}
-        self._dullness = dullness
+        self._reward_rarity = reward_rarity
 
     def problem(self, split: str, index: int) -> Problem:
         """Return problem `index` of `split`."""
@@ -339,7 +313,7 @@ class ArithmeticEnvironment:
     def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion."""
         return [
-            arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._dullness)
+            arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._reward_rarity)
             for text in completions
         ]
 

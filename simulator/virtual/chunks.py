@@ -12,7 +12,6 @@ class MemoryChunks(ChunkStore):
     """A chunk store without files; the origin's outlives the learner, a worker's its restarts."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._held: dict[str, bytes] = {}
         self._listed: dict[int, SnapshotManifest] = {}
 

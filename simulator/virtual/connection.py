@@ -1,27 +1,24 @@
-"""Line: a call that streams both ways between two simulated processes.
+"""Connection: a call that streams both ways between two simulated processes.
 
 Messages of one direction arrive in the order in which they were sent, each with its own delay. A
-line breaks as a whole: when an end dies, when a message gets lost in a storm, or when a cut lasts
+connection breaks as a whole: when an end dies, when a message gets lost in a storm, or when a cut lasts
 longer than the keepalive; what was on its way is lost then, and each end hears of it by itself.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
 
 from antiphon.services.rpc.in_process import CallFailed
-from antiphon.simulator.virtual.loop import Process
-
-if TYPE_CHECKING:
-    from antiphon.simulator.virtual.network import Network
+from antiphon.simulator.virtual.loop import Process, current_process
+from antiphon.simulator.virtual.network import KEEPALIVE_S, Network
 
 
-class _Pipe:
+class _Direction:
     """One direction: ordered delivery into an inbox."""
 
-    def __init__(self, line: "Line", source: str, target: str) -> None:
-        self._line = line
+    def __init__(self, connection: "Connection", source: str, target: str) -> None:
+        self._connection = connection
         self.ends = (source, target)
         self._inbox: deque[bytes] = deque()
         self._news = asyncio.Event()
@@ -32,30 +29,30 @@ class _Pipe:
         """The other end said everything."""
 
     def send(self, body: bytes) -> None:
-        network = self._line.network
+        network = self._connection.network
         if network.is_cut(*self.ends):
-            self._line.wait_for_heal(lambda: self.send(body))
+            self._connection.wait_for_heal(lambda: self.send(body))
         elif network.loses():
-            self._line.break_down("Socket closed")
+            self._connection.break_down("Socket closed")
         else:
             self._at(self._arrive, body)
 
     def close(self, failure: CallFailed | None) -> None:
-        """Say the last word, behind everything that was sent."""
-        if not self._line.network.is_cut(*self.ends):
+        """End, behind everything that was sent."""
+        if not self._connection.network.is_cut(*self.ends):
             self._at(self._end, failure)
 
     def fail(self, failure: CallFailed) -> None:
-        """Tell the reading end at once that the line is broken."""
+        """Tell the reading end at once that the connection is broken."""
         self._end(failure)
 
     def _at(self, on: Callable[..., None], *arguments: object) -> None:
-        network = self._line.network
+        network = self._connection.network
         self._free_at_s = max(self._free_at_s, network.now() + network.delay_s())
         network.later(self._free_at_s - network.now(), on, *arguments)
 
     def _arrive(self, body: bytes) -> None:
-        self._line.network.messages += 1
+        self._connection.network.messages += 1
         if self.failure is None and not self.over:
             self._inbox.append(body)
             self._news.set()
@@ -77,10 +74,10 @@ class _Pipe:
             await self._news.wait()
 
 
-class Line:
+class Connection:
     """Both directions of one call, as `services.rpc.in_process.Conversation`."""
 
-    def __init__(self, network: "Network", sender: Process, address: str, path: str) -> None:
+    def __init__(self, network: Network, sender: Process, address: str, path: str) -> None:
         """Call an address; whoever listens there when the call arrives answers it."""
         self.network = network
         self.sender = sender
@@ -90,18 +87,19 @@ class Line:
         self._task: asyncio.Task[None] | None = None
         self._broken = False
         target = network.name_at(address)
-        self._up = _Pipe(self, sender.name, target)
-        self._down = _Pipe(self, target, sender.name)
+        self._up = _Direction(self, sender.name, target)
+        self._down = _Direction(self, target, sender.name)
         if network.is_cut(sender.name, target):
             self.wait_for_heal(self._open)
         else:
             network.later(network.delay_s(), self._open)
+        network.watch(self, self.process_ended)
 
     async def write(self, body: bytes) -> None:
         """Send one message.
 
         Raises:
-            CallFailed: when the line is known to be broken.
+            CallFailed: when the connection is known to be broken.
         """
         if self._down.failure is not None:
             raise self._down.failure
@@ -109,11 +107,11 @@ class Line:
             self._up.send(body)
 
     def read(self) -> AsyncIterator[bytes]:
-        """Yield the messages of the other end; raises `CallFailed` when the line breaks."""
+        """Yield the messages of the other end; raises `CallFailed` when the connection breaks."""
         return self._down.read()
 
     def cancel(self) -> None:
-        """Hang up."""
+        """Give up the call."""
         self._down.fail(CallFailed("CANCELLED", "Locally cancelled by application!"))
         self._leave()
 
@@ -135,7 +133,7 @@ class Line:
     def wait_for_heal(self, on: Callable[[], None]) -> None:
         """Do something once the cut is healed, unless the keepalive gives up before."""
         self.network.hold(on)
-        self.network.later(self.network.keepalive_s, self._give_up)
+        self.network.later(KEEPALIVE_S, self._give_up)
 
     def _give_up(self) -> None:
         if self.network.is_cut(*self._up.ends) or self.network.is_cut(*self._down.ends):
@@ -170,7 +168,37 @@ class Line:
             self._down.close(CallFailed("UNKNOWN", f"Unexpected {type(error)}"))
 
     def _leave(self) -> None:
-        """Let the server's end know that nobody listens any more."""
+        """Let the server's end know that no one listens any more."""
         if self._task is not None and not self._task.done():
             self.network.later(self.network.delay_s(), self._task.cancel)
         self.network.forget(self)
+
+
+class Link:
+    """A `services.rpc.in_process.Transport` from the process that uses it to an address."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        """Send to `address`, whoever listens there at the time."""
+        self._network = network
+        self._address = address
+
+    async def unary(self, path: str, body: bytes, timeout_s: float) -> bytes:
+        """Return the reply to one request."""
+        (reply,) = await self._network.call(_sender(), self._address, path, body, timeout_s)
+        return reply
+
+    async def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        """Yield the replies to one request; they travel together."""
+        for reply in await self._network.call(_sender(), self._address, path, body, timeout_s):
+            yield reply
+
+    def converse(self, path: str) -> Connection:
+        """Begin a call that streams both ways."""
+        return Connection(self._network, _sender(), self._address, path)
+
+
+def _sender() -> Process:
+    process = current_process()
+    if process is None:
+        raise asyncio.CancelledError  # a call from outside every process is a call of a dead one
+    return process

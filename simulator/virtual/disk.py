@@ -34,7 +34,6 @@ class JournalDisk:
     """The tables of one run's journal."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.epoch = 0
         """How often it was opened."""
         self.events: list[StoredEvent] = []
@@ -48,7 +47,7 @@ class JournalDisk:
 
     def open(self) -> JournalStore:
         """Open the disk as a coordinator that starts."""
-        return DiskStore(self)
+        return _DiskStore(self)
 
     def written(self) -> list[StoredEvent]:
         """Return every event that was written."""
@@ -58,40 +57,33 @@ class JournalDisk:
         """There is nothing to let go of."""
 
 
-class DiskStore(JournalStore):
+class _DiskStore(JournalStore):
     """A `JournalDisk`, opened by one coordinator; with each opening the one before is overtaken."""
 
     place = "the simulated disk"
 
     def __init__(self, disk: JournalDisk) -> None:
-        """Open the disk and raise its epoch."""
         self._disk = disk
         disk.epoch += 1
         self._epoch = disk.epoch
 
     @property
     def epoch(self) -> int:
-        """Return the number of this opening."""
         return self._epoch
 
     def last_seq(self) -> int:
-        """Return the number of the newest event."""
         return len(self._disk.events)
 
     def totals(self) -> StoreTotals:
-        """Count what was trained."""
         return StoreTotals(len(self._disk.steps), len(self._disk.trained))
 
     def events(self, after: int, limit: int) -> list[StoredEvent]:
-        """Return up to `limit` events after number `after`."""
         return self._disk.events[after : after + limit]
 
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
-        """Return up to `limit` rows of history after row `after`."""
         return list(enumerate(self._disk.history.values(), 1))[after : after + limit]
 
     def payload(self, name: str) -> bytes | None:
-        """Return a payload, or None."""
         return self._disk.payloads.get(name)
 
     def write(self, batch: WriteBatch) -> Written:
@@ -129,7 +121,7 @@ class DiskStore(JournalStore):
         return Written.DONE
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        pass
 
 
 class MemoryJournal(Journal):
@@ -147,7 +139,6 @@ class MemoryStore(ArtifactStore):
     """An artifact store without files."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.objects: dict[str, bytes] = {}
 
     def put(self, payload: bytes) -> str:

@@ -64,32 +64,25 @@ class _FileStore(JournalStore):
 
     @property
     def place(self) -> str:
-        """Name the file."""
         return self._store.place
 
     @property
     def epoch(self) -> int:
-        """Return the number of this opening."""
         return self._store.epoch
 
     def last_seq(self) -> int:
-        """Return the number of the newest event."""
         return self._store.last_seq()
 
     def totals(self) -> StoreTotals:
-        """Count what was trained."""
         return self._store.totals()
 
     def events(self, after: int, limit: int) -> list[StoredEvent]:
-        """Return up to `limit` events after number `after`."""
         return self._store.events(after, limit)
 
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
-        """Return up to `limit` rows of history after row `after`."""
         return self._store.history(after, limit)
 
     def payload(self, name: str) -> bytes | None:
-        """Return a payload, or None."""
         return self._store.payload(name) if _alive() else None
 
     def write(self, batch: WriteBatch) -> Written:

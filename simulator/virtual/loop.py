@@ -73,7 +73,7 @@ class Process:
         return self._loop.create_task(work, context=self.context)
 
     def kill(self) -> None:
-        """End at this instant: whatever its tasks still do reaches nobody.
+        """End at this instant: whatever its tasks still do has no effect.
 
         They are cancelled so that nothing lingers; every way out of a process asks `alive` first.
         """
@@ -141,7 +141,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.callbacks = 0
         """Callbacks run so far."""
         self.complaints: list[str] = []
-        """What would have gone to the exception handler: errors that nobody awaited."""
+        """What would have gone to the exception handler: errors of tasks that were never awaited."""
         self._living: list[asyncio.Task[Any]] = []
 
     # What asyncio asks of a loop.
@@ -214,7 +214,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep what nobody awaited for the report."""
+        """Keep errors that were never awaited for the report."""
         error = context.get("exception")
         self.complaints.append(f"{context.get('message')}: {error!r}")
 
@@ -351,7 +351,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             coroutine = getattr(task.get_coro(), "__qualname__", task.get_name())
             places.append(f"{coroutine}{where}")
         shown = ", ".join(sorted(set(places))[:12])
-        return f"waiting: {shown or 'nobody'}"
+        return f"waiting: {shown or 'no task'}"
 
 
 class _Outcome:

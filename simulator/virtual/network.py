@@ -9,24 +9,23 @@ killed breaks the connections it had. As with gRPC, a caller that gives up cance
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
 from antiphon.services.rpc.in_process import CallFailed, InProcessServer
-from antiphon.simulator.virtual.connection import Line
-from antiphon.simulator.virtual.loop import Handle, Process, VirtualLoop, current_process
+from antiphon.simulator.virtual.loop import Handle, Process, VirtualLoop
 from antiphon.simulator.virtual.random_streams import RandomStream
 
 KEEPALIVE_S = 30.0
-"""A connection that is dead without a word is noticed after this time."""
+"""A connection that is dead without notice is found out after this time."""
 REFUSED_S = 0.002
-"""What it takes to hear that nobody listens."""
+"""What it takes to hear that no one listens."""
 
 
 @dataclass(slots=True)
-class Weather:
+class NetworkQuality:
     """How the network behaves at the moment."""
 
     least_s: float = 0.0005
@@ -45,7 +44,7 @@ class Weather:
 class _Call:
     """One call: what was asked, by whom, and where it stands."""
 
-    __slots__ = ("address", "body", "deadline_s", "direct", "done", "path", "reply", "sender", "tasks")
+    __slots__ = ("address", "body", "deadline_s", "path", "reply", "sender", "tasks")
 
     def __init__(
         self,
@@ -68,20 +67,19 @@ class _Call:
 class Network:
     """Who listens where, what is under way, and which links are cut."""
 
-    def __init__(self, loop: VirtualLoop, chance: RandomStream) -> None:
-        """Begin with nobody listening and fair weather.
+    def __init__(self, loop: VirtualLoop, random: RandomStream) -> None:
+        """Begin with no one listening and a good network.
 
         Args:
             loop: gives the time.
-            chance: decides delays and losses.
+            random: decides delays and losses.
         """
         self._loop = loop
-        self._chance = chance
+        self._random = random
         self._context = copy_context()
         """Of no process: what is on its way does not stop with whoever sent it."""
-        self._lines: dict[Line, None] = {}
-        self.keepalive_s = KEEPALIVE_S
-        self.weather = Weather()
+        self._connections: dict[object, Callable[[Process], None]] = {}
+        self.quality = NetworkQuality()
         self._listening: dict[str, tuple[Process, InProcessServer]] = {}
         self._cuts: set[tuple[str, str]] = set()
         self._held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -101,13 +99,13 @@ class Network:
         self._cuts.add((source, target))
 
     def heal(self) -> None:
-        """Mend every link."""
+        """Heal every link."""
         self._cuts.clear()
         held, self._held = self._held, []
         for on, arguments in held:
             self.later(self.delay_s(), on, *arguments)
 
-    # What lines need as well.
+    # What connections need as well.
 
     def now(self) -> float:
         """Return the virtual second."""
@@ -132,33 +130,31 @@ class Network:
         return (source, target) in self._cuts
 
     def hold(self, on: Callable[[], None]) -> None:
-        """Have something happen once every link is mended."""
+        """Have something happen once every link is healed."""
         self._held.append((on, ()))
 
     def loses(self) -> bool:
         """Tell whether the next message is lost."""
-        return self._chance.happens(self.weather.lost)
+        return self._random.happens(self.quality.lost)
 
     def notice_s(self) -> float:
         """Return how long it takes to notice that a connection broke."""
-        return self.delay_s() if self._chance.happens(0.5) else self._chance.between(0.0, KEEPALIVE_S)
+        return self.delay_s() if self._random.happens(0.5) else self._random.between(0.0, KEEPALIVE_S)
 
-    def connect(self, sender: Process, address: str, path: str) -> Line:
-        """Begin a call that streams both ways."""
-        line = Line(self, sender, address, path)
-        self._lines[line] = None
-        return line
+    def watch(self, connection: object, process_ended: Callable[[Process], None]) -> None:
+        """Tell a connection of every process that is no more, until it is forgotten."""
+        self._connections[connection] = process_ended
 
-    def forget(self, line: Line) -> None:
-        """Take no further notice of a line."""
-        self._lines.pop(line, None)
+    def forget(self, connection: object) -> None:
+        """Take no further notice of a connection."""
+        self._connections.pop(connection, None)
 
     def killed(self, process: Process) -> None:
         """Break the connections of a process that is no more."""
         for address in [a for a, (owner, _) in self._listening.items() if owner is process]:
             del self._listening[address]
-        for line in list(self._lines):
-            line.process_ended(process)
+        for process_ended in list(self._connections.values()):
+            process_ended(process)
         for call in list(self._calls):
             if call.sender is process:
                 self._abandon(call)
@@ -195,15 +191,15 @@ class Network:
         if (call.sender.name, target) in self._cuts:
             self._hold(call, self._arrive, call)
             return
-        if self._chance.happens(self.weather.lost):
+        if self._random.happens(self.quality.lost):
             self._lose(call)
             return
         self.later(self.delay_s(), self._arrive, call)
-        if self._chance.happens(self.weather.repeated):
+        if self._random.happens(self.quality.repeated):
             self.later(self.delay_s() + self.delay_s(), self._arrive, call, True)
 
     def _lose(self, call: _Call) -> None:
-        """Lose a message and its connection, with a word of it half of the time."""
+        """Lose a message and its connection, which is noticed soon half of the time."""
         self.later(self.notice_s(), self._fail, call, "UNAVAILABLE", "Socket closed")
 
     def _hold(self, call: _Call, on: Callable[..., None], *arguments: Any) -> None:
@@ -220,7 +216,7 @@ class Network:
         self._hang_up(call)
 
     def _hang_up(self, call: _Call) -> None:
-        """Tell the server that nobody waits any more."""
+        """Tell the server that no one waits any more."""
         for server, task in call.tasks:
             if not task.done() and (call.sender.name, server.name) not in self._cuts:
                 self.later(self.delay_s(), self._cancel, task)
@@ -271,7 +267,7 @@ class Network:
                 self._hold(call, self._deliver, call, replies)
             elif failure is not None:
                 self._hold(call, self._fail, call, *failure)
-        elif self._chance.happens(self.weather.lost):
+        elif self._random.happens(self.quality.lost):
             self._lose(call)
         elif replies is not None:
             self.later(self.delay_s(), self._deliver, call, replies)
@@ -285,37 +281,7 @@ class Network:
 
     def delay_s(self) -> float:
         """Return what the next message takes."""
-        weather = self.weather
-        if self._chance.happens(weather.slow):
-            return self._chance.between(weather.most_s, weather.slow_s)
-        return self._chance.between(weather.least_s, weather.most_s)
-
-
-class Link:
-    """A `services.rpc.in_process.Transport` from the process that uses it to an address."""
-
-    def __init__(self, network: Network, address: str) -> None:
-        """Send to `address`, whoever listens there at the time."""
-        self._network = network
-        self._address = address
-
-    async def unary(self, path: str, body: bytes, timeout_s: float) -> bytes:
-        """Return the reply to one request."""
-        (reply,) = await self._network.call(_sender(), self._address, path, body, timeout_s)
-        return reply
-
-    async def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        """Yield the replies to one request; they travel together."""
-        for reply in await self._network.call(_sender(), self._address, path, body, timeout_s):
-            yield reply
-
-    def converse(self, path: str) -> Line:
-        """Begin a call that streams both ways."""
-        return self._network.connect(_sender(), self._address, path)
-
-
-def _sender() -> Process:
-    process = current_process()
-    if process is None:
-        raise asyncio.CancelledError  # a call from outside every process is a call of a dead one
-    return process
+        quality = self.quality
+        if self._random.happens(quality.slow):
+            return self._random.between(quality.most_s, quality.slow_s)
+        return self._random.between(quality.least_s, quality.most_s)

@@ -36,7 +36,7 @@ def batch_rows(draw: st.DrawFn) -> BatchRow:
         sample_index=draw(st.integers(0, 1023)),
         prompt_token_ids=np.asarray(draw(st.lists(st.integers(0, 2**31 - 1), max_size=6)), dtype=np.int32),
         token_ids=np.asarray(tokens, dtype=np.int32),
-        behaviour_logprobs=np.asarray(
+        logprobs=np.asarray(
             draw(st.lists(logprob, min_size=len(tokens), max_size=len(tokens))), dtype=np.float32
         ),
         spans=(*spans, VersionSpan(version + 1, cut, len(tokens))),
@@ -107,7 +107,7 @@ def row(**changes: object) -> BatchRow:
         sample_index=0,
         prompt_token_ids=np.arange(4, dtype=np.int32),
         token_ids=np.arange(3, dtype=np.int32),
-        behaviour_logprobs=np.zeros(3, dtype=np.float32),
+        logprobs=np.zeros(3, dtype=np.float32),
         spans=(VersionSpan(0, 0, 3),),
         finish_reason=FinishReason.STOP,
         reward=1.0,
@@ -119,7 +119,7 @@ def row(**changes: object) -> BatchRow:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"behaviour_logprobs": np.zeros(2, dtype=np.float32)}, "one per token"),
+        ({"logprobs": np.zeros(2, dtype=np.float32)}, "one per token"),
         ({"spans": (VersionSpan(0, 0, 2),)}, "without gaps"),
         ({"spans": (VersionSpan(0, 0, 1), VersionSpan(1, 2, 3))}, "without gaps"),
         ({"spans": ()}, "without gaps"),
@@ -142,8 +142,9 @@ def test_another_process_writes_the_same_bytes() -> None:
         "from antiphon.core.digests import digest_bytes\n"
         "from antiphon.core.records import BatchRow, FinishReason, VersionSpan\n"
         "from antiphon.lineage.rollout_table import encode_batch\n"
-        "r = BatchRow('g0', 'train/0/1', 0, np.arange(4, dtype=np.int32), np.arange(3, dtype=np.int32),\n"
-        "    np.zeros(3, dtype=np.float32), (VersionSpan(0, 0, 3),), FinishReason.STOP, 1.0, 0.5)\n"
+        "r = BatchRow(np.arange(3, dtype=np.int32), np.zeros(3, dtype=np.float32), (VersionSpan(0, 0, 3),),\n"
+        "    FinishReason.STOP, group_id='g0', prompt_key='train/0/1', sample_index=0,\n"
+        "    prompt_token_ids=np.arange(4, dtype=np.int32), reward=1.0, advantage=0.5)\n"
         "print(digest_bytes(encode_batch([r])))\n"
     )
     done = subprocess.run(

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.partials import BYTES_PER_TOKEN, KeptGroup, PartialGroups, authorship, check_piece
+from antiphon.core.loop.checks import check_piece
+from antiphon.core.loop.partials import BYTES_PER_TOKEN, KeptGroup, PartialGroups, authorship
 from antiphon.core.records import FinishReason, PartialTrajectory, Trajectory, VersionSpan
 
 LENGTH, SAMPLES = 12, 2
@@ -17,19 +18,20 @@ def truth(sample: int, start: int, stop: int) -> PartialTrajectory:
     tokens = np.arange(start, stop, dtype=np.int32) + 100 * sample
     spans = [VersionSpan(3, start, min(5, stop)), VersionSpan(4, max(5, start), stop)]
     return PartialTrajectory(
-        sample,
-        start,
         tokens,
         -tokens.astype(np.float32) / 7,
         tuple(span for span in spans if span.stop > span.start),
         FinishReason.STOP if stop == LENGTH else None,
+        sample_index=sample,
     )
 
 
 def trajectory(tokens: np.ndarray, sample: int = 0) -> Trajectory:
     count = len(tokens)
     spans = (VersionSpan(3, 0, count),)
-    return Trajectory(sample, 0, tokens, np.zeros(count, np.float32), spans, FinishReason.STOP)
+    return Trajectory(
+        tokens, np.zeros(count, np.float32), spans, FinishReason.STOP, sample_index=sample, seed=0
+    )
 
 
 @st.composite
@@ -69,7 +71,7 @@ def test_what_is_kept_is_a_gapless_beginning_whatever_came_in(first: list[Told],
             whole = sample.whole
             expected = truth(whole.sample_index, 0, reached[whole.sample_index])
             assert whole.token_ids.tolist() == expected.token_ids.tolist()
-            assert whole.behaviour_logprobs.tobytes() == expected.behaviour_logprobs.tobytes()
+            assert whole.logprobs.tobytes() == expected.logprobs.tobytes()
             assert (whole.spans, whole.finish_reason) == (expected.spans, expected.finish_reason)
             stops = [stop for _, stop in sample.authors]
             assert stops == sorted(set(stops)) and stops[-1] == whole.stop
@@ -110,9 +112,8 @@ def test_authors_are_those_whose_tokens_were_handed_in() -> None:
 def changed(**fields: object) -> PartialTrajectory:
     made = {
         "sample_index": 0,
-        "start": 2,
         "token_ids": np.array([5, 6], np.int32),
-        "behaviour_logprobs": np.array([-1.0, -2.0], np.float32),
+        "logprobs": np.array([-1.0, -2.0], np.float32),
         "spans": (VersionSpan(3, 2, 4),),
         "finish_reason": None,
     }
@@ -122,15 +123,15 @@ def changed(**fields: object) -> PartialTrajectory:
 WRONG = {
     "sample too large": {"sample_index": SAMPLES},
     "sample negative": {"sample_index": -1},
-    "negative start": {"start": -1, "spans": (VersionSpan(3, -1, 1),)},
-    "no tokens": {"token_ids": np.zeros(0, np.int32), "behaviour_logprobs": np.zeros(0, np.float32)},
-    "logprobs missing": {"behaviour_logprobs": np.zeros(1, np.float32)},
+    "negative start": {"spans": (VersionSpan(3, -1, 1),)},
+    "no tokens": {"token_ids": np.zeros(0, np.int32), "logprobs": np.zeros(0, np.float32)},
+    "logprobs missing": {"logprobs": np.zeros(1, np.float32)},
     "negative token": {"token_ids": np.array([-5, 6], np.int32)},
-    "NaN": {"behaviour_logprobs": np.array([np.nan, -1], np.float32)},
-    "minus infinity": {"behaviour_logprobs": np.array([-np.inf, -1], np.float32)},
-    "above zero": {"behaviour_logprobs": np.array([0.5, -1], np.float32)},
-    "beyond the longest": {"start": LENGTH - 1, "spans": (VersionSpan(3, LENGTH - 1, LENGTH + 1),)},
-    "full but not ended": {"start": LENGTH - 2, "spans": (VersionSpan(3, LENGTH - 2, LENGTH),)},
+    "NaN": {"logprobs": np.array([np.nan, -1], np.float32)},
+    "minus infinity": {"logprobs": np.array([-np.inf, -1], np.float32)},
+    "above zero": {"logprobs": np.array([0.5, -1], np.float32)},
+    "beyond the longest": {"spans": (VersionSpan(3, LENGTH - 1, LENGTH + 1),)},
+    "full but not ended": {"spans": (VersionSpan(3, LENGTH - 2, LENGTH),)},
     "ended by length too early": {"finish_reason": FinishReason.LENGTH},
     "span with a gap": {"spans": (VersionSpan(3, 3, 4),)},
     "span too short": {"spans": (VersionSpan(3, 2, 3),)},
@@ -151,5 +152,5 @@ def test_progress_that_cannot_be_is_refused(fields: dict[str, object]) -> None:
 def test_fixed_mode_takes_progress_of_one_version_alone() -> None:
     limits = {"samples": SAMPLES, "max_tokens": LENGTH, "newest_version": 4}
     check_piece(changed(), "g", version=3, **limits)
-    with pytest.raises(ContractError, match="version 3 where 2 was due and version 4 can be"):
+    with pytest.raises(ContractError, match=r"version 3, but its lease allows versions 4\.\.4"):
         check_piece(changed(), "g", version=4, **limits)

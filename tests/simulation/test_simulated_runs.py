@@ -123,7 +123,7 @@ def test_a_coordinator_that_dies_right_after_a_transaction_loses_nothing(write: 
 
 
 def test_everything_dies_at_once_and_the_run_goes_on() -> None:
-    names = ("coordinator", "learner", "flow", "judge-0", "worker-0", "worker-1", "worker-2")
+    names = ("coordinator", "learner", "flow", "reward-0", "worker-0", "worker-1", "worker-2")
     faults = [Fault(3.0, FaultKind.KILL, name, 1.0) for name in names]
     for mode in ("elastic", "fixed"):
         scenario = Scenario(run={"loop": {"mode": mode, "prompts_per_step": 3, "group_size": 2}})
@@ -219,10 +219,10 @@ def test_virtual_time_keeps_order_and_a_stopped_process_catches_up() -> None:
     ]
 
 
-def test_a_worker_whose_version_falls_is_accused() -> None:
+def test_a_worker_whose_version_falls_is_reported() -> None:
     scenario = Scenario()
     assert scenario.run_config().loop.mode == "elastic"
-    witness = Witness(scenario.run_config(), scenario.dullness, lambda: 1.0)
+    witness = Witness(scenario.run_config(), scenario.reward_rarity, lambda: 1.0)
     for before, now in ((None, None), (None, 2), (2, 2), (2, 5)):
         witness.held("worker-0", before, now)
     assert not witness.violations

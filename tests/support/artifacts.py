@@ -38,7 +38,7 @@ def tiny_row(step: int, sample_index: int = 0, tokens: int = TOKENS) -> BatchRow
         sample_index=sample_index,
         prompt_token_ids=np.arange(4, dtype=np.int32),
         token_ids=np.arange(tokens, dtype=np.int32) + step,
-        behaviour_logprobs=np.full(tokens, -0.25, dtype=np.float32),
+        logprobs=np.full(tokens, -0.25, dtype=np.float32),
         spans=spans,
         finish_reason=FinishReason.STOP,
         reward=1.0,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, VersionSpan
 from antiphon.core.seeds import derive_seed
+from antiphon.core.spans import merged
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 
 VOCABULARY = 16
@@ -92,7 +93,7 @@ class LightEngine:
             if live is not None and len(live.tokens) > known:
                 tokens, logprobs = _arrays(live)
                 spans = _spans(live, known)
-                found.append(EngineProgress(request_id, known, tokens[known:], logprobs[known:], spans))
+                found.append(EngineProgress(tokens[known:], logprobs[known:], spans, request_id=request_id))
         return found
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -123,15 +124,10 @@ def _arrays(live: _Live) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]
 
 
 def _spans(live: _Live, start: int = 0) -> tuple[VersionSpan, ...]:
-    spans: list[VersionSpan] = []
-    for position, version in list(enumerate(live.versions))[start:]:
-        if spans and spans[-1].version == version:
-            spans[-1] = VersionSpan(version, spans[-1].start, position + 1)
-        else:
-            spans.append(VersionSpan(version, position, position + 1))
-    return tuple(spans)
+    places = enumerate(live.versions[start:], start)
+    return merged(VersionSpan(version, place, place + 1) for place, version in places)
 
 
 def _output(live: _Live, reason: FinishReason) -> EngineOutput:
     tokens, logprobs = _arrays(live)
-    return EngineOutput(live.request.request_id, tokens, logprobs, _spans(live), reason)
+    return EngineOutput(tokens, logprobs, _spans(live), reason, request_id=live.request.request_id)

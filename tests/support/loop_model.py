@@ -79,7 +79,7 @@ def light_trajectory(seed: int, version: int, index: int, key: str) -> Trajector
         sample_index=index,
         seed=seed,
         token_ids=rng.integers(0, 50, length).astype(np.int32),
-        behaviour_logprobs=-rng.random(length).astype(np.float32),
+        logprobs=-rng.random(length).astype(np.float32),
         spans=(VersionSpan(version, 0, length),),
         finish_reason=FinishReason.LENGTH if length == MAX_TOKENS else FinishReason.STOP,
     )

@@ -238,5 +238,5 @@ def check_batches(batches: Sequence[Sequence[Any]], max_staleness: int) -> None:
         assert not groups & seen, f"step {step} trained {groups & seen} again"
         seen |= groups
         for row in rows:
-            oldest = min(span.version for span in row.spans)
+            oldest = row.oldest_version
             assert 0 <= step - oldest <= max_staleness

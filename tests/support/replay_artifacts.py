@@ -130,7 +130,7 @@ class TinyRun:
             sample_index=place % 4,
             prompt_token_ids=prompt,
             token_ids=np.array(tokens, dtype=np.int32),
-            behaviour_logprobs=np.array(logprobs, dtype=np.float32),
+            logprobs=np.array(logprobs, dtype=np.float32),
             spans=tuple(spans),
             finish_reason=FinishReason.STOP,
             reward=float(place % 2),

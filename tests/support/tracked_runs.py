@@ -53,16 +53,16 @@ class TrackedRunFixture:
             tokens = np.full(3, 10 * step + i, np.int32)
             rows.append(
                 BatchRow(
-                    f"g{step}",
-                    "p0",
-                    i,
-                    np.array([1, 2], np.int32),
                     tokens,
                     tokens.astype(np.float32),
                     (VersionSpan(step, 0, 3),),
                     FinishReason.STOP,
-                    i / ROWS,
-                    0.0,
+                    group_id=f"g{step}",
+                    prompt_key="p0",
+                    sample_index=i,
+                    prompt_token_ids=np.array([1, 2], np.int32),
+                    reward=i / ROWS,
+                    advantage=0.0,
                 )
             )
             notes.append(RowTiming(f"g{step}", i, f"worker-{i % 2}", "lease", 1, 0.5, 0.0, 0.5, 0.6))

@@ -135,7 +135,8 @@ class PlainVllm:
             name, request = self._live.pop(done.request_id)
             tokens = np.array(request.output_token_ids, dtype=np.int32)
             none = np.empty(0, dtype=np.float32)
-            finished.append(EngineOutput(name, tokens, none, (), FinishReason(str(done.finish_reason))))
+            reason = FinishReason(str(done.finish_reason))
+            finished.append(EngineOutput(tokens, none, (), reason, request_id=name))
         return finished
 
     def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:

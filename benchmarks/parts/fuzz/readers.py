@@ -148,12 +148,12 @@ def packed_history(payload: bytes) -> object:
 def trajectory() -> Trajectory:
     """Return a sound trajectory."""
     return Trajectory(
-        0,
-        7,
         np.arange(4, dtype=np.int32),
         -np.ones(4, dtype=np.float32),
         (VersionSpan(0, 0, 4),),
         FinishReason.STOP,
+        sample_index=0,
+        seed=7,
     )
 
 
@@ -161,16 +161,16 @@ def batch_row() -> BatchRow:
     """Return a sound row."""
     made = trajectory()
     return BatchRow(
-        "g0000000",
-        "p",
-        0,
-        np.arange(3, dtype=np.int32),
         made.token_ids,
-        made.behaviour_logprobs,
+        made.logprobs,
         made.spans,
         made.finish_reason,
-        1.0,
-        0.5,
+        group_id="g0000000",
+        prompt_key="p",
+        sample_index=0,
+        prompt_token_ids=np.arange(3, dtype=np.int32),
+        reward=1.0,
+        advantage=0.5,
     )
 
 

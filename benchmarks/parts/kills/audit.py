@@ -67,7 +67,7 @@ async def audit(folder: Path, config: RunConfig, light: bool = True) -> Audit:
         for row in rows:
             trained[row.group_id, row.sample_index] += 1
             wrong += not check.holds(row)
-            beyond += commit.step - min(span.version for span in row.spans) > bound
+            beyond += commit.step - row.oldest_version > bound
         wrong += commit.batch_digest != batch.digest
         before = weights[commit.step]
         made = arithmetic.next_weights(before, commit.batch_digest) if rows else before
@@ -105,7 +105,7 @@ class _TokenCheck:
         numbers = {span.version: arithmetic.weights_number(self._weights[span.version]) for span in row.spans}
         prompt = arithmetic.prompt_number(ArithmeticPrompts().prompt("train", opened.prompt_index).token_ids)
         tokens, logprobs = arithmetic.completion(numbers, row.spans, prompt, seeds[row.sample_index])
-        return np.array_equal(tokens, row.token_ids) and np.array_equal(logprobs, row.behaviour_logprobs)
+        return np.array_equal(tokens, row.token_ids) and np.array_equal(logprobs, row.logprobs)
 
 
 async def _lost(

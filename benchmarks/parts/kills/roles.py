@@ -53,7 +53,7 @@ def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
     from antiphon.simulator.standins.engines import ArithmeticEnvironment, JsonDecoder
 
     config = load_config(folder / "config.yaml")
-    reward_with = (ArithmeticEnvironment(config, dullness=1), JsonDecoder())
+    reward_with = (ArithmeticEnvironment(config, reward_rarity=1), JsonDecoder())
     address = f"{HOST}:{ports['coordinator']}"
     return serve_reward(config, config.run.name, address, HOST, 0, _ready(folder, "reward"), reward_with)
 

@@ -31,9 +31,9 @@ from antiphon.core.records import (
     IntArray,
     Prompt,
     SnapshotManifest,
-    VersionSpan,
 )
 from antiphon.core.seeds import derive_seed
+from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.weights import WeightSource
@@ -188,7 +188,13 @@ class PacedEngine:
                 del self._live[request_id]
                 reason = FinishReason.STOP if live.tokens[-1] == END else FinishReason.LENGTH
                 finished.append(
-                    EngineOutput(request_id, live.tokens, logprobs_of(live.tokens), _spans(live, 0), reason)
+                    EngineOutput(
+                        live.tokens,
+                        logprobs_of(live.tokens),
+                        spans_of_changes(live.spans, 0, live.count),
+                        reason,
+                        request_id=request_id,
+                    )
                 )
         return finished
 
@@ -196,11 +202,10 @@ class PacedEngine:
         """Tell what requests have beyond the tokens known."""
         return [
             EngineProgress(
-                request_id,
-                known,
                 live.tokens[known : live.count],
                 logprobs_of(live.tokens[known : live.count]),
-                _spans(live, known),
+                spans_of_changes(live.spans, known, live.count),
+                request_id=request_id,
             )
             for request_id, known in since.items()
             if (live := self._live.get(request_id)) is not None and live.count > known
@@ -213,15 +218,6 @@ class PacedEngine:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _spans(live: _Live, start: int) -> tuple[VersionSpan, ...]:
-    stops = [begin for _, begin in live.spans[1:]] + [live.count]
-    found = (
-        VersionSpan(version, max(begin, start), stop)
-        for (version, begin), stop in zip(live.spans, stops, strict=True)
-    )
-    return tuple(span for span in found if span.stop > span.start)
 
 
 class NoWeights(WeightSource):

@@ -149,7 +149,7 @@ def _trajectory(zoo: Zoo, index: int, seed: int, tokens: IntArray, logprobs: Flo
         sample_index=index,
         seed=seed,
         token_ids=tokens.copy(),
-        behaviour_logprobs=logprobs.copy(),
+        logprobs=logprobs.copy(),
         spans=(VersionSpan(0, 0, tokens.size),),
         finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
     )
@@ -247,7 +247,7 @@ def cherry_picked(zoo: Zoo, tries: int) -> Make:
             rounds.append(sample(zoo, zoo.model, leases, seeds))
         return [
             tuple(
-                max(column, key=lambda trajectory: float(trajectory.behaviour_logprobs.mean()))
+                max(column, key=lambda trajectory: float(trajectory.logprobs.mean()))
                 for column in zip(*groups, strict=True)
             )
             for groups in zip(*rounds, strict=True)
@@ -260,8 +260,6 @@ def fake_logprobs(zoo: Zoo) -> Make:
     """Sample as leased, then claim to have been surer."""
 
     def change(trajectory: Trajectory) -> Trajectory:
-        return dataclasses.replace(
-            trajectory, behaviour_logprobs=trajectory.behaviour_logprobs * np.float32(0.5)
-        )
+        return dataclasses.replace(trajectory, logprobs=trajectory.logprobs * np.float32(0.5))
 
     return lambda leases: [tuple(map(change, group)) for group in sample(zoo, zoo.model, leases)]

@@ -22,6 +22,7 @@ import torch
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import BatchRow, FloatArray, SamplingParameters
 from antiphon.core.reporting.replay_checks import LOGPROB_TOLERANCE, LogprobCheck, compare_logprobs
+from antiphon.core.spans import token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.learner.policy import load_causal_model
@@ -64,14 +65,14 @@ class RolloutScorer:
         """
         rows = decode_batch(self._copy.batch(step))
         scored = [np.full(len(row.token_ids), np.nan, dtype=np.float32) for row in rows]
-        sampled_by = [_versions(row) for row in rows]
+        sampled_by = [token_versions(row) for row in rows]
         for version in sorted({span.version for row in rows for span in row.spans}):
             if self._copy.weights(version) is not None:
                 own = {place: by == version for place, by in enumerate(sampled_by) if (by == version).any()}
                 self._score_version(version, rows, own, scored)
         return compare_logprobs(
             step,
-            [row.behaviour_logprobs for row in rows],
+            [row.logprobs for row in rows],
             scored,
             [f"sample {row.sample_index} of group {row.group_id}" for row in rows],
             sampled_by,
@@ -98,7 +99,7 @@ class RolloutScorer:
             parts = {
                 place: part
                 for place, part in parts.items()
-                if _beyond(rows[place].behaviour_logprobs[own[place]], scored[place][own[place]])
+                if _beyond(rows[place].logprobs[own[place]], scored[place][own[place]])
             }
 
     def _fill(self, model: Any, tensors: dict[str, torch.Tensor], version: int) -> None:
@@ -183,7 +184,7 @@ def _load(path: str, dtype: torch.dtype) -> Any:
 
 
 def _until(row: BatchRow, tokens: int) -> BatchRow:
-    return replace(row, token_ids=row.token_ids[:tokens], behaviour_logprobs=row.behaviour_logprobs[:tokens])
+    return replace(row, token_ids=row.token_ids[:tokens], logprobs=row.logprobs[:tokens])
 
 
 def _beyond(recorded: FloatArray, scored: FloatArray) -> bool:
@@ -192,10 +193,3 @@ def _beyond(recorded: FloatArray, scored: FloatArray) -> bool:
 
 def _length(row: BatchRow) -> int:
     return len(row.prompt_token_ids) + len(row.token_ids)
-
-
-def _versions(row: BatchRow) -> npt.NDArray[np.int64]:
-    versions = np.full(len(row.token_ids), -1, dtype=np.int64)
-    for span in row.spans:
-        versions[span.start : span.stop] = span.version
-    return versions

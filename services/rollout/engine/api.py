@@ -6,17 +6,15 @@ can stand in for vLLM in simulations and service tests.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 from antiphon.core.records import (
+    Completion,
     DraftingStatistics,
     FinishReason,
-    FloatArray,
-    IntArray,
     PromptHistory,
     SamplingParameters,
-    VersionSpan,
 )
 
 
@@ -40,34 +38,22 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EngineOutput:
-    """One finished completion."""
+class EngineOutput(Completion):
+    """One finished completion; a request's prefix is left out, and the spans do not count it."""
 
-    request_id: str
-    token_ids: IntArray
-    """[T] int32, the end token included when the model wrote it; a request's prefix is left out."""
-    logprobs: FloatArray
-    """[T] float32, nats, of the processed distribution (temperature, top-k, top-p applied)."""
-    spans: tuple[VersionSpan, ...]
-    """Cover [0, T): they count the same tokens."""
     finish_reason: FinishReason
+    _: KW_ONLY
+    request_id: str
     drafting: DraftingStatistics | None = None
     """What drafting did for this completion; None from an engine that cannot draft."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EngineProgress:
-    """What an unfinished request has sampled, from some token on."""
+class EngineProgress(Completion):
+    """What an unfinished request has sampled from some token on, counted as in `EngineOutput`."""
 
+    _: KW_ONLY
     request_id: str
-    start: int
-    """Tokens sampled before these, the request's prefix left out."""
-    token_ids: IntArray
-    """[T] int32, at least one."""
-    logprobs: FloatArray
-    """[T] float32, as in `EngineOutput`."""
-    spans: tuple[VersionSpan, ...]
-    """Cover [start, start + T)."""
 
 
 class Engine(Protocol):

@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
-from antiphon.core.records import FinishReason, FloatArray, SamplingParameters, VersionSpan
+from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
 from antiphon.core.seeds import derive_seed
+from antiphon.core.spans import spans_of_changes
 from antiphon.models.directory import end_tokens, expected_tensors
 from antiphon.services.broadcast.snapshot import weights_digest as digest_of
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
@@ -238,11 +239,10 @@ class VllmEngine:
             if len(tokens) > known:
                 found.append(
                     EngineProgress(
-                        request_id,
-                        known,
                         np.array(tokens[known:], dtype=np.int32),
                         self._logprobs(internal_id, live, known, len(tokens)),
-                        _spans(live, known, len(tokens)),
+                        spans_of_changes(live.spans, known, len(tokens)),
+                        request_id=request_id,
                     )
                 )
         return found
@@ -475,8 +475,14 @@ class VllmEngine:
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
+        spans = spans_of_changes(live.spans, 0, count)
         return EngineOutput(
-            live.external_id, token_ids, logprobs, _spans(live, 0, count), FinishReason(reason), figures
+            token_ids,
+            logprobs,
+            spans,
+            FinishReason(reason),
+            request_id=live.external_id,
+            drafting=figures,
         )
 
     def _logprobs(self, internal_id: str, live: _Live, start: int, stop: int) -> FloatArray:
@@ -488,16 +494,6 @@ class VllmEngine:
                 f"request {live.external_id}; the snapshot is damaged or training diverged"
             )
         return logprobs
-
-
-def _spans(live: _Live, start: int, stop: int) -> tuple[VersionSpan, ...]:
-    """Return the version spans of a request's sampled tokens [start, stop)."""
-    stops = [begin for _, begin in live.spans[1:]] + [stop]
-    found = (
-        VersionSpan(version, max(begin, start), min(end, stop))
-        for (version, begin), end in zip(live.spans, stops, strict=True)
-    )
-    return tuple(span for span in found if span.stop > span.start)
 
 
 def _start_core(settings: EngineSettings) -> Any:

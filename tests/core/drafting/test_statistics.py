@@ -149,12 +149,12 @@ def test_a_group_hands_in_the_sum_of_its_completions_and_the_newest_gain() -> No
     for index, drafting in ((2, dataclasses.replace(one, gain=3.0)), (0, None), (1, one)):
         trajectory = TRAJECTORIES[0]
         output = EngineOutput(
-            str(index),
             trajectory.token_ids,
-            trajectory.behaviour_logprobs,
+            trajectory.logprobs,
             trajectory.spans,
             FinishReason.STOP,
-            drafting,
+            request_id=str(index),
+            drafting=drafting,
         )
         group.take(index, output)
     expected = DraftingStatistics(8, 4, 6, 6, 4, 2, 1.0, 0.5, 1.0, completions=2)

@@ -50,14 +50,14 @@ TOKENS = submission().trajectories[0].token_ids.size
         (first(token_ids=np.zeros(0, np.int32)), "non-empty row of integers"),
         (first(token_ids=np.zeros(TOKENS, np.float32)), "non-empty row of integers, not float32"),
         (first(token_ids=np.full(TOKENS, -1, np.int32)), "token id -1 is negative"),
-        (first(behaviour_logprobs=np.zeros(TOKENS + 1, np.float32)), f"for {TOKENS} tokens"),
-        (first(behaviour_logprobs=np.full(TOKENS, np.nan, np.float32)), "finite and at most 0"),
-        (first(behaviour_logprobs=np.full(TOKENS, -np.inf, np.float32)), "finite and at most 0"),
-        (first(behaviour_logprobs=np.full(TOKENS, 1e-3, np.float32)), "finite and at most 0"),
-        (first(spans=()), r"cover \[0, 0\)"),
+        (first(logprobs=np.zeros(TOKENS + 1, np.float32)), f"for {TOKENS} tokens"),
+        (first(logprobs=np.full(TOKENS, np.nan, np.float32)), "finite and at most 0"),
+        (first(logprobs=np.full(TOKENS, -np.inf, np.float32)), "finite and at most 0"),
+        (first(logprobs=np.full(TOKENS, 1e-3, np.float32)), "finite and at most 0"),
+        (first(spans=()), "but end at 0"),
         (first(spans=spans((3, 1, TOKENS))), "without gaps"),
-        (first(spans=spans((3, 0, TOKENS + 1))), rf"cover \[0, {TOKENS + 1}\)"),
-        (first(spans=spans((6, 0, TOKENS))), r"versions 0\.\.5 exist"),
+        (first(spans=spans((3, 0, TOKENS + 1))), f"but end at {TOKENS + 1}"),
+        (first(spans=spans((6, 0, TOKENS))), r"allows versions 0\.\.5"),
     ],
 )
 def test_submission_that_does_not_fit_is_refused(handed_in: GroupSubmission, words: str) -> None:
@@ -68,14 +68,19 @@ def test_submission_that_does_not_fit_is_refused(handed_in: GroupSubmission, wor
 def test_submission_that_fits_is_taken() -> None:
     check(submission())
     check(submission(), version=3)
-    with pytest.raises(ContractError, match="version 3, but the lease demands version 2"):
+    with pytest.raises(ContractError, match=r"version 3, but its lease allows versions 2\.\.2"):
         check(submission(), version=2)
 
 
 def test_finish_reason_must_match_the_length() -> None:
     def trajectory(tokens: int, reason: FinishReason) -> Trajectory:
         return Trajectory(
-            0, 11, np.ones(tokens, np.int32), np.zeros(tokens, np.float32), spans((0, 0, tokens)), reason
+            np.ones(tokens, np.int32),
+            np.zeros(tokens, np.float32),
+            spans((0, 0, tokens)),
+            reason,
+            sample_index=0,
+            seed=11,
         )
 
     def one(tokens: int, reason: FinishReason) -> None:

@@ -1,11 +1,13 @@
-"""Leases end by the time they are told; a rewarded group leaves the buffer once."""
+"""Leases end by the time they are told; a step takes the oldest rewarded groups."""
+
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
-from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.advantages import group_advantages, has_variance
-from antiphon.core.loop.group_buffer import BufferedGroup, GroupBuffer, Verdict
+from antiphon.core.loop.assembly import reason_to_drop, select
+from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.staleness import StalenessBound
 from antiphon.services.coordinator.api import WorkerHeartbeat
@@ -16,7 +18,6 @@ def test_lease_expires_unless_extended() -> None:
     leases = LeaseTable(duration_s=10.0)
     leases.grant("l1", "g1", "w", now=0.0)
     leases.grant("l2", "g2", "w", now=1.0)
-    assert leases.next_deadline() == 10.0
     assert leases.extend(["l1", "l9"], "w", now=5.0) == ("l9",)
     assert [held.lease_id for held in leases.expired(now=11.0)] == ["l2"]
     leases.end("l2")
@@ -54,28 +55,24 @@ def test_a_large_fleet_beats_less_often_and_its_silence_is_noticed_later() -> No
     assert crew[0].pause_s == 2.0
 
 
-def group(number: int, oldest: int = 0, varied: bool = True) -> BufferedGroup:
-    return BufferedGroup(f"g{number}", number, oldest, varied)
+def group(number: int, oldest: int = 0, varied: bool = True) -> GroupState:
+    rewards = (0.0, 1.0) if varied else (1.0, 1.0)
+    return GroupState(f"g{number}", number, "train", number, 0, 2, oldest_version=oldest, rewards=rewards)
+
+
+def names(groups: Iterable[GroupState]) -> tuple[str, ...]:
+    return tuple(group.group_id for group in groups)
 
 
 def test_oldest_groups_leave_first_and_only_once() -> None:
-    buffer = GroupBuffer(StalenessBound(2), "none")
-    for member in (group(3, oldest=0), group(1, oldest=1), group(2, oldest=1), group(0, oldest=2)):
-        buffer.offer(member)
-    selection = buffer.select(step=2, places=2)
-    assert selection is not None and selection.used == ("g1", "g3")  # in the order of opening
-    buffer.remove(selection.used)
-    second = buffer.select(step=3, places=2)
-    assert second is not None and second.used == ("g0", "g2")
-    buffer.remove(second.used)
-    assert buffer.select(step=4, places=1) is None and len(buffer) == 0
-
-
-def test_offering_twice_contradicts_the_journal() -> None:
-    buffer = GroupBuffer(StalenessBound(2), "none")
-    buffer.offer(group(1))
-    with pytest.raises(IntegrityError, match="g1 was offered"):
-        buffer.offer(group(1))
+    bound = StalenessBound(2)
+    groups = [group(3, oldest=0), group(1, oldest=1), group(2, oldest=1), group(0, oldest=2)]
+    first = select(groups, bound, "none", step=2, places=2)
+    assert first is not None and names(first.used) == ("g1", "g3")  # in the order of opening
+    left = [group for group in groups if group not in first.used]
+    second = select(left, bound, "none", step=3, places=2)
+    assert second is not None and names(second.used) == ("g0", "g2")
+    assert select([], bound, "none", step=4, places=1) is None
 
 
 @pytest.mark.parametrize(
@@ -83,22 +80,19 @@ def test_offering_twice_contradicts_the_journal() -> None:
     [("none", ("g0", "g1", "g2"), ()), ("drop", ("g0", "g2"), ("g1",)), ("refill", ("g0", "g2"), ("g1",))],
 )
 def test_groups_without_variance(filter_: str, used: tuple[str, ...], filtered: tuple[str, ...]) -> None:
-    buffer = GroupBuffer(StalenessBound(2), filter_)  # type: ignore[arg-type]
-    for number in range(3):
-        buffer.offer(group(number, varied=number != 1))
-    selection = buffer.select(step=0, places=3)
-    assert selection is not None
-    assert (selection.used, selection.filtered) == (used, filtered)
+    groups = [group(number, varied=number != 1) for number in range(3)]
+    plan = select(groups, StalenessBound(2), filter_, step=0, places=3)  # type: ignore[arg-type]
+    assert plan is not None
+    assert (names(plan.used), names(plan.filtered)) == (used, filtered)
 
 
-def test_verdicts_and_staleness() -> None:
-    buffer = GroupBuffer(StalenessBound(1), "refill")
-    assert buffer.verdict(group(0, oldest=0), next_step=2) is Verdict.STALE
-    assert buffer.verdict(group(0, oldest=1, varied=False), next_step=2) is Verdict.FILTERED
-    assert buffer.verdict(group(0, oldest=1), next_step=2) is Verdict.KEPT
-    buffer.offer(group(0, oldest=1))
-    assert buffer.stale(next_step=2) == [] and buffer.stale(next_step=3) == ["g0"]
-    assert buffer.select(step=3, places=1) is None
+def test_why_groups_never_train() -> None:
+    bound = StalenessBound(1)
+    assert reason_to_drop(group(0, oldest=0), bound, "refill", next_step=2) == "stale"
+    assert reason_to_drop(group(0, oldest=1, varied=False), bound, "refill", next_step=2) == "filtered"
+    assert reason_to_drop(group(0, oldest=1, varied=False), bound, "drop", next_step=2) is None
+    assert reason_to_drop(group(0, oldest=1), bound, "refill", next_step=2) is None
+    assert select([group(0, oldest=1)], bound, "refill", step=3, places=1) is None
 
 
 def test_advantages() -> None:

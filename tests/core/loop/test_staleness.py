@@ -52,5 +52,3 @@ def test_steps_left(oldest: int, step: int, left: int) -> None:
     bound = StalenessBound(2)
     assert bound.steps_left(oldest, step) == left
     assert bound.admits(oldest, step) == (left >= 0)
-    assert bound.admits_all([oldest, oldest + 1], step) == (left >= 0)
-    assert not bound.admits_all([oldest, step - 3], step)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
+from antiphon.core.loop.checks import TokenRules, check_token_rules
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.loop.token_rules import TokenRules, check_token_rules
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
 from antiphon.core.trust.access_tokens import (
     Scope,
@@ -168,18 +168,18 @@ RULES = TokenRules(vocabulary=64, end_tokens=frozenset({1}))
         ([5, 6, 7], "length", None),
         ([5, 6, 1], "length", None),  # the end token came with the last place
         ([5, 64, 1], "stop", "token id 64 is not in the vocabulary of 64"),
-        ([5, 1, 6, 1], "stop", "goes on after its end token at 1 of 4"),
-        ([5, 6, 7], "stop", "finish_reason=stop, but token 7 ends nothing"),
+        ([5, 1, 6, 1], "stop", "continues after its end token at 1 of 4"),
+        ([5, 6, 7], "stop", "finish_reason=stop, but token 7 is no end token"),
     ],
 )
 def test_tokens_obey_the_models_rules(tokens: list[int], reason: str, words: str | None) -> None:
     trajectory = Trajectory(
-        0,
-        1,
         np.array(tokens, dtype=np.int32),
         np.zeros(len(tokens), dtype=np.float32),
         (VersionSpan(0, 0, len(tokens)),),
         FinishReason(reason),
+        sample_index=0,
+        seed=1,
     )
     submission = GroupSubmission("l", "g", "w-1", (trajectory,), 1.0)
     if words is None:

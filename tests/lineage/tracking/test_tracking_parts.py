@@ -22,16 +22,16 @@ def row(group: str, sample: int, reward: float, versions: tuple[int, ...] = (3,)
     spans = tuple(VersionSpan(version, i, i + 1) for i, version in enumerate(versions))
     tokens = np.zeros(len(versions), np.int32)
     return BatchRow(
-        group,
-        "p",
-        sample,
-        np.zeros(2, np.int32),
         tokens,
         tokens.astype(np.float32),
         spans,
         FinishReason.STOP,
-        reward,
-        0.0,
+        group_id=group,
+        prompt_key="p",
+        sample_index=sample,
+        prompt_token_ids=np.zeros(2, np.int32),
+        reward=reward,
+        advantage=0.0,
     )
 
 

@@ -45,7 +45,7 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         # The same tokens, which its holder may forget.
         loser = "second-1" if winner == "first" else "first-1"
         assert await story.submit(slow, loser) is SubmitVerdict.ALREADY_ACCEPTED
-        account = state_machine.state.ledger.account(state_machine.clock())
+        account = state_machine.state.work_accounts.account(state_machine.clock())
         assert account.seconds["duplicate"] > 0
         # What the duplicate went on from was sampled once and is no waste, whoever wins.
         assert account.tokens["duplicate"] == 0

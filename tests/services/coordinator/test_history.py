@@ -252,7 +252,7 @@ def long_group(
             sample_index=i,
             seed=i,
             token_ids=rng.integers(0, 2**31 - 1, tokens).astype(np.int32),
-            behaviour_logprobs=np.zeros(tokens, dtype=np.float32),
+            logprobs=np.zeros(tokens, dtype=np.float32),
             spans=(VersionSpan(0, 0, tokens),),
             finish_reason=FinishReason.LENGTH,
         )

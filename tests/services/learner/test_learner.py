@@ -124,7 +124,7 @@ def make_rows(seed: int, advantage: float | None = None) -> list[BatchRow]:
                 sample_index=place % 4,
                 prompt_token_ids=rng.integers(0, VOCABULARY, 4).astype(np.int32),
                 token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
-                behaviour_logprobs=np.full(length, -3.5, np.float32),
+                logprobs=np.full(length, -3.5, np.float32),
                 spans=(VersionSpan(max(0, seed - 1), 0, length),),
                 finish_reason=FinishReason.STOP,
                 reward=1.0,
@@ -443,8 +443,10 @@ def test_the_rewarded_completion_becomes_more_probable(
                 logprobs = await learner.score_tokens(prompt, tokens)
                 rows.append(
                     BatchRow(
-                        "g", "p", place, np.array(prompt, np.int32), tokens, logprobs,
-                        (VersionSpan(step, 0, 4),), FinishReason.STOP, max(advantage, 0.0), advantage,
+                        tokens, logprobs, (VersionSpan(step, 0, 4),), FinishReason.STOP,
+                        group_id="g", prompt_key="p", sample_index=place,
+                        prompt_token_ids=np.array(prompt, np.int32),
+                        reward=max(advantage, 0.0), advantage=advantage,
                     )
                 )  # fmt: skip
             bench.coordinator.batches[step] = bench.store.put(encode_batch(rows))

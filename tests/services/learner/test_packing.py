@@ -25,7 +25,7 @@ def make_row(group: int, sample: int, prompt: int, length: int) -> BatchRow:
         sample_index=sample,
         prompt_token_ids=rng.integers(1, 60, prompt).astype(np.int32),
         token_ids=rng.integers(1, 60, length).astype(np.int32),
-        behaviour_logprobs=-rng.random(length).astype(np.float32),
+        logprobs=-rng.random(length).astype(np.float32),
         spans=spans,
         finish_reason=FinishReason.STOP,
         reward=1.0,
@@ -64,7 +64,7 @@ def test_every_row_comes_back_once_and_budgets_hold(rows, budget, layout) -> Non
     expected = [
         (
             tuple(row.token_ids.tolist()),
-            tuple(row.behaviour_logprobs.tolist()),
+            tuple(row.logprobs.tolist()),
             row.advantage,
             tuple(5 - span.version for span in row.spans for _ in range(span.start, span.stop)),
         )
@@ -113,9 +113,12 @@ def test_packed_positions_start_again_at_zero() -> None:
     [
         ({"prompt_token_ids": np.zeros(0, np.int32)}, "0 prompt"),
         ({"token_ids": np.zeros(0, np.int32)}, "0 completion"),
-        ({"behaviour_logprobs": np.zeros(2, np.float32)}, "2 behaviour logprobs"),
-        ({"spans": (VersionSpan(0, 0, 2), VersionSpan(0, 3, 6))}, "gap or overlap at token 2"),
-        ({"spans": (VersionSpan(0, 0, 5),)}, "up to token 5 of 6"),
+        ({"logprobs": np.zeros(2, np.float32)}, "2 behaviour logprobs"),
+        (
+            {"spans": (VersionSpan(0, 0, 2), VersionSpan(0, 3, 6))},
+            r"without gaps, but one is \[3, 6\) where 2 was due",
+        ),
+        ({"spans": (VersionSpan(0, 0, 5),)}, r"cover \[0, 6\) .* but end at 5"),
     ],
 )
 def test_rows_that_cannot_be_meant_are_refused(change, words) -> None:

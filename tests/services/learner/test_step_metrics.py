@@ -71,14 +71,14 @@ def row(group_id: str, sample: int, versions: tuple[int, ...]) -> BatchRow:
     stop = 4 if len(versions) == 1 else spans[-1].stop
     spans = (*spans[:-1], VersionSpan(spans[-1].version, spans[-1].start, stop))
     return BatchRow(
-        group_id,
-        "p",
-        sample,
-        np.arange(3, dtype=np.int32),
         np.arange(4, dtype=np.int32),
         np.full(4, -1.0, dtype=np.float32),
         spans,
         FinishReason.STOP,
-        1.0,
-        0.5,
+        group_id=group_id,
+        prompt_key="p",
+        sample_index=sample,
+        prompt_token_ids=np.arange(3, dtype=np.int32),
+        reward=1.0,
+        advantage=0.5,
     )

@@ -149,7 +149,7 @@ def assert_undisturbed(site: Served, submissions: list[GroupSubmission], config:
         for trajectory, output in zip(submission.trajectories, expected, strict=True):
             count = len(trajectory.token_ids)
             assert trajectory.token_ids.tolist() == output.token_ids[:count].tolist()
-            assert trajectory.behaviour_logprobs.tobytes() == output.logprobs[:count].tobytes()
+            assert trajectory.logprobs.tobytes() == output.logprobs[:count].tobytes()
             assert trajectory.finish_reason is output.finish_reason
             assert trajectory.spans == (VersionSpan(0, 0, count),)
 
@@ -364,7 +364,7 @@ def cut(submission: GroupSubmission, stop: int) -> GroupSubmission:
             dataclasses.replace(
                 trajectory,
                 token_ids=trajectory.token_ids[:stop],
-                behaviour_logprobs=trajectory.behaviour_logprobs[:stop],
+                logprobs=trajectory.logprobs[:stop],
                 spans=(VersionSpan(0, 0, stop),),
             )
             for trajectory in submission.trajectories

@@ -195,9 +195,9 @@ def check_batches(config: RunConfig, batches: list[BatchRef], store: ArtifactSto
         assert not groups & seen
         seen |= groups
         for row in rows:
-            oldest = min(span.version for span in row.spans)
+            oldest = row.oldest_version
             assert 0 <= batch.step - oldest <= config.loop.max_staleness
-            assert row.spans[-1].stop == len(row.token_ids) == len(row.behaviour_logprobs)
+            assert row.spans[-1].stop == len(row.token_ids) == len(row.logprobs)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])

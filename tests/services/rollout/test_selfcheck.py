@@ -45,7 +45,7 @@ def test_why_drafts_stay_off(seen, elastic, fixed):
 
 def output(tokens, logprobs) -> EngineOutput:
     return EngineOutput(
-        "r", np.array(tokens, np.int32), np.array(logprobs, np.float32), (), FinishReason.LENGTH
+        np.array(tokens, np.int32), np.array(logprobs, np.float32), (), FinishReason.LENGTH, request_id="r"
     )
 
 

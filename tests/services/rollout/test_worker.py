@@ -138,7 +138,7 @@ def test_groups_come_back_whole_and_in_sample_order() -> None:
             assert submission.generation_s >= 0
             for trajectory in submission.trajectories:
                 count = len(trajectory.token_ids)
-                assert trajectory.behaviour_logprobs.shape == (count,)
+                assert trajectory.logprobs.shape == (count,)
                 assert [(s.version, s.start, s.stop) for s in trajectory.spans] == [(0, 0, count)]
                 cut = trajectory.finish_reason is FinishReason.LENGTH
                 assert cut == (trajectory.token_ids[-1] != 0)

@@ -17,7 +17,7 @@ from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rpc.serving import open_channel, start_server
 from antiphon.services.security.credentials import Credentials, load_credentials
-from antiphon.services.security.guard import SCOPE_OF, Guard, GuardLimits
+from antiphon.services.security.guard import SCOPE_OF, WORKER_NAMED_IN, Guard, GuardLimits
 from antiphon.services.security.keys import LEARNER_KEY, load_key, write_private
 from antiphon.system.clock import wall_clock
 from tests.support.light_parties import hello, sample_lease
@@ -194,6 +194,23 @@ def test_every_rpc_has_a_scope() -> None:
         for method in service.methods
     }
     assert found == set(SCOPE_OF)
+
+
+def test_every_request_of_a_worker_says_for_whom_it_speaks(house: House) -> None:
+    asked = {
+        method.input_type.full_name
+        for module in (coordinator_pb2, broadcast_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if SCOPE_OF[f"/{service.full_name}/{method.name}"] is not Scope.ADMIN
+    }
+    assert asked <= {kind.DESCRIPTOR.full_name for kind in WORKER_NAMED_IN}
+    public = house.services.token_key
+    assert public is not None
+    guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0)
+    unknown = coordinator_pb2.WorkerRequest(worker_id="w-1")
+    refusal = guard.admit("/antiphon.Coordinator/Heartbeat", f"Bearer {house.token('w')}", {"w"}, unknown)
+    assert refusal is not None and refusal.denial is Denial.FORBIDDEN
 
 
 def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:

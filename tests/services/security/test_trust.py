@@ -120,7 +120,7 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
                 whole, trajectories=(dataclasses.replace(made[0], **fields), *made[1:])
             )  # type: ignore[arg-type]
 
-        logprobs = made[0].behaviour_logprobs.copy()
+        logprobs = made[0].logprobs.copy()
         logprobs[0] = np.nan
         long = np.full(animals.MAX_TOKENS + 1, 5, dtype=np.int32)
         stolen = dataclasses.replace(whole, worker_id=good.worker_id)
@@ -128,8 +128,8 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
             await good.client.submit_group(stolen)
         state_before = site.state_machine.state.groups[first.group_id].phase
         with pytest.raises(ContractError, match="must be finite"):
-            await bad.client.submit_group(changed(behaviour_logprobs=logprobs))
-        with pytest.raises(ContractError, match=r"sampled with version 9, but versions 0\.\.0 exist"):
+            await bad.client.submit_group(changed(logprobs=logprobs))
+        with pytest.raises(ContractError, match=r"version 9, but its lease allows versions 0\.\.0"):
             await bad.client.submit_group(changed(spans=(VersionSpan(9, 0, made[0].token_ids.size),)))
         assert site.state_machine.state.groups[first.group_id].phase is state_before
         assert site.state_machine.state.standings["bad"].strikes == 2
@@ -156,7 +156,7 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
         with pytest.raises(ContractError):
             await good.client.submit_group(submission(lease, good.worker_id, (too_long, *made[1:])))
         with pytest.raises(ContractError, match=r"(?i)larger than max|exceeds|message"):
-            huge = dataclasses.replace(made[0], behaviour_logprobs=np.zeros(3 << 20, dtype=np.float32))
+            huge = dataclasses.replace(made[0], logprobs=np.zeros(3 << 20, dtype=np.float32))
             await good.client.submit_group(submission(lease, good.worker_id, (huge, *made[1:])))
         with pytest.raises(ContractError, match="was announced for it"):
             await good.client.heartbeat(WorkerHeartbeat(good.worker_id, 0, "ab" * 32, (), 0, 0.0, 0.0))

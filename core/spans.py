@@ -1,0 +1,125 @@
+"""Spans: all arithmetic of version spans, and of the completions that carry them.
+
+Legend: T tokens of a completion or of a piece of one. Spans count from the completion's first token.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.core.errors import ContractError
+from antiphon.core.records import Completion, VersionSpan
+
+_Piece = TypeVar("_Piece", bound=Completion)
+
+
+def spans_of_changes(changes: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[VersionSpan, ...]:
+    """Return the spans of tokens [start, stop) of a completion whose policy changed while it was sampled.
+
+    Args:
+        changes: (version, first token that it sampled), in order.
+        start: first token asked for.
+        stop: token after the last one.
+
+    >>> spans_of_changes([(3, 0), (4, 5)], 2, 6)
+    (VersionSpan(version=3, start=2, stop=5), VersionSpan(version=4, start=5, stop=6))
+    """
+    ends = [first for _, first in changes[1:]] + [stop]
+    return clipped(
+        [VersionSpan(version, first, end) for (version, first), end in zip(changes, ends, strict=True)],
+        start,
+        stop,
+    )
+
+
+def clipped(spans: Iterable[VersionSpan], start: int, stop: int) -> tuple[VersionSpan, ...]:
+    """Return what spans say of tokens [start, stop)."""
+    found = (VersionSpan(span.version, max(span.start, start), min(span.stop, stop)) for span in spans)
+    return tuple(span for span in found if span.start < span.stop)
+
+
+def shifted(spans: Iterable[VersionSpan], by: int) -> tuple[VersionSpan, ...]:
+    """Return spans of tokens that stand `by` places later."""
+    return tuple(VersionSpan(span.version, span.start + by, span.stop + by) for span in spans)
+
+
+def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Return gapless spans with neighbours of the same version made one."""
+    found: list[VersionSpan] = []
+    for span in spans:
+        start = found.pop().start if found and found[-1].version == span.version else span.start
+        found.append(VersionSpan(span.version, start, span.stop))
+    return tuple(found)
+
+
+def check_cover(
+    spans: Iterable[VersionSpan], start: int, stop: int, where: str, versions: range | None = None
+) -> None:
+    """Check that spans cover tokens [start, stop) in order without gaps.
+
+    Args:
+        spans: of a completion, or of a piece of one.
+        start: its first token.
+        stop: the token after its last one.
+        where: names the completion in the error.
+        versions: those that may have sampled it; None for any.
+
+    Raises:
+        ContractError: naming the first span that does not fit.
+    """
+    at = start
+    for span in spans:
+        if span.start != at or span.stop <= at:
+            raise ContractError(
+                f"{where}: version spans must cover [{start}, {stop}) in order without gaps, "
+                f"but one is [{span.start}, {span.stop}) where {at} was due"
+            )
+        at = span.stop
+        if versions is not None and span.version not in versions:
+            raise ContractError(
+                f"{where}: sampled with version {span.version}, but its lease allows versions "
+                f"{versions.start}..{versions.stop - 1}"
+            )
+    if at != stop:
+        raise ContractError(
+            f"{where}: version spans must cover [{start}, {stop}) in order without gaps, but end at {at}"
+        )
+
+
+def token_versions(completion: Completion) -> npt.NDArray[np.int64]:
+    """Return the version [T] that sampled each token of a whole completion; -1 where no span says it."""
+    versions = np.full(completion.token_ids.size, -1, dtype=np.int64)
+    for span in completion.spans:
+        versions[span.start : span.stop] = span.version
+    return versions
+
+
+def joined(pieces: Sequence[_Piece]) -> _Piece:
+    """Return pieces that follow one another as one; it ends as the last of them does."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return dataclasses.replace(
+        pieces[0],
+        token_ids=np.concatenate([piece.token_ids for piece in pieces]),
+        logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+        spans=merged(span for piece in pieces for span in piece.spans),
+        finish_reason=pieces[-1].finish_reason,
+    )
+
+
+def rest_of(piece: _Piece, start: int) -> _Piece | None:
+    """Return a piece from token `start` on; None when nothing of it is left."""
+    skipped = start - piece.start
+    if skipped <= 0:
+        return piece
+    if start >= piece.stop:
+        return None
+    return dataclasses.replace(
+        piece,
+        token_ids=piece.token_ids[skipped:],
+        logprobs=piece.logprobs[skipped:],
+        spans=clipped(piece.spans, start, piece.stop),
+    )

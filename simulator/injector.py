@@ -1,0 +1,121 @@
+"""Injector: makes the faults of a schedule happen to processes, network and disk, and ends them."""
+
+from collections.abc import Callable
+
+from antiphon.services.rollout.worker import GRACE_S
+from antiphon.simulator.faults import Fault, FaultKind
+from antiphon.simulator.process_table import ProcessEntry
+from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.loop import VirtualLoop
+from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, NetworkQuality
+
+STORM = NetworkQuality(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
+SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP)
+"""Faults after which connections may be dead without notice; such a fault is over once that is found out."""
+
+
+class FaultInjector:
+    """What is wrong with a simulated run at the moment."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        network: Network,
+        processes: dict[str, ProcessEntry],
+        start: Callable[[str], None],
+    ) -> None:
+        """Begin with nothing wrong.
+
+        Args:
+            loop: gives the time.
+            network: what connects the processes.
+            processes: by name.
+            start: starts the process of a name again.
+        """
+        self._loop = loop
+        self._network = network
+        self._processes = processes
+        self._start = start
+        self._kill_at_write: list[float] = []
+        self.slow_disk = False
+        self.calm_s = 0.0
+        """From this virtual second on nothing is wrong any more."""
+
+    def begin(self, fault: Fault) -> None:
+        """Make a fault happen; it ends by itself."""
+        kind, target, lasts_s = fault.kind, fault.target, fault.lasts_s
+        self._trouble(lasts_s + (KEEPALIVE_S if kind in SILENT else 0.0))
+        if kind is FaultKind.KILL:
+            self._kill(target, lasts_s)
+        elif kind is FaultKind.KILL_AT_WRITE:
+            self._kill_at_write.append(lasts_s)
+        elif kind is FaultKind.RECLAIM:
+            for name in target.split(","):
+                entry = self._processes[name]
+                # Its next life is on a new machine: another name, an empty disk.
+                entry.alias, entry.chunks = f"{name}-new{entry.lives}", MemoryChunks()
+                self._kill(name, lasts_s)
+        elif kind is FaultKind.STOP:
+            process = self._processes[target].process
+            if process is not None and process.alive:
+                process.stop()
+                self._loop.call_later(lasts_s, process.resume)
+        elif kind is FaultKind.RETIRE:
+            self._retire(self._processes[target], lasts_s)
+        elif kind is FaultKind.STORM:
+            self._network.quality = STORM
+            self._loop.call_later(lasts_s, self._end_storm)
+        elif kind is FaultKind.SLOW_DISK:
+            self.slow_disk = True
+            self._loop.call_later(lasts_s, self._end_slow_disk)
+        else:
+            self._part(kind, target)
+            self._loop.call_later(lasts_s, self._network.heal)
+
+    def written(self) -> None:
+        """Notice that a transaction is on the disk: the coordinator may have to end right now."""
+        if self._kill_at_write:
+            self._kill("coordinator", self._kill_at_write.pop(0))
+
+    def end_all(self) -> None:
+        """End every fault, but for processes that are down."""
+        self._kill_at_write.clear()
+        self._network.heal()
+        self._end_storm()
+        self._end_slow_disk()
+        for entry in self._processes.values():
+            if entry.process is not None and entry.process.stopped:
+                entry.process.resume()
+
+    def _trouble(self, lasts_s: float) -> None:
+        """Note that something is wrong for so long from now."""
+        self.calm_s = max(self.calm_s, self._loop.time() + lasts_s)
+
+    def _kill(self, name: str, down_s: float) -> None:
+        self._trouble(down_s)
+        process = self._processes[name].process
+        if process is not None and process.alive:
+            process.kill()
+            self._network.killed(process)
+        self._loop.call_later(down_s, self._start, name)
+
+    def _retire(self, entry: ProcessEntry, away_s: float) -> None:
+        if entry.worker is not None and entry.process is not None and entry.process.alive:
+            entry.away_s = away_s
+            self._trouble(away_s + GRACE_S)
+            entry.process.context.run(entry.worker.stop)
+
+    def _part(self, kind: FaultKind, target: str) -> None:
+        for other in self._processes:
+            if other == target:
+                continue
+            if kind is not FaultKind.DEAFEN:
+                self._network.cut(target, other)
+            if kind is not FaultKind.MUTE:
+                self._network.cut(other, target)
+
+    def _end_storm(self) -> None:
+        self._network.quality = NetworkQuality()
+
+    def _end_slow_disk(self) -> None:
+        self.slow_disk = False
