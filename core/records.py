@@ -388,5 +388,4 @@ class WorkerState(StrEnum):
 
     ACTIVE = "active"
     STANDBY = "standby"
-    DRAINING = "draining"
     LOST = "lost"

@@ -51,12 +51,6 @@ class OptionalManifest(_message.Message):
     manifest: _records_pb2.SnapshotManifest
     def __init__(self, manifest: _Optional[_Union[_records_pb2.SnapshotManifest, _Mapping]] = ...) -> None: ...
 
-class WorkerRequest(_message.Message):
-    __slots__ = ("worker_id",)
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
-
 class PauseRequest(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +80,12 @@ class AuditRequest(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[_records_pb2.SampleStatistics]
     worker_id: str
     def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_records_pb2.SampleStatistics, _Mapping]]] = ..., worker_id: _Optional[str] = ...) -> None: ...
+
+class CommitsRequest(_message.Message):
+    __slots__ = ("after_step",)
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    after_step: int
+    def __init__(self, after_step: _Optional[int] = ...) -> None: ...
 
 class CommitsReply(_message.Message):
     __slots__ = ("commits",)

@@ -42,21 +42,6 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHello.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkerWelcome.FromString,
                 _registered_method=True)
-        self.Heartbeat = channel.unary_unary(
-                '/antiphon.Coordinator/Heartbeat',
-                request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHeartbeat.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.HeartbeatReply.FromString,
-                _registered_method=True)
-        self.LeaseGroup = channel.unary_unary(
-                '/antiphon.Coordinator/LeaseGroup',
-                request_serializer=antiphon_dot_protos_dot_rollout__pb2.LeaseRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.LeaseReply.FromString,
-                _registered_method=True)
-        self.SubmitGroup = channel.unary_unary(
-                '/antiphon.Coordinator/SubmitGroup',
-                request_serializer=antiphon_dot_protos_dot_records__pb2.GroupSubmission.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.SubmitReply.FromString,
-                _registered_method=True)
         self.Work = channel.stream_stream(
                 '/antiphon.Coordinator/Work',
                 request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequests.SerializeToString,
@@ -107,11 +92,6 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.FromString,
                 _registered_method=True)
-        self.Drain = channel.unary_unary(
-                '/antiphon.Coordinator/Drain',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.WorkerRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
-                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/antiphon.Coordinator/Pause',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.PauseRequest.SerializeToString,
@@ -144,7 +124,7 @@ class CoordinatorStub:
                 _registered_method=True)
         self.Commits = channel.unary_unary(
                 '/antiphon.Coordinator/Commits',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
@@ -163,24 +143,6 @@ class CoordinatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Heartbeat(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LeaseGroup(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SubmitGroup(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -241,12 +203,6 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LatestManifest(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Drain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -314,21 +270,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHello.FromString,
                     response_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkerWelcome.SerializeToString,
             ),
-            'Heartbeat': grpc.unary_unary_rpc_method_handler(
-                    servicer.Heartbeat,
-                    request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHeartbeat.FromString,
-                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.HeartbeatReply.SerializeToString,
-            ),
-            'LeaseGroup': grpc.unary_unary_rpc_method_handler(
-                    servicer.LeaseGroup,
-                    request_deserializer=antiphon_dot_protos_dot_rollout__pb2.LeaseRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.LeaseReply.SerializeToString,
-            ),
-            'SubmitGroup': grpc.unary_unary_rpc_method_handler(
-                    servicer.SubmitGroup,
-                    request_deserializer=antiphon_dot_protos_dot_records__pb2.GroupSubmission.FromString,
-                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.SubmitReply.SerializeToString,
-            ),
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
                     request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequests.FromString,
@@ -379,11 +320,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.SerializeToString,
             ),
-            'Drain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.WorkerRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
-            ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.PauseRequest.FromString,
@@ -416,7 +352,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             ),
             'Commits': grpc.unary_unary_rpc_method_handler(
                     servicer.Commits,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.FromString,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
@@ -457,87 +393,6 @@ class Coordinator:
             '/antiphon.Coordinator/Register',
             antiphon_dot_protos_dot_rollout__pb2.WorkerHello.SerializeToString,
             antiphon_dot_protos_dot_rollout__pb2.WorkerWelcome.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Heartbeat(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/Heartbeat',
-            antiphon_dot_protos_dot_rollout__pb2.WorkerHeartbeat.SerializeToString,
-            antiphon_dot_protos_dot_rollout__pb2.HeartbeatReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LeaseGroup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/LeaseGroup',
-            antiphon_dot_protos_dot_rollout__pb2.LeaseRequest.SerializeToString,
-            antiphon_dot_protos_dot_rollout__pb2.LeaseReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SubmitGroup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/SubmitGroup',
-            antiphon_dot_protos_dot_records__pb2.GroupSubmission.SerializeToString,
-            antiphon_dot_protos_dot_rollout__pb2.SubmitReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -819,33 +674,6 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
-    def Drain(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/Drain',
-            antiphon_dot_protos_dot_coordinator__pb2.WorkerRequest.SerializeToString,
-            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Pause(request,
             target,
             options=(),
@@ -1022,7 +850,7 @@ class Coordinator:
             request,
             target,
             '/antiphon.Coordinator/Commits',
-            antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.SerializeToString,
             antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.FromString,
             options,
             channel_credentials,

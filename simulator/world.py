@@ -21,7 +21,7 @@ from antiphon.services.coordinator.run_state_machine import RunStateMachine, new
 from antiphon.services.rollout.worker import GRACE_S
 from antiphon.simulator import processes as parties
 from antiphon.simulator.checks.invariants import Witness
-from antiphon.simulator.checks.witnessed import WitnessedCalls, WitnessedStream
+from antiphon.simulator.checks.witnessed import Witnessed
 from antiphon.simulator.faults import Fault, FaultKind, draw_faults
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
 from antiphon.simulator.scenario import Scenario
@@ -203,15 +203,12 @@ class World:
             return parties.make_reward_service(site, self._told(entry), f"{name}-{entry.lives}").run(
                 lambda: None
             )
-        # Workers of either kind may meet one coordinator: a stream for all, or calls of their own.
-        client = WitnessedStream if self._speed.happens(0.6) else WitnessedCalls
-        told = client(self.site, self.witness, entry)
-        worker = parties.make_worker(site, told, entry.alias or name, name, entry.chunks)
+        worker = parties.make_worker(site, self._told(entry), entry.alias or name, name, entry.chunks)
         entry.worker = worker
         return worker.run(lambda: None)
 
     def _told(self, entry: ProcessEntry) -> CoordinatorClient:
-        return WitnessedCalls(self.site, self.witness, entry)
+        return Witnessed(self.site, self.witness, entry)
 
     def _ended(self, entry: ProcessEntry, process: Process, task: asyncio.Task[None]) -> None:
         if not process.alive:

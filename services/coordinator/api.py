@@ -84,8 +84,6 @@ class HeartbeatReply:
     cancelled_leases: tuple[str, ...]
     newest_version: int | None
     """Newest announced snapshot."""
-    drain: bool
-    """Finish what is leased, take nothing new, then leave."""
     run_finished: bool
     kept: tuple[KeptProgress, ...] = ()
     """For each running lease that the beat had progress of: what the coordinator keeps of it now."""
@@ -233,10 +231,6 @@ class Coordinator(Protocol):
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
         """Return the manifest of `version`, or of the newest one, or None."""
-        ...
-
-    async def drain(self, worker_id: str) -> None:
-        """Ask a worker to finish its leases and leave."""
         ...
 
     async def pause(self, reason: str) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 from antiphon.core.loop import admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.partials import KeptGroup
-from antiphon.core.records import Lease, WorkerState
+from antiphon.core.records import Lease
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -45,8 +45,6 @@ class LeaseGranter:
                 return self._no_lease(f"worker {request.worker_id!r} is not registered; register again")
             if member.held_version != request.held_version:
                 return self._no_lease("the worker has loaded another version; ask again with that")
-            if member.state is WorkerState.DRAINING:
-                return self._no_lease("the worker is asked to leave")
             plan = admission.plan_leases(
                 state_machine.state,
                 state_machine.config,

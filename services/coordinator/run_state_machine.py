@@ -25,7 +25,7 @@ from antiphon.core.loop.leases import HeldLease, LeaseTable
 from antiphon.core.loop.partials import KeptGroup, PartialGroups
 from antiphon.core.loop.run_state import RunState, fold
 from antiphon.core.loop.speculation import LeaseTimes
-from antiphon.core.records import GroupSubmission, WorkerState
+from antiphon.core.records import GroupSubmission
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.archive import Archive
@@ -451,12 +451,6 @@ class RunStateMachine:
                 self.lose(member, f"no heartbeat for {now - member.seen_s:.1f} s")
             for held in self.leases.expired(now):
                 self.take_back(held, f"no sign of life for {self.config.coordinator.lease_s:g} s")
-
-    def draining(self, member: Member) -> None:
-        """Ask a worker to leave once its leases are done."""
-        member.state = WorkerState.DRAINING
-        self.record(e.WorkerDraining(member.worker_id))
-        self.work.notify()
 
 
 def new_state(config: RunConfig) -> RunState:

@@ -25,7 +25,6 @@ from antiphon.core.records import (
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
-    WorkerState,
 )
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.access_tokens import WORKER_NAME, name_of_worker
@@ -138,9 +137,7 @@ class CoordinatorService(Coordinator):
         state_machine.check()
         member, now = state_machine.fleet.get(beat.worker_id), state_machine.clock()
         if member is None:
-            return HeartbeatReply(
-                False, (), state_machine.state.newest_version, False, state_machine.state.finished
-            )
+            return HeartbeatReply(False, (), state_machine.state.newest_version, state_machine.state.finished)
         if beat.held_version is not None and beat.weights_digest is not None:
             announced = state_machine.state.snapshots.get(beat.held_version)
             if announced != beat.weights_digest:
@@ -166,7 +163,6 @@ class CoordinatorService(Coordinator):
             known=True,
             cancelled_leases=gone,
             newest_version=state_machine.state.newest_version,
-            drain=member.state is WorkerState.DRAINING,
             run_finished=state_machine.state.finished,
             kept=kept,
             next_s=member.pause_s,
@@ -360,19 +356,6 @@ class CoordinatorService(Coordinator):
         await self.state_machine.record()  # the announcement may still be on its way to the disk
         body = await self.state_machine.journal.payload(payloads.manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
-
-    async def drain(self, worker_id: str) -> None:
-        """Ask a worker to finish its leases and leave.
-
-        Raises:
-            ContractError: when there is no such worker.
-        """
-        self.state_machine.check()
-        member = self.state_machine.fleet.get(worker_id)
-        if member is None:
-            known = ", ".join(m.worker_id for m in self.state_machine.fleet.living()) or "none"
-            raise ContractError(f"there is no worker {worker_id!r} to drain; living workers: {known}")
-        self.state_machine.draining(member)
 
     async def pause(self, reason: str) -> None:
         """Stop granting leases until the run is started again, and say why."""

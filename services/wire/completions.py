@@ -17,7 +17,6 @@ from antiphon.services.wire.arrays import (
     logprobs_to_bytes,
     tokens_from_bytes,
     tokens_to_bytes,
-    version_span_from_proto,
 )
 
 _NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -85,18 +84,3 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
         )
         at, span_at = at + length, span_at + count
     return tuple(found)
-
-
-def rows_from_proto(rows: Sequence[records_pb2.Trajectory]) -> tuple[r.Trajectory, ...]:
-    """Translate what journals of protocol version 1 hold: a message for each completion."""
-    return tuple(
-        r.Trajectory(
-            sample_index=m.sample_index,
-            seed=m.seed,
-            token_ids=np.array(m.token_ids, dtype=np.int32),
-            behaviour_logprobs=logprobs_from_bytes(m.behaviour_logprobs),
-            spans=tuple(version_span_from_proto(span) for span in m.spans),
-            finish_reason=finish_reason_from_text(m.finish_reason),
-        )
-        for m in rows
-    )

@@ -72,8 +72,6 @@ def test_unknown_worker_is_told_to_register_again(tmp_path: Path) -> None:
         assert not (await client.heartbeat(beat)).known
         reply = await client.lease_group(LeaseRequest("ghost-1", 0, 1, 5.0))
         assert reply.leases == () and "register again" in reply.reason
-        with pytest.raises(ContractError, match="there is no worker 'ghost-1' to drain"):
-            await client.drain("ghost-1")
 
     serve_and(tmp_path, act)
 
@@ -248,19 +246,6 @@ def test_waiting_is_explained(tmp_path: Path) -> None:
         status = await client.status()
         assert (status.groups_leased, status.groups_to_reward) == (1, 1)
         assert "1 to judge (0 at a judge)" in status.waiting
-
-    serve_and(tmp_path, act)
-
-
-def test_draining_worker_gets_nothing_new(tmp_path: Path) -> None:
-    async def act(site: Served, client: CoordinatorClient) -> None:
-        worker_id, reply = await leased(client)
-        await client.drain(worker_id)
-        refused = await client.lease_group(LeaseRequest(worker_id, 0, 1, 5.0))
-        assert refused.leases == () and "asked to leave" in refused.reason
-        beat = WorkerHeartbeat(worker_id, 0, None, (reply.leases[0].lease_id,), 0, 0.0, 1.0)
-        answer = await client.heartbeat(beat)
-        assert answer.drain and answer.cancelled_leases == ()
 
     serve_and(tmp_path, act)
 
