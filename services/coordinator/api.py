@@ -1,6 +1,6 @@
 """Coordinator: the contract, in our own records.
 
-Everyone calls the coordinator and it calls nobody. Waits are long polls: each names how long
+Everyone calls the coordinator and it calls no one. Waits are long polls: each names how long
 the caller will wait, and the answer says who is being waited for, so a stall explains itself.
 """
 
@@ -68,7 +68,7 @@ class WorkerHeartbeat:
     uptime_s: float
     """Seconds since the worker was ready to sample."""
     progress: tuple[LeaseProgress, ...] = ()
-    """What was sampled since the reply that said what is kept, so that another worker could go on."""
+    """What was sampled since the reply that said what is kept, so that another worker could continue."""
     released_leases: tuple[str, ...] = ()
     """Leases given up with this beat; their groups are offered again at once, progress included."""
     leaving: bool = False
@@ -113,7 +113,7 @@ class LeaseReply:
 
     leases: tuple[Lease, ...]
     reason: str
-    """Why nothing was granted, in words; empty when something was."""
+    """Why nothing was granted; empty when something was."""
     newest_version: int | None
     wanted_version: int | None
     """Fixed mode: the version the next open group must be sampled with."""
@@ -126,7 +126,7 @@ class BatchReply:
 
     batch: BatchRef | None
     waiting_for: str
-    """In words, when batch is None: which groups, at which worker or judge."""
+    """When batch is None: which groups, at which worker or reward service."""
     progress: float
     """Share of the step's groups that are rewarded, 0..1."""
 
@@ -176,7 +176,7 @@ class Coordinator(Protocol):
         ...
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
-        """Hand out groups to judge; a judge that never answers loses them after a deadline."""
+        """Hand out groups to reward; a service that never answers loses them after a deadline."""
         ...
 
     async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
@@ -238,7 +238,7 @@ class Coordinator(Protocol):
         ...
 
     async def finish(self) -> None:
-        """Declare the run complete: workers and judges leave."""
+        """Declare the run complete: workers and reward services leave."""
         ...
 
     async def revoke(self, name: str, reason: str) -> None:
@@ -279,5 +279,5 @@ class Coordinator(Protocol):
         ...
 
     def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
-        """Yield journal events after `after_seq`; with `follow`, go on as new ones arrive."""
+        """Yield journal events after `after_seq`; with `follow`, wait for new ones."""
         ...

@@ -1,4 +1,4 @@
-"""Overview: the run at a glance, and whom it waits for, in words."""
+"""Overview: the run at a glance, and a sentence that says whom it waits for."""
 
 import dataclasses
 from collections import Counter
@@ -38,7 +38,7 @@ def run_status(
         config: its configuration.
         fleet: the workers.
         leases: running leases.
-        rewarding: groups that a judge has at the moment.
+        rewarding: groups that a reward service has at the moment.
         now: the coordinator's clock.
         blocked: why nothing can be recorded at the moment; the run waits for that.
     """
@@ -99,7 +99,7 @@ def waiting_words(state: RunState, config: RunConfig, fleet: Fleet, rewarding: i
 def batch_words(
     state: RunState, config: RunConfig, step: int, fleet: Fleet, rewarding: int, now: float
 ) -> str:
-    """Say what the batch of `step` waits for: which groups, at which worker or judge."""
+    """Say what the batch of `step` waits for: which groups, at which worker or reward service."""
     if state.paused_reason:
         return f"the run is paused: {state.paused_reason}"
     if step >= state.opened_steps:
@@ -116,7 +116,7 @@ def batch_words(
         names = ", ".join(f"{count} at {worker}" for worker, count in sorted(holders.items()))
         parts.append(f"{by_phase[GroupPhase.LEASED]} being sampled ({names}; the oldest for {oldest:.1f} s)")
     if by_phase[GroupPhase.SUBMITTED]:
-        parts.append(f"{by_phase[GroupPhase.SUBMITTED]} to judge ({rewarding} at a judge)")
+        parts.append(f"{by_phase[GroupPhase.SUBMITTED]} to reward ({rewarding} at a reward service)")
     if by_phase[GroupPhase.OPEN]:
         parts.append(f"{by_phase[GroupPhase.OPEN]} open ({_fleet_words(fleet, groups)})")
     missing = places - len(groups)

@@ -1,6 +1,6 @@
 """Run state machine: the one place where events are applied, journalled and followed up.
 
-Nothing awaits between a decision and `record`, so nobody sees half a change. What follows from
+Nothing awaits between a decision and `record`, so no one sees half a change. What follows from
 an event without a call (refills, stale groups, the next batch, lost workers) happens here. The
 service and its queues above decide and answer; of this they use
 

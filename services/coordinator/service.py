@@ -303,7 +303,7 @@ class CoordinatorService(Coordinator):
         )
 
     async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
-        """Yield journal events after `after_seq`; with `follow`, go on until the run is finished."""
+        """Yield journal events after `after_seq`; with `follow`, and new ones until the run is finished."""
         state_machine, at = self.state_machine, after_seq
         while True:
             state_machine.check()

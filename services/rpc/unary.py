@@ -8,7 +8,7 @@ the result, one with a single field holds the result, and an empty one stands fo
 import functools
 import inspect
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from google.protobuf.message_factory import GetMessageClass
@@ -22,61 +22,37 @@ _T = TypeVar("_T")
 
 
 class _Form:
-    """A message as arguments of a method, or as its result."""
+    """A message as values: the arguments of a method in their order, or its result."""
 
-    def __init__(self, descriptor: Any) -> None:
-        self.message = GetMessageClass(descriptor)
-        self.record = codec.known(self.message)
-        optional = [field.name for field in descriptor.fields if field.has_presence]
-        names = [field.name for field in descriptor.fields]
-        self.fields = None if self.record else codec.Fields(self.message, names, optional, {})
-
-    def write(self, values: tuple[Any, ...]) -> Message:
-        return self.record[0](*values) if self.record else self.fields.write_values(values)  # type: ignore[union-attr]
-
-    def read(self, m: Message) -> list[Any]:
-        return [self.record[1](m)] if self.record else self.fields.read(m)  # type: ignore[union-attr]
+    def __init__(self, descriptor: Any, names: Iterable[str]) -> None:
+        message = GetMessageClass(descriptor)
+        self.write: Callable[[Sequence[Any]], Message]
+        self.read: Callable[[Message], Sequence[Any]]
+        if (record := codec.known(message)) is not None:
+            to_proto, from_proto = record
+            self.write, self.read = lambda values: to_proto(*values), lambda m: [from_proto(m)]
+        else:
+            optional = {field.name for field in descriptor.fields if field.has_presence}
+            fields = codec.Fields(message, tuple(names), optional, {})
+            self.write, self.read = fields.write_values, fields.read
 
 
 class UnaryCall:
     """One call: its request as arguments, its reply as a result."""
 
-    def __init__(self, descriptor: Any, like: Callable[..., Any]) -> None:
-        """Join a call with the method of the contract that it stands for.
-
-        Args:
-            descriptor: of the call, from the .proto file.
-            like: the method; its parameters must be the request's fields, in any order.
-        """
+    def __init__(self, descriptor: Any, method: Callable[..., Any]) -> None:
+        """Join a call with the method that it stands for, whose parameters are the request's fields."""
         self.name: str = descriptor.name
-        self.method = like.__name__
-        self.signature = inspect.signature(like)
-        self.request, self.reply = _Form(descriptor.input_type), _Form(descriptor.output_type)
+        self.signature = inspect.signature(method)
+        self._method = method.__name__
         _, *parameters = self.signature.parameters
-        if self.request.fields is not None:
-            assert set(parameters) == set(self.request.fields.names), f"{self.name} and {self.method} differ"
-
-    def to_request(self, arguments: dict[str, Any]) -> Message:
-        """Return the request that carries the arguments."""
-        fields = self.request.fields
-        return self.request.write(
-            tuple(arguments[name] for name in (arguments if fields is None else fields.names))
-        )
+        self.request = _Form(descriptor.input_type, parameters)
+        self.reply = _Form(descriptor.output_type, descriptor.output_type.fields_by_name)
 
     async def answer(self, contract: Any, request: Message) -> Message:
         """Call the method of a contract with what a request says and return its reply."""
-        values, fields = self.request.read(request), self.request.fields
-        method = getattr(contract, self.method)
-        result = await (
-            method(*values) if fields is None else method(**dict(zip(fields.names, values, strict=True)))
-        )
-        return self.reply.write(
-            () if self.reply.fields is not None and not self.reply.fields.names else (result,)
-        )
-
-    def result(self, reply: Message) -> Any:
-        """Return what a reply says."""
-        return next(iter(self.reply.read(reply)), None)
+        result = await getattr(contract, self._method)(*self.request.read(request))
+        return self.reply.write([result])
 
 
 def unary_calls(service: Any, contract: type) -> dict[str, UnaryCall]:
@@ -114,11 +90,10 @@ def asks(
     async def ask(self: Caller, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         bound = unary.signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        _, *given = bound.arguments.items()
-        arguments = dict(given)
-        timeout_s = self._timeout_s + arguments.get("wait_s", 0.0)
-        reply = await call(getattr(self._stub, unary.name), unary.to_request(arguments), timeout_s)
-        return unary.result(reply)  # type: ignore[no-any-return]
+        _, *values = bound.arguments.values()
+        timeout_s = self._timeout_s + bound.arguments.get("wait_s", 0.0)
+        reply = await call(getattr(self._stub, unary.name), unary.request.write(values), timeout_s)
+        return next(iter(unary.reply.read(reply)), None)  # type: ignore[return-value]
 
     return ask  # type: ignore[return-value]
 

@@ -31,7 +31,7 @@ class Fields:
         optional: Collection[str],
         given: Mapping[str, Pair],
     ) -> None:
-        """Look at the message once, so that nothing is looked up for a value.
+        """Look at the message once, so that nothing is looked up for a value; every field must be named.
 
         Args:
             message: its class.
@@ -39,7 +39,8 @@ class Fields:
             optional: fields that are None where the message does not have them.
             given: how the values of some fields are translated, each of them where there are several.
         """
-        self.names = tuple(names)
+        assert set(names) == set(message.DESCRIPTOR.fields_by_name), f"{message.__name__} has other fields"
+        self._names = tuple(names)
         self._message = message
         self._get: Callable[[Any], Sequence[Any]] = (
             attrgetter(*names) if len(names) > 1 else lambda x: [getattr(x, name) for name in names]
@@ -65,7 +66,7 @@ class Fields:
 
     def write_values(self, values: Sequence[Any]) -> Message:
         """Return the message of values in the order of the names."""
-        found = dict(zip(self.names, values))  # noqa: B905 - the check costs as much as the pairs
+        found = dict(zip(self._names, values))  # noqa: B905 - the check costs as much as the pairs
         for name, write in self._write:
             found[name] = write(found[name])
         return self._message(**found)
@@ -98,7 +99,6 @@ def codec(
     """
     hints = get_type_hints(record)
     names = [field.name for field in dataclasses.fields(record)]  # type: ignore[arg-type]
-    assert set(names) == set(_descriptor(message).fields_by_name), f"{record.__name__} and its message differ"
     optional = {name for name in names if type(None) in get_args(hints[name])}
     fields = Fields(message, names, optional, given)
 
