@@ -20,13 +20,13 @@ from antiphon.services.coordinator.api import (
     LeaseRequest,
     WorkerHeartbeat,
 )
-from antiphon.services.coordinator.calls import CALLS
 from antiphon.services.coordinator.work_stream import StreamClient
 from antiphon.services.rpc.serving import Duplex, error_from_code, open_channel, stream
 from antiphon.services.rpc.unary import asks
 from antiphon.services.security.credentials import Credentials
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import work as wire_work
+from antiphon.services.wire.calls import CALLS
 
 FOLLOW_S = 60.0
 """A followed stream of events is opened anew after this time."""

@@ -35,10 +35,10 @@ from antiphon.services.coordinator.archive import Archive
 from antiphon.services.coordinator.fleet import Fleet, Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
+from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import PromptSource
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
-from antiphon.services.coordinator.submissions import Submissions
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 

@@ -17,7 +17,6 @@ from antiphon.lineage.store.artifact_store import open_store
 from antiphon.protos import coordinator_pb2_grpc, rollout_pb2
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.audit_queue import AuditQueue
-from antiphon.services.coordinator.calls import CALLS
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, journal_place
 from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
@@ -37,6 +36,7 @@ from antiphon.services.security.credentials import Credentials, learner_public, 
 from antiphon.services.security.guard import Guard
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import work as wire_work
+from antiphon.services.wire.calls import CALLS
 from antiphon.system import failpoints
 from antiphon.system.clock import wall_clock
 
@@ -212,9 +212,9 @@ async def serve_coordinator(
         security = None
         if credentials is not None:
             security = Security(credentials, coordinator_guard(state_machine, credentials, wall_clock))
-        audits = config.trust.audits == "all" or (config.trust.audits == "remote" and security is not None)
-        trust = AuditQueue(state_machine, secrets.token_bytes(32)) if audits else None
-        service = CoordinatorService(state_machine, learner_key, trust)
+        audited = config.trust.audits == "all" or (config.trust.audits == "remote" and security is not None)
+        audits = AuditQueue(state_machine, secrets.token_bytes(32)) if audited else None
+        service = CoordinatorService(state_machine, learner_key, audits)
         server, bound = await start_coordinator(service, host, port, security)
         try:
             async with metrics_page(service, config):

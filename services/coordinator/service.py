@@ -41,7 +41,7 @@ from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.journal import TrainedRow
 from antiphon.services.coordinator.lease_granter import LeaseGranter
-from antiphon.services.coordinator.overview import run_status
+from antiphon.services.coordinator.overview import Overview
 from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.reward_queue import RewardQueue
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -61,23 +61,24 @@ class CoordinatorService(Coordinator):
     """The data plane of one run."""
 
     def __init__(
-        self, state_machine: RunStateMachine, learner_key: bytes = b"", trust: AuditQueue | None = None
+        self, state_machine: RunStateMachine, learner_key: bytes = b"", audits: AuditQueue | None = None
     ) -> None:
         """Serve a run.
 
         Args:
             state_machine: its state and journal.
             learner_key: public key that manifests must be signed with; empty where none are.
-            trust: has groups audited and counts strikes; None where every worker is trusted.
+            audits: has groups audited and counts strikes; None where every worker is trusted.
         """
         self.state_machine = state_machine
         self._config, self._state = state_machine.config, state_machine.state
         self._learner_key = learner_key
-        self._trust = trust
+        self._audits = audits
         self._workers = WorkerRegistry(state_machine, learner_key)
         self._lease_granter = LeaseGranter(state_machine)
         self._reward_queue = RewardQueue(state_machine)
-        self._stages = StageWatch(state_machine, lambda: self._reward_queue.held)
+        self._overview = Overview(state_machine, lambda: self._reward_queue.held)
+        self._stages = StageWatch(state_machine, self._overview)
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
         """Admit a worker; see `WorkerRegistry.register`."""
@@ -126,8 +127,8 @@ class CoordinatorService(Coordinator):
             if (rules := token_rules_of(state_machine.prompts)) is not None:
                 check_token_rules(submission, rules)
         except ContractError as error:
-            if self._trust is not None:
-                await self._trust.refused(submission, error)
+            if self._audits is not None:
+                await self._audits.refused(submission, error)
             raise
         leases.measure(submission.lease_id, now)
         found = [*leases.stop_slower(group, submission.lease_id, now), *found]
@@ -139,8 +140,8 @@ class CoordinatorService(Coordinator):
         if accepted:
             state_machine.submissions.remember(submission)
             state_machine.submitted.notify()
-            if self._trust is not None:
-                self._trust.choose(submission)
+            if self._audits is not None:
+                self._audits.choose(submission)
         # A place at this worker is free, and a stale group gives its reservation back.
         state_machine.work.notify()
         await written
@@ -271,17 +272,17 @@ class CoordinatorService(Coordinator):
     async def pull_for_audit(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
         """Hand out groups to score again, waiting up to `wait_s` for the first."""
         wait_s = _within(wait_s)
-        if self._trust is None:
+        if self._audits is None:
             await self.state_machine.sealed.wait(wait_s)  # nothing will come; no tight loop meanwhile
             return ()
-        return await self._trust.pull(limit, wait_s)
+        return await self._audits.pull(limit, wait_s)
 
     async def submit_audit(
         self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
     ) -> None:
         """Take what an audit found; a group that was not asked for changes nothing."""
-        if self._trust is not None:
-            await self._trust.submit(group_id, samples, worker_id)
+        if self._audits is not None:
+            await self._audits.submit(group_id, samples, worker_id)
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:
         """Return the committed steps greater than `after_step`, in order (-1 for all)."""
@@ -290,17 +291,8 @@ class CoordinatorService(Coordinator):
 
     async def status(self) -> RunStatus:
         """Return the run at a glance."""
-        state_machine = self.state_machine
-        state_machine.check()
-        return run_status(
-            self._state,
-            self._config,
-            state_machine.fleet,
-            state_machine.leases,
-            self._reward_queue.held,
-            state_machine.clock(),
-            state_machine.blocked_reason,
-        )
+        self.state_machine.check()
+        return self._overview.status()
 
     async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
         """Yield journal events after `after_seq`; with `follow`, and new ones until the run is finished."""

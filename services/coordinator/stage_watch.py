@@ -1,14 +1,13 @@
 """Stage watch: the flow's long poll; it ends when a stage is over, else says whom the stage waits for."""
 
 import dataclasses
-from collections.abc import Callable
 
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import WorkerState
 from antiphon.services.coordinator.api import StageReply
-from antiphon.services.coordinator.overview import batch_words, evaluation_records, waiting_words
+from antiphon.services.coordinator.overview import Overview, evaluation_records
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.system.wakeup import wait_any
 
@@ -16,20 +15,14 @@ from antiphon.system.wakeup import wait_any
 class StageWatch:
     """Waits for the ends of stages."""
 
-    def __init__(self, state_machine: RunStateMachine, rewarding: Callable[[], int]) -> None:
-        """Prepare to wait.
-
-        Args:
-            state_machine: the run.
-            rewarding: returns how many groups are at a reward service.
-        """
+    def __init__(self, state_machine: RunStateMachine, overview: Overview) -> None:
+        """Prepare to wait for the stages of a run, with an overview that says what they wait for."""
         self._state_machine = state_machine
-        self._rewarding = rewarding
         self._stages = {
-            "collect": (self._collect, self._batch_words, state_machine.submitted),
-            "reward": (self._reward, self._batch_words, state_machine.sealed),
+            "collect": (self._collect, overview.batch_waits_for, state_machine.submitted),
+            "reward": (self._reward, overview.batch_waits_for, state_machine.sealed),
             "broadcast": (self._broadcast, self._behind_words, state_machine.work),
-            "evaluate": (self._evaluate, self._evaluation_words, state_machine.rewarded),
+            "evaluate": (self._evaluate, lambda version: overview.waiting(), state_machine.rewarded),
         }
 
     async def wait(self, stage: str, number: int, wait_s: float) -> StageReply:
@@ -68,12 +61,6 @@ class StageWatch:
         share = step_progress(machine.state, machine.config, step, GroupPhase.REWARDED)
         return StageReply(False, progress=share)
 
-    def _batch_words(self, step: int) -> str:
-        machine = self._state_machine
-        return batch_words(
-            machine.state, machine.config, step, machine.fleet, self._rewarding(), machine.clock()
-        )
-
     def _broadcast(self, version: int) -> StageReply:
         active = any(m.state is WorkerState.ACTIVE for m in self._state_machine.fleet.living())
         return StageReply(active and not self._behind(version), progress=0.0)
@@ -92,12 +79,6 @@ class StageWatch:
         if evaluation is None or evaluation.rewarded < evaluation.prompts:
             return StageReply(False, progress=evaluation.rewarded / evaluation.prompts if evaluation else 0.0)
         return StageReply(True, evaluation=next(x for x in evaluation_records(state) if x.version == version))
-
-    def _evaluation_words(self, version: int) -> str:
-        machine = self._state_machine
-        return machine.blocked_reason or waiting_words(
-            machine.state, machine.config, machine.fleet, self._rewarding(), machine.clock()
-        )
 
     def _halted(self) -> str:
         state = self._state_machine.state

@@ -1,4 +1,4 @@
-"""Coordinator calls: the unary calls of protos/coordinator.proto and the methods they stand for."""
+"""Wire calls: the unary calls of protos/coordinator.proto and the methods they stand for."""
 
 from antiphon.protos import coordinator_pb2
 from antiphon.services.coordinator.api import Coordinator
