@@ -41,7 +41,7 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
-from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
+from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
 
 RUN_ID = "load-1"
@@ -205,10 +205,9 @@ async def _timed(call: Awaitable[_T]) -> tuple[_T, float]:
     return await call, time.perf_counter() - begun
 
 
-async def load(address: str, clients: int, seconds: float, duplicates: float, unary: bool) -> Figures:
+async def load(address: str, clients: int, seconds: float, duplicates: float) -> Figures:
     """Put a coordinator under load and return what the clients measured."""
-    make = CoordinatorClient if unary else WorkerClient
-    crew = [make(address, timeout_s=60.0) for _ in range(clients)]
+    crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(clients)]
     figures = Figures()
     await crew[0].announce_snapshot(manifest())
     await crew[0].open_step(0)
@@ -236,10 +235,10 @@ async def idle_fleet(
     address: str, process: psutil.Process, workers: int, seconds: float
 ) -> tuple[float, float]:
     """Return the share of a core that the heartbeats of idle workers cost, and how many came per second."""
-    crew = [WorkerClient(address, timeout_s=60.0) for _ in range(workers)]
+    crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(workers)]
     period_s = 2.0
 
-    async def live(client: WorkerClient, number: int) -> None:
+    async def live(client: CoordinatorClient, number: int) -> None:
         hello = WorkerHello(f"idle-{number}", PROTOCOL_VERSION, RUN_ID, 4)
         welcome = await client.register(hello)
         await asyncio.sleep(period_s * number / workers)
@@ -297,9 +296,7 @@ def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Na
     groups = int(options.seconds + 2) * 6000
     with coordinator(home / name, make_config(groups, store)) as (address, process):
         before, begun = _cpu(process), time.perf_counter()
-        figures = asyncio.run(
-            load(address, options.clients, options.seconds, options.duplicates, options.unary)
-        )
+        figures = asyncio.run(load(address, options.clients, options.seconds, options.duplicates))
         server_cores = (_cpu(process) - before) / (time.perf_counter() - begun)
     lease_ms = np.array(figures.lease_s or [0.0]) * 1000
     return {
@@ -319,7 +316,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64, help="concurrent clients (default 64)")
     parser.add_argument("--seconds", type=float, default=10.0, help="measured seconds (default 10)")
     parser.add_argument("--duplicates", type=float, default=0.1, help="share handed in twice (default 0.1)")
-    parser.add_argument("--unary", action="store_true", help="a call for each request instead of streams")
     parser.add_argument("--idle", type=int, default=1000, help="idle workers (default 1000; 0 leaves it out)")
     parser.add_argument(
         "--no-postgres", action="store_true", help="leave PostgreSQL out, as without its package"

@@ -249,7 +249,7 @@ async def check_tokens(state_machine: RunStateMachine, site: Site) -> tuple[int,
     checked = wrong = 0
     for groups in list(state_machine.state.sealed_groups.values()):  # the run goes on meanwhile
         for group_id in groups:
-            for trajectory in (await state_machine.submission(group_id)).trajectories:
+            for trajectory in (await state_machine.submissions.get(group_id)).trajectories:
                 expected = tokens_of(trajectory.seed, site.group_s)
                 checked += len(expected)
                 if not np.array_equal(trajectory.token_ids, expected):

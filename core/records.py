@@ -389,5 +389,4 @@ class WorkerState(StrEnum):
 
     ACTIVE = "active"
     STANDBY = "standby"
-    DRAINING = "draining"
     LOST = "lost"

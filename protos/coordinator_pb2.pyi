@@ -51,12 +51,6 @@ class OptionalManifest(_message.Message):
     manifest: _records_pb2.SnapshotManifest
     def __init__(self, manifest: _Optional[_Union[_records_pb2.SnapshotManifest, _Mapping]] = ...) -> None: ...
 
-class WorkerRequest(_message.Message):
-    __slots__ = ("worker_id",)
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
-
 class PauseRequest(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +81,12 @@ class AuditRequest(_message.Message):
     worker_id: str
     def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_records_pb2.SampleStatistics, _Mapping]]] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
+class CommitsRequest(_message.Message):
+    __slots__ = ("after_step",)
+    AFTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    after_step: int
+    def __init__(self, after_step: _Optional[int] = ...) -> None: ...
+
 class CommitsReply(_message.Message):
     __slots__ = ("commits",)
     COMMITS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,32 @@ class EvaluationRecord(_message.Message):
     reward_mean: float
     completion_tokens_mean: float
     def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., rewarded: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ...) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("stage", "number", "wait_s")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    number: int
+    wait_s: float
+    def __init__(self, stage: _Optional[str] = ..., number: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class StageReply(_message.Message):
+    __slots__ = ("done", "waiting_for", "progress", "halted", "batch", "evaluation")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    HALTED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    waiting_for: str
+    progress: float
+    halted: str
+    batch: _records_pb2.BatchRef
+    evaluation: EvaluationRecord
+    def __init__(self, done: _Optional[bool] = ..., waiting_for: _Optional[str] = ..., progress: _Optional[float] = ..., halted: _Optional[str] = ..., batch: _Optional[_Union[_records_pb2.BatchRef, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationRecord, _Mapping]] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
     __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "audited", "strikes")

@@ -42,21 +42,6 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHello.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkerWelcome.FromString,
                 _registered_method=True)
-        self.Heartbeat = channel.unary_unary(
-                '/antiphon.Coordinator/Heartbeat',
-                request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHeartbeat.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.HeartbeatReply.FromString,
-                _registered_method=True)
-        self.LeaseGroup = channel.unary_unary(
-                '/antiphon.Coordinator/LeaseGroup',
-                request_serializer=antiphon_dot_protos_dot_rollout__pb2.LeaseRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.LeaseReply.FromString,
-                _registered_method=True)
-        self.SubmitGroup = channel.unary_unary(
-                '/antiphon.Coordinator/SubmitGroup',
-                request_serializer=antiphon_dot_protos_dot_records__pb2.GroupSubmission.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_rollout__pb2.SubmitReply.FromString,
-                _registered_method=True)
         self.Work = channel.stream_stream(
                 '/antiphon.Coordinator/Work',
                 request_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequests.SerializeToString,
@@ -87,6 +72,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.BatchReply.FromString,
                 _registered_method=True)
+        self.AwaitStage = channel.unary_unary(
+                '/antiphon.Coordinator/AwaitStage',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StageRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.StageReply.FromString,
+                _registered_method=True)
         self.CommitStep = channel.unary_unary(
                 '/antiphon.Coordinator/CommitStep',
                 request_serializer=antiphon_dot_protos_dot_records__pb2.StepCommit.SerializeToString,
@@ -101,11 +91,6 @@ class CoordinatorStub:
                 '/antiphon.Coordinator/LatestManifest',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.FromString,
-                _registered_method=True)
-        self.Drain = channel.unary_unary(
-                '/antiphon.Coordinator/Drain',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.WorkerRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/antiphon.Coordinator/Pause',
@@ -139,7 +124,7 @@ class CoordinatorStub:
                 _registered_method=True)
         self.Commits = channel.unary_unary(
                 '/antiphon.Coordinator/Commits',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
@@ -158,24 +143,6 @@ class CoordinatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Heartbeat(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LeaseGroup(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SubmitGroup(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,6 +184,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AwaitStage(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitStep(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -230,12 +203,6 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LatestManifest(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Drain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -303,21 +270,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHello.FromString,
                     response_serializer=antiphon_dot_protos_dot_rollout__pb2.WorkerWelcome.SerializeToString,
             ),
-            'Heartbeat': grpc.unary_unary_rpc_method_handler(
-                    servicer.Heartbeat,
-                    request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkerHeartbeat.FromString,
-                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.HeartbeatReply.SerializeToString,
-            ),
-            'LeaseGroup': grpc.unary_unary_rpc_method_handler(
-                    servicer.LeaseGroup,
-                    request_deserializer=antiphon_dot_protos_dot_rollout__pb2.LeaseRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.LeaseReply.SerializeToString,
-            ),
-            'SubmitGroup': grpc.unary_unary_rpc_method_handler(
-                    servicer.SubmitGroup,
-                    request_deserializer=antiphon_dot_protos_dot_records__pb2.GroupSubmission.FromString,
-                    response_serializer=antiphon_dot_protos_dot_rollout__pb2.SubmitReply.SerializeToString,
-            ),
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
                     request_deserializer=antiphon_dot_protos_dot_rollout__pb2.WorkRequests.FromString,
@@ -348,6 +300,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.BatchReply.SerializeToString,
             ),
+            'AwaitStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitStage,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.StageRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.StageReply.SerializeToString,
+            ),
             'CommitStep': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitStep,
                     request_deserializer=antiphon_dot_protos_dot_records__pb2.StepCommit.FromString,
@@ -362,11 +319,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.LatestManifest,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.SerializeToString,
-            ),
-            'Drain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.WorkerRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -400,7 +352,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             ),
             'Commits': grpc.unary_unary_rpc_method_handler(
                     servicer.Commits,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.FromString,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
@@ -441,87 +393,6 @@ class Coordinator:
             '/antiphon.Coordinator/Register',
             antiphon_dot_protos_dot_rollout__pb2.WorkerHello.SerializeToString,
             antiphon_dot_protos_dot_rollout__pb2.WorkerWelcome.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Heartbeat(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/Heartbeat',
-            antiphon_dot_protos_dot_rollout__pb2.WorkerHeartbeat.SerializeToString,
-            antiphon_dot_protos_dot_rollout__pb2.HeartbeatReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LeaseGroup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/LeaseGroup',
-            antiphon_dot_protos_dot_rollout__pb2.LeaseRequest.SerializeToString,
-            antiphon_dot_protos_dot_rollout__pb2.LeaseReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SubmitGroup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/SubmitGroup',
-            antiphon_dot_protos_dot_records__pb2.GroupSubmission.SerializeToString,
-            antiphon_dot_protos_dot_rollout__pb2.SubmitReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -695,6 +566,33 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
+    def AwaitStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/AwaitStage',
+            antiphon_dot_protos_dot_coordinator__pb2.StageRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.StageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CommitStep(request,
             target,
             options=(),
@@ -765,33 +663,6 @@ class Coordinator:
             '/antiphon.Coordinator/LatestManifest',
             antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
             antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Drain(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/Drain',
-            antiphon_dot_protos_dot_coordinator__pb2.WorkerRequest.SerializeToString,
-            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
@@ -979,7 +850,7 @@ class Coordinator:
             request,
             target,
             '/antiphon.Coordinator/Commits',
-            antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.SerializeToString,
             antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.FromString,
             options,
             channel_credentials,

@@ -36,22 +36,6 @@ class VersionSpan(_message.Message):
     stop: int
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
-class Trajectory(_message.Message):
-    __slots__ = ("sample_index", "seed", "token_ids", "behaviour_logprobs", "spans", "finish_reason")
-    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
-    SEED_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    BEHAVIOUR_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    SPANS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    sample_index: int
-    seed: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    behaviour_logprobs: bytes
-    spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
-    finish_reason: str
-    def __init__(self, sample_index: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., behaviour_logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
-
 class Completions(_message.Message):
     __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons")
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -185,22 +169,20 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
-    __slots__ = ("lease_id", "group_id", "worker_id", "trajectories", "generation_s", "drafting", "completions")
+    __slots__ = ("lease_id", "group_id", "worker_id", "generation_s", "drafting", "completions")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
     GENERATION_S_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     worker_id: str
-    trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
     generation_s: float
     drafting: DraftingStatistics
     completions: Completions
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
 
 class RewardedGroup(_message.Message):
     __slots__ = ("sample_index", "reward")

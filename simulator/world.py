@@ -21,7 +21,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
 from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
-from antiphon.simulator.checks.witnessed import WitnessedCalls, WitnessedStream
+from antiphon.simulator.checks.witnessed import Witnessed
 from antiphon.simulator.faults import Fault, draw_faults
 from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
@@ -198,15 +198,12 @@ class World:
             return processes.make_reward_service(site, self._told(entry), f"{name}-{entry.lives}").run(
                 lambda: None
             )
-        # Workers of either kind may meet one coordinator: a stream for all, or calls of their own.
-        client = WitnessedStream if self._speed.happens(0.6) else WitnessedCalls
-        told = client(self.site, self.witness, entry)
-        worker = processes.make_worker(site, told, entry.alias or name, name, entry.chunks)
+        worker = processes.make_worker(site, self._told(entry), entry.alias or name, name, entry.chunks)
         entry.worker = worker
         return worker.run(lambda: None)
 
     def _told(self, entry: ProcessEntry) -> CoordinatorClient:
-        return WitnessedCalls(self.site, self.witness, entry)
+        return Witnessed(self.site, self.witness, entry)
 
     def _ended(self, entry: ProcessEntry, process: Process, task: asyncio.Task[None]) -> None:
         if not process.alive:

@@ -269,14 +269,6 @@ class WorkerLoaded(JournalEvent):
     version: int
 
 
-@_event("worker.draining")
-@dataclass(frozen=True, slots=True)
-class WorkerDraining(JournalEvent):
-    """A worker was asked to finish its leases and leave."""
-
-    worker_id: str
-
-
 @_event("access.revoked")
 @dataclass(frozen=True, slots=True)
 class AccessRevoked(JournalEvent):

@@ -1,6 +1,6 @@
 """Coordinator: the contract, in our own records.
 
-Everyone calls the coordinator and it calls nobody. Waits are long polls: each names how long
+Everyone calls the coordinator and it calls no one. Waits are long polls: each names how long
 the caller will wait, and the answer says who is being waited for, so a stall explains itself.
 """
 
@@ -21,7 +21,7 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
-from antiphon.core.status import Event, RunStatus
+from antiphon.core.status import EvaluationRecord, Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 
 
@@ -68,7 +68,7 @@ class WorkerHeartbeat:
     uptime_s: float
     """Seconds since the worker was ready to sample."""
     progress: tuple[LeaseProgress, ...] = ()
-    """What was sampled since the reply that said what is kept, so that another worker could go on."""
+    """What was sampled since the reply that said what is kept, so that another worker could continue."""
     released_leases: tuple[str, ...] = ()
     """Leases given up with this beat; their groups are offered again at once, progress included."""
     leaving: bool = False
@@ -84,8 +84,6 @@ class HeartbeatReply:
     cancelled_leases: tuple[str, ...]
     newest_version: int | None
     """Newest announced snapshot."""
-    drain: bool
-    """Finish what is leased, take nothing new, then leave."""
     run_finished: bool
     kept: tuple[KeptProgress, ...] = ()
     """For each running lease that the beat had progress of: what the coordinator keeps of it now."""
@@ -115,7 +113,7 @@ class LeaseReply:
 
     leases: tuple[Lease, ...]
     reason: str
-    """Why nothing was granted, in words; empty when something was."""
+    """Why nothing was granted; empty when something was."""
     newest_version: int | None
     wanted_version: int | None
     """Fixed mode: the version the next open group must be sampled with."""
@@ -128,9 +126,26 @@ class BatchReply:
 
     batch: BatchRef | None
     waiting_for: str
-    """In words, when batch is None: which groups, at which worker or judge."""
+    """When batch is None: which groups, at which worker or reward service."""
     progress: float
     """Share of the step's groups that are rewarded, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReply:
+    """Whether a stage of the flow is over at the coordinator, or what it waits for."""
+
+    done: bool
+    waiting_for: str = ""
+    """Which groups or workers, when it is not over."""
+    progress: float = 1.0
+    """0..1; a stage that makes no progress for long has stalled."""
+    halted: str = ""
+    """Why nothing moves before the run is started again: it is paused, or finished."""
+    batch: BatchRef | None = None
+    """The sealed batch, when `reward` is over."""
+    evaluation: EvaluationRecord | None = None
+    """The complete evaluation, when `evaluate` is over."""
 
 
 class Coordinator(Protocol):
@@ -161,7 +176,7 @@ class Coordinator(Protocol):
         ...
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
-        """Hand out groups to judge; a judge that never answers loses them after a deadline."""
+        """Hand out groups to reward; a service that never answers loses them after a deadline."""
         ...
 
     async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
@@ -184,6 +199,21 @@ class Coordinator(Protocol):
         """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
         ...
 
+    async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
+        """Wait up to `wait_s` seconds for the end of a stage and say how far it is.
+
+        Args:
+            stage: `collect`: every group of step `number` was handed in; `reward`: its batch is
+                sealed; `broadcast`: every active worker holds version `number` or a newer one;
+                `evaluate`: every held-out prompt of version `number` is rewarded.
+            number: the step or version.
+            wait_s: longest time to hold the call open; at most 30.
+
+        Raises:
+            ContractError: for another stage.
+        """
+        ...
+
     async def commit_step(self, commit: StepCommit) -> None:
         """Record that `commit.step` was trained; the only way the version advances.
 
@@ -203,16 +233,12 @@ class Coordinator(Protocol):
         """Return the manifest of `version`, or of the newest one, or None."""
         ...
 
-    async def drain(self, worker_id: str) -> None:
-        """Ask a worker to finish its leases and leave."""
-        ...
-
     async def pause(self, reason: str) -> None:
         """Stop granting leases until the run is started again, and say why."""
         ...
 
     async def finish(self) -> None:
-        """Declare the run complete: workers and judges leave."""
+        """Declare the run complete: workers and reward services leave."""
         ...
 
     async def revoke(self, name: str, reason: str) -> None:
@@ -253,5 +279,5 @@ class Coordinator(Protocol):
         ...
 
     def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
-        """Yield journal events after `after_seq`; with `follow`, go on as new ones arrive."""
+        """Yield journal events after `after_seq`; with `follow`, wait for new ones."""
         ...

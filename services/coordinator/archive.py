@@ -1,7 +1,7 @@
 """Archive: what was rewarded is kept for later drafts and sent along with the leases of its prompt.
 
 It follows `core.drafting.history` in memory and tells the journal what to keep and what to delete, in
-the transaction of the rewarded_group; so after a restart it holds what it held. The run's state and
+the transaction of the rewards; so after a restart it holds what it held. The run's state and
 its digests know nothing of it: without an archive a run is the same, only slower.
 """
 

@@ -1,9 +1,9 @@
-"""Trust audit queue: some groups are scored again, and what is found decides who goes on.
+"""Audit queue: some groups are checked again, and what is found decides who may continue.
 
 Which groups is drawn with a secret that no worker knows, at a share that depends on the worker's
 standing. What waits for the auditor is kept in memory alone: after a restart other groups are
-drawn. Findings, strikes and quarantines are journal events and outlive it. An audit holds nothing
-up; a worker in quarantine loses its leases at once, and nothing more is taken from it.
+drawn. Findings, strikes and quarantines are journal events and outlive it. Nothing waits for an
+audit; a worker in quarantine loses its leases at once, and nothing more is taken from it.
 """
 
 from collections import OrderedDict, deque
@@ -54,7 +54,7 @@ class AuditQueue:
             state_machine: of the run.
             secret: 32 bytes; whoever knows them knows which groups will be audited.
         """
-        self._state_machine = state_machine
+        self._state_machine, self._state = state_machine, state_machine.state
         self._secret = secret
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
         self._trusted: deque[SampleStatistics] = deque(maxlen=SAMPLES_KEPT)
@@ -72,9 +72,8 @@ class AuditQueue:
 
     def choose(self, submission: GroupSubmission) -> None:
         """Draw whether a group that was just accepted will be audited."""
-        state = self._state_machine.state
-        group = state.groups.get(submission.group_id)
-        standing = state.standings.get(name_of_worker(submission.worker_id), Standing())
+        group = self._state.groups.get(submission.group_id)
+        standing = self._state.standings.get(name_of_worker(submission.worker_id), Standing())
         drawn = (
             int.from_bytes(blake3(submission.group_id.encode(), key=self._secret).digest(8), "big") / 2**64
         )
@@ -111,14 +110,14 @@ class AuditQueue:
         self._state_machine.check()
         if worker_id:
             name = name_of_worker(worker_id)
-            if name in self._state_machine.state.registrations and not self._state_machine.state.barred(name):
+            if name in self._state.registrations and not self._state.barred(name):
                 await self._blame(name, group_id, audit_group(samples, self.band))
             return
         waiting = self._waiting.pop(group_id, None)
         if waiting is None or not any(sample.tokens for sample in samples):
             return
         name = name_of_worker(waiting.submission.worker_id)
-        standing = self._state_machine.state.standings.get(name, Standing())
+        standing = self._state.standings.get(name, Standing())
         findings = audit_group(samples, self.band, (standing.tokens, standing.missed))
         if not await self._blame(name, group_id, findings):
             if name in self._state_machine.config.trust.trusted:
@@ -143,10 +142,9 @@ class AuditQueue:
         state_machine, words = self._state_machine, words[:LONGEST_REASON]
         written = state_machine.record(e.WorkerStruck(name, group_id, check, words))
         _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=words)
-        reason = quarantine_reason(state_machine.state.standings[name], certain, words)
+        reason = quarantine_reason(self._state.standings[name], certain, words)
         if reason is not None:
             written = state_machine.record(e.WorkerQuarantined(name, reason))
             _log.warning("worker.quarantined", worker=name, reason=reason)
-            for member in state_machine.fleet.named(name):
-                state_machine.lose(member, f"in quarantine: {reason}")
+            state_machine.lose_named(name, f"in quarantine: {reason}")
         await written

@@ -1,6 +1,6 @@
 """Fleet: who is alive, what they hold and how busy they are; kept in memory alone.
 
-After a restart of the coordinator nobody is known, every worker registers again, and nothing
+After a restart of the coordinator no one is known, every worker registers again, and nothing
 is lost: leases name their groups, not the fleet's memory of a worker.
 """
 

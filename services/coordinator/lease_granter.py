@@ -1,4 +1,4 @@
-"""Lease counter: what the gate allows is granted, and who cannot be served is told why.
+"""Lease granter: what the gate allows is granted, and who cannot be served is told why.
 
 A call without work to give is held open until something changes, and returns early when the
 worker should load another version first.
@@ -10,7 +10,7 @@ import dataclasses
 from antiphon.core.loop import admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.partials import KeptGroup
-from antiphon.core.records import Lease, WorkerState
+from antiphon.core.records import Lease
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
@@ -24,6 +24,8 @@ class LeaseGranter:
 
     def __init__(self, state_machine: RunStateMachine) -> None:
         self._state_machine = state_machine
+        self._config, self._state = state_machine.config, state_machine.state
+        self._fleet, self._leases = state_machine.fleet, state_machine.leases
 
     async def lease(self, request: LeaseRequest, wait_s: float) -> LeaseReply:
         """Grant up to `request.groups` leases, waiting up to `wait_s` for the first.
@@ -33,38 +35,34 @@ class LeaseGranter:
         state_machine = self._state_machine
         deadline = state_machine.clock() + wait_s
         reminded = False
-        asking = state_machine.fleet.get(request.worker_id)
+        asking = self._fleet.get(request.worker_id)
         if asking is not None:
             asking.seen_s = state_machine.clock()
-            if state_machine.fleet.holds(asking, request.held_version):
+            if self._fleet.holds(asking, request.held_version):
                 state_machine.loaded(asking)
         while True:
             state_machine.check_open()
-            member, now = state_machine.fleet.get(request.worker_id), state_machine.clock()
+            member, now = self._fleet.get(request.worker_id), state_machine.clock()
             if member is None:
                 return self._no_lease(f"worker {request.worker_id!r} is not registered; register again")
             if member.held_version != request.held_version:
                 return self._no_lease("the worker has loaded another version; ask again with that")
-            if member.state is WorkerState.DRAINING:
-                return self._no_lease("the worker is asked to leave")
             plan = admission.plan_leases(
-                state_machine.state,
-                state_machine.config,
+                self._state,
+                self._config,
                 request.held_version,
                 max(0, request.groups),
                 # Only fixed mode asks who else could do a group.
-                state_machine.fleet.held_elsewhere(request.worker_id)
-                if state_machine.config.loop.mode == "fixed"
-                else (),
+                self._fleet.held_elsewhere(request.worker_id) if self._config.loop.mode == "fixed" else (),
             )
             if plan.group_ids:
                 return await self._grant(plan, request, now)
             if request.groups > 0 and (group_id := self._duplicate(request, now)) is not None:
                 return await self._grant_duplicate(group_id, request, now)
             # A version that is not announced yet cannot be loaded; its announcement ends the wait.
-            wanted = plan.wanted_version if plan.wanted_version in state_machine.state.snapshots else None
-            told = (state_machine.state.newest_version, wanted)
-            if state_machine.state.finished or reminded or (member.told_newest, member.told_wanted) != told:
+            wanted = plan.wanted_version if plan.wanted_version in self._state.snapshots else None
+            told = (self._state.newest_version, wanted)
+            if self._state.finished or reminded or (member.told_newest, member.told_wanted) != told:
                 member.told_newest, member.told_wanted = told
                 return self._no_lease(plan.reason, wanted)
             reminded = self._should_load(wanted, request)
@@ -74,25 +72,21 @@ class LeaseGranter:
 
     def _should_load(self, wanted: int | None, request: LeaseRequest) -> bool:
         """Tell whether only another version can help this worker, and it may load that now."""
-        if self._state_machine.config.loop.mode == "elastic":
-            return self._state_machine.state.newest_version != request.held_version
+        if self._config.loop.mode == "elastic":
+            return self._state.newest_version != request.held_version
         # In fixed mode what was begun under a version ends under it.
-        return wanted is not None and not self._state_machine.leases.of_worker(request.worker_id)
+        return wanted is not None and not self._leases.of_worker(request.worker_id)
 
     def _no_lease(self, reason: str, wanted: int | None = None) -> LeaseReply:
-        state = self._state_machine.state
-        return LeaseReply((), reason, state.newest_version, wanted, state.finished)
+        return LeaseReply((), reason, self._state.newest_version, wanted, self._state.finished)
 
     async def _grant(self, plan: admission.LeasePlan, request: LeaseRequest, now: float) -> LeaseReply:
         state_machine = self._state_machine
         worker_id, held_version = request.worker_id, request.held_version or 0
         granted, gone = [], []
-        prefixes = {group_id: state_machine.prefix(group_id) for group_id in plan.group_ids}
-        attempts = {
-            g: state_machine.state.groups[g].attempt
-            for g in plan.group_ids
-            if g in state_machine.state.groups
-        }
+        groups = self._state.groups
+        prefixes = {group_id: self._prefix(group_id) for group_id in plan.group_ids}
+        attempts = {g: groups[g].attempt for g in plan.group_ids if g in groups}
         for group_id in plan.group_ids:
             attempt = attempts.get(group_id, 0) + 1
             lease_id = admission.lease_id_of(state_machine.run_id, group_id, attempt)
@@ -100,43 +94,47 @@ class LeaseGranter:
             oldest = held_version if prefix is None else min(held_version, prefix.oldest_version)
             continued = 0 if prefix is None else prefix.tokens
             granted.append(e.LeaseGranted(group_id, lease_id, worker_id, attempt, oldest, now, continued))
-            if prefix is None and state_machine.partial_groups.waiting(group_id) is not None:
+            if prefix is None and self._leases.waiting(group_id) is not None:
                 gone.append(payloads.prefix_name(group_id))
         written = state_machine.record(*plan.openings, *granted, forget=gone)
         leases = []
         for grant in granted:
-            state_machine.leases.grant(grant.lease_id, grant.group_id, worker_id, now)
             prefix = prefixes[grant.group_id]
-            samples = state_machine.state.groups[grant.group_id].samples
-            state_machine.partial_groups.begin(grant.lease_id, grant.group_id, samples, prefix)
+            self._leases.begin(grant.lease_id, groups[grant.group_id], worker_id, now, prefix)
             leases.append(self._lease(grant.group_id, grant.lease_id, grant.attempt, prefix))
         return await self._answer(leases, request, written)
 
+    def _prefix(self, group_id: str) -> KeptGroup | None:
+        """Return what the next lease of a group continues from; None where it is begun anew."""
+        kept, group = self._leases.waiting(group_id), self._state.groups.get(group_id)
+        if kept is None or group is None:
+            return None
+        good = admission.continues(self._state, self._config, group, kept.oldest_version)
+        return kept if good else None
+
     def _duplicate(self, request: LeaseRequest, now: float) -> str | None:
-        state_machine = self._state_machine
-        if state_machine.lease_times.slow_s is None:
+        if self._leases.times.slow_s is None:
             return None
         return speculation.group_to_duplicate(
-            state_machine.state,
-            state_machine.config,
+            self._state,
+            self._config,
             worker_id=request.worker_id,
             held_version=request.held_version,
-            holders={member.worker_id: member.held_version for member in state_machine.fleet.living()},
-            ages_s=state_machine.leases.ages_s(now),
-            slow_s=state_machine.lease_times.slow_s,
+            holders={member.worker_id: member.held_version for member in self._fleet.living()},
+            ages_s=self._leases.ages_s(now),
+            slow_s=self._leases.times.slow_s,
         )
 
     async def _grant_duplicate(self, group_id: str, request: LeaseRequest, now: float) -> LeaseReply:
         """Lease a group a second time, from where its first holder was last heard of."""
         state_machine = self._state_machine
-        group = state_machine.state.groups[group_id]
-        prefix, attempt = state_machine.partial_groups.snapshot(group.lease_id), group.attempt + 1
+        group = self._state.groups[group_id]
+        prefix, attempt = self._leases.snapshot(group.lease_id), group.attempt + 1
         lease_id = admission.lease_id_of(state_machine.run_id, group_id, attempt)
         continued = 0 if prefix is None else prefix.tokens
         event = e.LeaseDuplicated(group_id, lease_id, request.worker_id, attempt, now, continued)
         written = state_machine.record(event)
-        state_machine.leases.grant(lease_id, group_id, request.worker_id, now)
-        state_machine.partial_groups.begin(lease_id, group_id, group.samples, prefix)
+        self._leases.begin(lease_id, group, request.worker_id, now, prefix)
         # Pinned in elastic mode too: the worker must not swap, or the two could part.
         lease = self._lease(group_id, lease_id, attempt, prefix)
         return await self._answer(
@@ -144,14 +142,13 @@ class LeaseGranter:
         )
 
     def _lease(self, group_id: str, lease_id: str, attempt: int, prefix: KeptGroup | None) -> Lease:
-        state_machine, config = self._state_machine, self._state_machine.config
-        group = state_machine.state.groups[group_id]
+        config, group = self._config, self._state.groups[group_id]
         return Lease(
             lease_id=lease_id,
             group_id=group_id,
-            prompt=state_machine.prompts.prompt(group.split, group.prompt_index),
+            prompt=self._state_machine.prompts.prompt(group.split, group.prompt_index),
             epoch=group.epoch,
-            seeds=state_machine.seeds(group),
+            seeds=self._state_machine.seeds(group),
             sampling=config.sampling.parameters(),
             version=group.version if config.loop.mode == "fixed" else None,
             duration_s=config.coordinator.lease_s,
@@ -170,10 +167,8 @@ class LeaseGranter:
         except asyncio.CancelledError:
             # The worker hung up and will never hear of these.
             for lease in leases:
-                held = state_machine.leases.get(lease.lease_id)
+                held = self._leases.get(lease.lease_id)
                 if held is not None:
                     state_machine.take_back(held, "the worker hung up")
             raise
-        return LeaseReply(
-            tuple(leases), "", state_machine.state.newest_version, None, state_machine.state.finished
-        )
+        return LeaseReply(tuple(leases), "", self._state.newest_version, None, self._state.finished)

@@ -14,15 +14,15 @@ from antiphon.core.records import GroupToReward, RewardedGroup
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 REWARD_S = 15.0
-"""A judge that has not answered by then loses the group (or after a lease's time, if shorter);
+"""A reward service that has not answered by then loses the group (or after a lease's time, if shorter);
 its late rewards still count if they are the first."""
 FINISHED_WAIT_S = 1.0
-"""How long a judge that asks after the end is held, so that it cannot ask in a tight loop."""
+"""How long a reward service that asks after the end is held, so that it cannot ask in a tight loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rewarding:
-    """A group at a judge until a deadline."""
+    """A group at a reward service until a deadline."""
 
     client_id: str
     deadline_s: float
@@ -32,13 +32,13 @@ class RewardQueue:
     """Hands out finished groups and takes their rewards."""
 
     def __init__(self, state_machine: RunStateMachine) -> None:
-        self._state_machine = state_machine
+        self._state_machine, self._state = state_machine, state_machine.state
         self._duration_s = min(REWARD_S, state_machine.config.coordinator.lease_s)
         self._rewarding: dict[str, _Rewarding] = {}
 
     @property
     def held(self) -> int:
-        """Return how many groups are at a judge."""
+        """Return how many groups are at a reward service."""
         return len(self._rewarding)
 
     async def pull(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
@@ -51,7 +51,7 @@ class RewardQueue:
             waiting = self._unrewarded(now)[: max(0, limit)]
             if waiting:
                 return await self._hand_out(client_id, waiting, now)
-            if state_machine.state.finished:
+            if self._state.finished:
                 await state_machine.submitted.wait(min(FINISHED_WAIT_S, deadline - now))
                 return ()
             if now >= deadline:
@@ -62,8 +62,8 @@ class RewardQueue:
             await state_machine.submitted.wait(min(deadline, free_again) - now)
 
     def _unrewarded(self, now: float) -> list[str]:
-        """Return the groups that no judge has; training groups first, then as they came in."""
-        groups = self._state_machine.state.groups
+        """Return the groups that no reward service has; training groups first, then as they came in."""
+        groups = self._state.groups
         submitted = [group for group in groups.values() if group.phase is GroupPhase.SUBMITTED]
         alive = {group.group_id for group in submitted}
         self._rewarding = {
@@ -80,12 +80,12 @@ class RewardQueue:
             self._rewarding[group_id] = _Rewarding(client_id, now + self._duration_s)
         found = []
         for group_id in group_ids:
-            submission = await self._state_machine.find_submission(group_id)
+            submission = await self._state_machine.submissions.find(group_id)
             if not self._unanswered(group_id):  # rewarded or found stale while a payload was read
                 continue
             if submission is None:
-                raise self._state_machine.payload_lost(group_id)
-            group = self._state_machine.state.groups[group_id]
+                raise self._state_machine.submissions.lost(group_id)
+            group = self._state.groups[group_id]
             found.append(
                 GroupToReward(
                     group_id=group_id,
@@ -107,17 +107,12 @@ class RewardQueue:
         rewarding = self._rewarding.pop(group_id, None)
         if not self._unanswered(group_id):
             return False
-        rewards = check_rewards(group_id, rewarded_groups, state_machine.state.groups[group_id].samples)
-        submission = await state_machine.find_submission(group_id) if state_machine.archive.keeps else None
-        if not self._unanswered(group_id):  # by another judge, while a payload was read from the disk
+        rewards = check_rewards(group_id, rewarded_groups, self._state.groups[group_id].samples)
+        submission = await state_machine.submissions.find(group_id) if state_machine.archive.keeps else None
+        if not self._unanswered(group_id):  # by another one, while a payload was read from the disk
             return False
-        group, client_id = (
-            state_machine.state.groups[group_id],
-            rewarding.client_id if rewarding is not None else "",
-        )
-        found = acceptance.accept_rewards(
-            state_machine.state, group_id, rewards, client_id, state_machine.clock()
-        )
+        group, client_id = self._state.groups[group_id], "" if rewarding is None else rewarding.client_id
+        found = acceptance.accept_rewards(self._state, group_id, rewards, client_id, state_machine.clock())
         history = None
         if submission is not None:
             key = state_machine.prompts.prompt(group.split, group.prompt_index).key
@@ -129,5 +124,5 @@ class RewardQueue:
         return True
 
     def _unanswered(self, group_id: str) -> bool:
-        group = self._state_machine.state.groups.get(group_id)
+        group = self._state.groups.get(group_id)
         return group is not None and group.phase is GroupPhase.SUBMITTED

@@ -1,9 +1,16 @@
-"""Run state_machine: the one place where events are applied, journalled and followed up.
+"""Run state machine: the one place where events are applied, journalled and followed up.
 
-Nothing awaits between a decision and `record`, so nobody sees half a change. What follows from
-an event without anybody asking (refills, stale groups, the next batch, lost workers) happens
-here. While the journal or the store has no place nothing new is taken in, and callers hear why;
-if it cannot be used at all, the state_machine fails as a whole and a restart goes on from the journal.
+Nothing awaits between a decision and `record`, so no one sees half a change. What follows from
+an event without a call (refills, stale groups, the next batch, lost workers) happens here. The
+service and its queues above decide and answer; of this they use
+
+- what is known: `state`, `leases`, `fleet`, `submissions`, `archive`, `prompts`, `seeds`;
+- what changes it: `record`, then `settle` where more may follow; `take_back`, `lose`, `loaded`;
+- whom to wake: `work`, `submitted`, `rewarded`, `sealed`, or all of them with `wake_all`;
+- whether anything can be done: `check`, `check_open`, `blocked_reason`.
+
+While the journal or the store has no place nothing new is taken in, and callers hear why; if it
+cannot be used at all, the state machine fails as a whole and a restart continues from the journal.
 """
 
 import asyncio
@@ -19,20 +26,18 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.loop import admission, assembly
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import submission_digest
 from antiphon.core.loop.group_state import GroupPhase, GroupState
-from antiphon.core.loop.leases import HeldLease, LeaseTable
-from antiphon.core.loop.partials import KeptGroup, PartialGroups
+from antiphon.core.loop.leases import HeldLease
 from antiphon.core.loop.run_state import RunState, fold
-from antiphon.core.loop.speculation import LeaseTimes
-from antiphon.core.records import GroupSubmission, WorkerState
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.archive import Archive
 from antiphon.services.coordinator.fleet import Fleet, Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
+from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import PromptSource
+from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
@@ -82,23 +87,21 @@ class RunStateMachine:
         self.prompts = prompts
         self.clock = clock
         self.state = new_state(config)
-        self.leases = LeaseTable(config.coordinator.lease_s)
+        self.leases = RunningLeases(config.coordinator)
         self.fleet = Fleet(config.coordinator.heartbeat_s)
         self.archive = Archive(config.drafting)
-        self.partial_groups = PartialGroups(config.coordinator.partials_mib << 20)
-        self.lease_times = LeaseTimes()
+        self.submissions = Submissions(self.state, journal)
         self.failure: AntiphonError | None = None
         self.work = Wakeup()
         """Something may have become leasable, or workers should hear of something."""
         self.submitted = Wakeup()
-        """Groups wait for a judge."""
+        """Groups wait for a reward service."""
         self.rewarded = Wakeup()
         """A batch may have become complete."""
         self.sealed = Wakeup()
-        """A batch was sealed, or somebody should look again."""
+        """A batch was sealed, or whoever waits for one should look again."""
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
-        self._submissions: dict[str, GroupSubmission] = {}
         self._seeds: dict[str, tuple[int, ...]] = {}
         self._store_blocked: UnavailableError | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,13 +136,11 @@ class RunStateMachine:
             body = await self.journal.payload(payloads.prefix_name(group.group_id)) if group.attempt else None
             kept = None if body is None else payloads.load_prefix(body)
             if group.phase is GroupPhase.LEASED:
-                self.leases.grant(group.lease_id, group.group_id, group.worker_id, now)
-                self.partial_groups.begin(group.lease_id, group.group_id, group.samples, kept)
+                self.leases.begin(group.lease_id, group, group.worker_id, now, kept)
                 if group.twin_lease_id:
-                    self.leases.grant(group.twin_lease_id, group.group_id, group.twin_worker_id, now)
-                    self.partial_groups.begin(group.twin_lease_id, group.group_id, group.samples, kept)
+                    self.leases.begin(group.twin_lease_id, group, group.twin_worker_id, now, kept)
             elif kept is not None:
-                self.partial_groups.wait(group.group_id, kept)
+                self.leases.keep(group.group_id, kept)
 
     async def close(self) -> None:
         """Stop what runs in the background and write what waits."""
@@ -155,12 +156,12 @@ class RunStateMachine:
         return "" if blocked is None else str(blocked)
 
     def check(self) -> None:
-        """Raise why the state_machine failed, if it did."""
+        """Raise why the state machine failed, if it did."""
         if self.failure is not None:
             raise self.failure
 
     def check_open(self) -> None:
-        """Raise why nothing new is taken in: the state_machine failed, or nothing can be recorded now.
+        """Raise why nothing new is taken in: the state machine failed, or nothing can be recorded now.
 
         Raises:
             UnavailableError: while the journal or the store has no place; callers try again.
@@ -180,13 +181,12 @@ class RunStateMachine:
         """Apply events now and journal them; await the result to know that they are on disk.
 
         Raises:
-            AntiphonError: when the state_machine failed before.
+            AntiphonError: when the state machine failed before.
         """
         self.check()
         for event in events:
             self.state.apply(event)
-        for name in forget:
-            self._submissions.pop(name, None)
+        self.submissions.forget(forget)
         return self.journal.enqueue(events, keep, forget, history, trained)
 
     def settle(self) -> "asyncio.Future[None]":
@@ -196,9 +196,8 @@ class RunStateMachine:
         for index, event in enumerate(found):
             if isinstance(event, e.LeaseExpired):
                 # Beyond the bound: what was sampled so far is too old to be continued.
-                self.leases.end(event.lease_id)
-                sampled = self.partial_groups.sampled(event.lease_id)
-                self.partial_groups.end(event.lease_id)
+                sampled = self.leases.sampled(event.lease_id)
+                self.leases.stop(event.lease_id)
                 gone.append(payloads.prefix_name(event.group_id))
                 found[index] = dataclasses.replace(event, at_s=self.clock(), tokens=sampled)
         for step in range(self.state.next_seal, self.state.opened_steps):
@@ -209,27 +208,20 @@ class RunStateMachine:
         self.rewarded.notify()
         return written
 
-    def take_back(self, held: HeldLease, reason: str, waste: str = "preempted") -> None:
-        """End a lease without a submission; its group is offered again, with what is kept of it.
-
-        Args:
-            held: the lease.
-            reason: why, in words.
-            waste: what to call work that nobody continues.
-        """
+    def take_back(self, held: HeldLease, reason: str) -> None:
+        """End a lease without a submission; its group is offered again, with what is kept of it."""
         now = self.clock()
         silent_s = self.leases.silent_s(held, now)
-        self.leases.end(held.lease_id)
         group = self.state.groups.get(held.group_id)
-        sampled = 0 if group is None else self._sampled_in_vain(group, held.lease_id)
-        kept = self.partial_groups.end(held.lease_id)
+        sampled = 0 if group is None else self.leases.sampled_in_vain(group, held.lease_id)
+        kept = self.leases.stop(held.lease_id)
         if group is None or group.phase is not GroupPhase.LEASED:
             return
         if held.lease_id not in (group.lease_id, group.twin_lease_id):
             return
         tokens, keep = 0, {}
-        if kept is not None and not group.twin_lease_id:  # else its twin goes on
-            self.partial_groups.wait(held.group_id, kept)
+        if kept is not None and not group.twin_lease_id:  # else its twin continues
+            self.leases.keep(held.group_id, kept)
             tokens = kept.tokens
             keep = {payloads.prefix_name(held.group_id): payloads.dump_prefix(kept)}
         expired = e.LeaseExpired(
@@ -241,43 +233,10 @@ class RunStateMachine:
             tokens=sampled,
             kept=tokens,
             silent_s=silent_s,
-            waste=waste,
         )
         self.record(expired, keep=keep)
         _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason, kept=tokens)
         self.work.notify()
-
-    def lost_race(self, group: GroupState, winner: str) -> list[e.JournalEvent]:
-        """End the lease that another holder of its group was faster than, and return what happened."""
-        found: list[e.JournalEvent] = []
-        if winner not in (group.lease_id, group.twin_lease_id):
-            return found
-        for lease_id in (group.lease_id, group.twin_lease_id):
-            held = self.leases.get(lease_id)
-            if held is None or lease_id == winner:
-                continue
-            found.append(
-                e.LeaseExpired(
-                    group_id=group.group_id,
-                    lease_id=lease_id,
-                    worker_id=held.worker_id,
-                    reason="a duplicate was handed in first",
-                    at_s=self.clock(),
-                    tokens=self._sampled_in_vain(group, lease_id),
-                    waste="duplicate",
-                )
-            )
-            self.leases.end(lease_id)
-            self.partial_groups.end(lease_id)
-        return found
-
-    def _sampled_in_vain(self, group: GroupState, lease_id: str) -> int:
-        """Return the tokens known of a lease, without those that a duplicate of it went on from."""
-        sampled = self.partial_groups.sampled(lease_id)
-        if group.twin_lease_id and lease_id == group.lease_id:
-            shared = self.partial_groups.given(group.twin_lease_id) - self.partial_groups.given(lease_id)
-            return max(0, sampled - max(0, shared))
-        return sampled
 
     def lose(self, member: Member, reason: str) -> None:
         """Count a worker as lost and offer its groups again."""
@@ -288,57 +247,16 @@ class RunStateMachine:
             self.take_back(held, f"worker lost: {reason}")
         self.work.notify()
 
-    def prefix(self, group_id: str) -> KeptGroup | None:
-        """Return what the next lease of a group continues from; None where it is begun anew."""
-        kept, group = self.partial_groups.waiting(group_id), self.state.groups.get(group_id)
-        if kept is None or group is None:
-            return None
-        good = admission.continues(self.state, self.config, group, kept.oldest_version)
-        return kept if good else None
+    def lose_named(self, name: str, reason: str) -> None:
+        """Count the living workers of a name as lost."""
+        for member in self.fleet.named(name):
+            self.lose(member, reason)
 
     def loaded(self, member: Member) -> None:
         """Note that a worker samples with another version now."""
         if member.held_version is not None:
             self.record(e.WorkerLoaded(member.worker_id, member.held_version))
             self.work.notify()
-
-    def remember(self, submission: GroupSubmission) -> None:
-        """Keep an accepted submission at hand until its group ends."""
-        self._submissions[submission.group_id] = dataclasses.replace(submission, encoded=None)
-
-    async def submission(self, group_id: str) -> GroupSubmission:
-        """Return an accepted submission, from memory or the journal.
-
-        Raises:
-            IntegrityError: when the journal has lost it.
-        """
-        found = await self.find_submission(group_id)
-        if found is None:
-            raise self.payload_lost(group_id)
-        return found
-
-    def payload_lost(self, group_id: str) -> IntegrityError:
-        """Return the error of a group that lives without what was handed in for it."""
-        return IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")
-
-    async def find_submission(self, group_id: str) -> GroupSubmission | None:
-        """Return an accepted submission, from memory or the journal; None when it was forgotten."""
-        known = self._submissions.get(group_id)
-        if known is not None:
-            return known
-        body = await self.journal.payload(group_id)
-        if body is None:
-            return None
-        submission = payloads.load_submission(body)
-        receipt = self.state.receipts.get(group_id)
-        if receipt is not None and submission_digest(submission) != receipt.payload_digest:
-            raise IntegrityError(
-                f"the payload of group {group_id} in the journal is not what was accepted; "
-                "restore the journal from a copy"
-            )
-        if group_id in self.state.groups:
-            self._submissions[group_id] = submission
-        return submission
 
     def seeds(self, group: GroupState) -> tuple[int, ...]:
         """Return the sampler seeds of a group; while it is leased, they stay at hand."""
@@ -357,8 +275,12 @@ class RunStateMachine:
             self.failure = error
             _log.error("coordinator.failed", reason=str(error))
         self.failed.set()
-        for signal in (self.work, self.submitted, self.rewarded, self.sealed):
-            signal.notify()
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Wake everyone who waits: nothing is as it was."""
+        for wakeup in (self.work, self.submitted, self.rewarded, self.sealed):
+            wakeup.notify()
 
     def _check_same_run(self, pinned: dict[str, str]) -> None:
         for name, before in self.state.pinned.items():
@@ -407,7 +329,7 @@ class RunStateMachine:
         ingredients = {
             group.group_id: Ingredient(
                 group,
-                await self.submission(group.group_id),
+                await self.submissions.get(group.group_id),
                 self.prompts.prompt(group.split, group.prompt_index),
             )
             for group in plan.used
@@ -419,8 +341,7 @@ class RunStateMachine:
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
         await self.record(event)
-        for group in (*plan.used, *plan.filtered):
-            self._submissions.pop(group.group_id, None)
+        self.submissions.forget(group.group_id for group in (*plan.used, *plan.filtered))
         _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
         self.sealed.notify()
         self.work.notify()
@@ -451,12 +372,6 @@ class RunStateMachine:
                 self.lose(member, f"no heartbeat for {now - member.seen_s:.1f} s")
             for held in self.leases.expired(now):
                 self.take_back(held, f"no sign of life for {self.config.coordinator.lease_s:g} s")
-
-    def draining(self, member: Member) -> None:
-        """Ask a worker to leave once its leases are done."""
-        member.state = WorkerState.DRAINING
-        self.record(e.WorkerDraining(member.worker_id))
-        self.work.notify()
 
 
 def new_state(config: RunConfig) -> RunState:

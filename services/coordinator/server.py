@@ -1,4 +1,4 @@
-"""Coordinator server: proto in, service call, proto out; and the process that serves a run."""
+"""Coordinator server: calls answered by the service, and the process that serves a run."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.loop.staleness import check_publish_interval
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2, rollout_pb2
+from antiphon.protos import coordinator_pb2_grpc, rollout_pb2
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, journal_place
@@ -31,12 +31,12 @@ from antiphon.services.rpc.serving import (
     start_server,
     stop_server,
 )
+from antiphon.services.rpc.unary import answer_all
 from antiphon.services.security.credentials import Credentials, learner_public, needed_token_key
 from antiphon.services.security.guard import Guard
-from antiphon.services.wire import rewards as wire_rewards
 from antiphon.services.wire import status as wire_status
-from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
+from antiphon.services.wire.calls import CALLS
 from antiphon.system import failpoints
 from antiphon.system.clock import wall_clock
 
@@ -56,35 +56,14 @@ Context = Any
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
-    """Translates between messages and the contract."""
+    """Answers calls with the contract; those that are not here are answered by `rpc.unary`."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     @answers_errors
-    async def Register(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        welcome = await self._coordinator.register(wire_work.worker_hello_from_proto(request))
-        return wire_work.worker_welcome_to_proto(welcome)
-
-    @answers_errors
-    async def Heartbeat(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        return await self._heartbeat(request)
-
-    @answers_errors
-    async def LeaseGroup(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        return await self._lease(request)
-
-    @answers_errors
-    async def SubmitGroup(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        return await self._submit(request)
-
-    @answers_errors
     async def Work(self, request: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
-        """Answer a worker's stream: each message as the call of its own would be."""
+        """Answer a worker's stream of heartbeats, requests for leases and submissions."""
         handlers: dict[str, Handler] = {
             "heartbeat": self._heartbeat,
             "lease": self._lease,
@@ -109,122 +88,20 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return wire_work.submit_verdict_to_proto(verdict)
 
     @answers_errors
-    async def PullForReward(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        groups = await self._coordinator.pull_for_reward(request.client_id, request.limit, request.wait_s)
-        return reward_pb2.PullReply(groups=[wire_rewards.group_to_reward_to_proto(group) for group in groups])
-
-    @answers_errors
-    async def SubmitRewards(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        rewarded_groups = [
-            wire_rewards.rewarded_group_from_proto(rewarded_group)
-            for rewarded_group in request.rewarded_groups
-        ]
-        accepted = await self._coordinator.submit_rewards(request.group_id, rewarded_groups)
-        return reward_pb2.RewardsReply(accepted=accepted)
-
-    @answers_errors
-    async def OpenStep(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.open_step(request.step)
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def OpenEvaluation(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.open_evaluation(request.version)
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def PullBatch(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        return wire_steps.batch_reply_to_proto(
-            await self._coordinator.pull_batch(request.step, request.wait_s)
-        )
-
-    @answers_errors
     async def CommitStep(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.commit_step(wire_steps.step_commit_from_proto(request))
+        """Take a commit; tests end the process before its answer."""
+        reply = await CALLS["commit_step"].answer(self._coordinator, request)
         failpoints.reach("coordinator.reply.before")
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def AnnounceSnapshot(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.announce_snapshot(wire_steps.snapshot_manifest_from_proto(request))
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def LatestManifest(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        version = request.version if request.HasField("version") else None
-        manifest = await self._coordinator.latest_manifest(version)
-        found = None if manifest is None else wire_steps.snapshot_manifest_to_proto(manifest)
-        return coordinator_pb2.OptionalManifest(manifest=found)
-
-    @answers_errors
-    async def Drain(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.drain(request.worker_id)
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def Pause(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.pause(request.reason)
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def Finish(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.finish()
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def Revoke(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.revoke(request.name, request.reason)
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def Pardon(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        await self._coordinator.pardon(request.name, request.reason)
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def PullForAudit(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        groups = await self._coordinator.pull_for_audit(request.client_id, request.limit, request.wait_s)
-        return coordinator_pb2.AuditsReply(
-            groups=[wire_rewards.group_to_audit_to_proto(group) for group in groups]
-        )
-
-    @answers_errors
-    async def SubmitAudit(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        samples = [wire_rewards.sample_statistics_from_proto(sample) for sample in request.samples]
-        await self._coordinator.submit_audit(request.group_id, samples, request.worker_id)
-        return records_pb2.Empty()
-
-    @answers_errors
-    async def Commits(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        commits = await self._coordinator.commits(request.step)
-        return coordinator_pb2.CommitsReply(commits=[wire_steps.step_commit_to_proto(c) for c in commits])
-
-    @answers_errors
-    async def Status(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        return wire_status.run_status_to_proto(await self._coordinator.status())
+        return reply
 
     @answers_errors
     async def WatchEvents(self, request: Message, context: Context) -> AsyncIterator[Message]:
-        """Answer."""
+        """Send events until there are no more, or the caller has gone."""
         async for event in self._coordinator.watch_events(request.after_seq, request.follow):
             yield wire_status.event_to_proto(event)
+
+
+answer_all(CoordinatorServicer, CALLS, "_coordinator")
 
 
 def _error_to_proto(error: AntiphonError) -> Message:
@@ -335,9 +212,9 @@ async def serve_coordinator(
         security = None
         if credentials is not None:
             security = Security(credentials, coordinator_guard(state_machine, credentials, wall_clock))
-        audits = config.trust.audits == "all" or (config.trust.audits == "remote" and security is not None)
-        trust = AuditQueue(state_machine, secrets.token_bytes(32)) if audits else None
-        service = CoordinatorService(state_machine, learner_key, trust)
+        audited = config.trust.audits == "all" or (config.trust.audits == "remote" and security is not None)
+        audits = AuditQueue(state_machine, secrets.token_bytes(32)) if audited else None
+        service = CoordinatorService(state_machine, learner_key, audits)
         server, bound = await start_coordinator(service, host, port, security)
         try:
             async with metrics_page(service, config):

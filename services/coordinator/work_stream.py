@@ -1,11 +1,10 @@
 """Work stream: a worker's heartbeats, leases and submissions over one call instead of thousands.
 
 A call of its own costs more than most answers do. Here each request carries an id and is
-answered by itself, in whatever order answers come; what a call would have ended with travels
-as an error beside the id. Even a message costs more than most answers do, so what is ready at the
-same time travels in one: a worker hands in a group and asks for the next, and both answers wait for
-the same transaction. The stream adds no meaning: every request goes where the call of the same
-name goes, and a stream that breaks is as calls that broke.
+answered by itself, in whatever order answers come; an error travels beside the id. Even a message
+costs more than most answers do, so what is ready at the same time travels in one: a worker hands in
+a group and asks for the next, and both answers wait for the same transaction. When a stream breaks,
+each request that was not answered may be repeated, as with calls.
 """
 
 import asyncio
@@ -168,8 +167,6 @@ class StreamClient:
         self._outgoing = _Outbox()
         self._running: asyncio.Task[None] | None = None
         self._next = 0
-        self.refused = False
-        """Whether the other side serves no such stream, or not to this caller; calls may do."""
 
     async def ask(self, kind: str, body: Message, timeout_s: float) -> Message:
         """Send one request and return the body of its reply.
@@ -233,8 +230,6 @@ class StreamClient:
                     waiting = self._waiting.get(reply.id)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(reply)
-        except ContractError as error:
-            problem, self.refused = error, True
         except AntiphonError as error:
             problem = error
         finally:

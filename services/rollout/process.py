@@ -15,7 +15,7 @@ from antiphon.models.codec import local_model_directory
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
-from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
+from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.environment import EngineSettings
 from antiphon.services.rollout.weights import WeightSource
@@ -133,7 +133,7 @@ async def serve_worker(
     coordinator: CoordinatorClient | None = None,
     credentials: Credentials | None = None,
 ) -> None:
-    """Sample for one run until it is finished, the worker is drained, or a signal says to leave.
+    """Sample for one run until it is finished or a signal says to leave.
 
     The process must have been started with `engine_environment.child_environment`.
 
@@ -154,7 +154,7 @@ async def serve_worker(
         UnavailableError: when a peer is away for longer than services.stall_timeout_s.
         IntegrityError: when weights do not match their digest.
     """
-    coordinator = coordinator or WorkerClient(coordinator_address, credentials=credentials)
+    coordinator = coordinator or CoordinatorClient(coordinator_address, credentials=credentials)
     worker = RolloutWorker(
         coordinator,
         worker_name,

@@ -127,7 +127,7 @@ class RolloutWorker:
         self._done = asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until the run is finished, the worker was drained, or `stop` was called.
+        """Serve until the run is finished or `stop` was called.
 
         Args:
             ready: called once the worker is registered and its engine is up.
@@ -307,12 +307,8 @@ class RolloutWorker:
                 running.heard(kept.tokens)
         if self._weights is not None:
             self._weights.hear(reply.newest_version)
-        if reply.drain and not self._draining:
-            _log.info("worker.draining", worker=self._name, groups=len(self._groups))
-            self._draining = True
         if reply.run_finished:
             self._finish_run()
-        self._leave_when_idle()
         if reply.cancelled_leases:
             self._change.notify()
 
@@ -407,7 +403,6 @@ class RolloutWorker:
             failpoints.reach("worker.upload.after")
             del self._unsubmitted[lease_id]
             _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
-            self._leave_when_idle()
             self._change.notify()
 
     def _groups_by_pin(self) -> tuple[int, int]:
@@ -420,11 +415,6 @@ class RolloutWorker:
     def _finish_run(self) -> None:
         _log.info("run.finished", worker=self._name)
         self._done.set()
-
-    def _leave_when_idle(self) -> None:
-        stopping = self._stop_by is not None  # it has a last word to say first
-        if self._draining and not stopping and not self._groups and not self._unsubmitted:
-            self._done.set()
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         return await retry_unavailable(what, attempt, self._patience_s, self._name)

@@ -27,11 +27,10 @@ from antiphon.services.security.keys import verifies
 
 _BY_SERVICE: dict[str, dict[Scope, str]] = {
     "Coordinator": {
-        Scope.LEASE: "Register Heartbeat LeaseGroup Work",
-        Scope.SUBMIT: "SubmitGroup",
+        Scope.LEASE: "Register Work",
         Scope.PULL: "LatestManifest",
-        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation PullBatch CommitStep "
-        "AnnounceSnapshot Drain Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
+        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation PullBatch AwaitStage CommitStep "
+        "AnnounceSnapshot Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },
     "Broadcast": {Scope.PULL: "GetManifest GetChunks"},
@@ -58,7 +57,7 @@ WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
 }
 """Each request that a worker may make -> the worker it speaks for; None where it speaks for none."""
 _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}
-"""What each request within a worker's stream needs: the same as the call of its own."""
+"""What each request within a worker's stream needs."""
 OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """RPCs for which a certificate is enough."""
 LONGEST_WAIT_S = 30.0

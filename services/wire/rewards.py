@@ -1,7 +1,4 @@
-"""Wire rewarding: groups that go to a judge or an auditor, and what these find.
-
-Reading what was written gives an equal record; messages that cannot be meant raise ContractError.
-"""
+"""Wire rewards: groups that go to a reward service or an auditor, and what these find."""
 
 import numpy as np
 
@@ -9,22 +6,12 @@ from antiphon.core import records as r
 from antiphon.core.errors import ContractError
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.protos import records_pb2
+from antiphon.services.wire import work
 from antiphon.services.wire.arrays import finish_reason_from_text
-from antiphon.services.wire.work import group_submission_from_proto, group_submission_to_proto
+from antiphon.services.wire.codec import by_hand, codec
 
 
-def rewarded_group_to_proto(x: r.RewardedGroup) -> records_pb2.RewardedGroup:
-    """Translate."""
-    return records_pb2.RewardedGroup(sample_index=x.sample_index, reward=x.reward)
-
-
-def rewarded_group_from_proto(m: records_pb2.RewardedGroup) -> r.RewardedGroup:
-    """Translate."""
-    return r.RewardedGroup(sample_index=m.sample_index, reward=m.reward)
-
-
-def group_to_reward_to_proto(x: r.GroupToReward) -> records_pb2.GroupToReward:
-    """Translate."""
+def _group_to_reward_to_proto(x: r.GroupToReward) -> records_pb2.GroupToReward:
     return records_pb2.GroupToReward(
         group_id=x.group_id,
         prompt_key=x.prompt_key,
@@ -35,8 +22,7 @@ def group_to_reward_to_proto(x: r.GroupToReward) -> records_pb2.GroupToReward:
     )
 
 
-def group_to_reward_from_proto(m: records_pb2.GroupToReward) -> r.GroupToReward:
-    """Translate."""
+def _group_to_reward_from_proto(m: records_pb2.GroupToReward) -> r.GroupToReward:
     return r.GroupToReward(
         group_id=m.group_id,
         prompt_key=m.prompt_key,
@@ -45,31 +31,23 @@ def group_to_reward_from_proto(m: records_pb2.GroupToReward) -> r.GroupToReward:
     )
 
 
-def group_to_audit_to_proto(x: r.GroupToAudit) -> records_pb2.GroupToAudit:
-    """Translate."""
-    return records_pb2.GroupToAudit(
-        submission=group_submission_to_proto(x.submission), prompt_token_ids=x.prompt_token_ids
-    )
-
-
-def group_to_audit_from_proto(m: records_pb2.GroupToAudit) -> r.GroupToAudit:
-    """Translate."""
-    return r.GroupToAudit(group_submission_from_proto(m.submission), tuple(m.prompt_token_ids))
-
-
-def sample_statistics_to_proto(x: SampleStatistics) -> records_pb2.SampleStatistics:
-    """Translate."""
-    return records_pb2.SampleStatistics(
-        sample_index=x.sample_index,
-        tokens=x.tokens,
-        missed=x.missed,
-        impossible=x.impossible,
-        drift=x.drift,
-    )
-
-
-def sample_statistics_from_proto(m: records_pb2.SampleStatistics) -> SampleStatistics:
-    """Translate."""
+def _check_statistics(m: records_pb2.SampleStatistics) -> None:
     if not 0 <= m.missed <= m.tokens or not 0 <= m.impossible <= m.tokens or m.drift < 0:
-        raise ContractError(f"the figures of sample {m.sample_index} cannot be: {m.missed} of {m.tokens}")
-    return SampleStatistics(m.sample_index, m.tokens, m.missed, m.impossible, m.drift)
+        raise ContractError(
+            f"the statistics of sample {m.sample_index} are invalid: {m.missed} missed and {m.impossible} "
+            f"impossible of {m.tokens} tokens, drift {m.drift}"
+        )
+
+
+rewarded_group_to_proto, rewarded_group_from_proto = codec(r.RewardedGroup, records_pb2.RewardedGroup)
+group_to_reward_to_proto, group_to_reward_from_proto = by_hand(
+    records_pb2.GroupToReward, _group_to_reward_to_proto, _group_to_reward_from_proto
+)
+group_to_audit_to_proto, group_to_audit_from_proto = codec(
+    r.GroupToAudit,
+    records_pb2.GroupToAudit,
+    submission=(work.group_submission_to_proto, work.group_submission_from_proto),
+)
+sample_statistics_to_proto, sample_statistics_from_proto = codec(
+    SampleStatistics, records_pb2.SampleStatistics, _check_statistics
+)

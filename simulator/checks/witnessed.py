@@ -7,7 +7,7 @@ from antiphon.services.coordinator.api import (
     LeaseRequest,
     WorkerHeartbeat,
 )
-from antiphon.services.coordinator.client import CoordinatorClient, WorkerClient
+from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.process_table import ProcessEntry
@@ -54,11 +54,3 @@ class Witnessed(CoordinatorClient):
         """Tell which commit was acknowledged."""
         await super().commit_step(commit)
         self._witness.committed(commit)
-
-
-class WitnessedCalls(Witnessed):
-    """Each request is a call."""
-
-
-class WitnessedStream(Witnessed, WorkerClient):
-    """A worker's requests share a stream."""

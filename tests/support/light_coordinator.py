@@ -77,7 +77,6 @@ class LightCoordinator:
         self.hellos: list[WorkerHello] = []
         self.asked: list[LeaseRequest] = []
         self.known: set[str] = set()
-        self.draining = False
         self.finished = False
         self.wanted: int | None = None
         self.to_reward: list[GroupToReward] = []
@@ -112,7 +111,6 @@ class LightCoordinator:
             known=beat.worker_id in self.known,
             cancelled_leases=tuple(i for i in beat.lease_ids if i in self.cancelled),
             newest_version=self._newest(),
-            drain=self.draining,
             run_finished=self.finished,
             next_s=self.next_s,
         )

@@ -161,7 +161,7 @@ async def _until(ready: list[House], serving: Any) -> None:
 
 async def _serve(folder: Path, ready: list[House], stop: asyncio.Event) -> None:
     state_machine, behind = await _keeper(folder / "run"), await _keeper(folder / "behind")
-    service = CoordinatorService(state_machine, trust=AuditQueue(state_machine, bytes(32)))
+    service = CoordinatorService(state_machine, audits=AuditQueue(state_machine, bytes(32)))
     learner = await _learner(folder / "behind", behind)
     judge = RewardService(
         CoordinatorService(behind),

@@ -28,7 +28,7 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.coordinator.client import WorkerClient
+from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep, Training
@@ -146,7 +146,7 @@ def open_light_learner(
     return LearnerService(config, LightTrainer(checkpoints), publisher, store, coordinator)
 
 
-class WitnessClient(WorkerClient):
+class WitnessClient(CoordinatorClient):
     """Writes down what the coordinator acknowledged, where a kill of this process cannot take it away."""
 
     def __init__(self, address: str, path: Path) -> None:

@@ -72,14 +72,14 @@ class _File:
             return engine.connect()
         except sa.exc.SQLAlchemyError as error:
             self.release()
-            raise self.in_words(error) from error
+            raise self.explained(error) from error
 
-    def in_words(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
+    def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
         """Return what an error of SQLite means."""
         cause = str(getattr(error, "orig", None) or error)
         if "full" in cause or "disk I/O" in cause:
             return UnavailableError(
-                f"no space is left for the journal {self.name} ({cause}); free some, and the run goes on"
+                f"no space is left for the journal {self.name} ({cause}); free some, and the run continues"
             )
         if "readonly" in cause or "unable to open" in cause:
             return UnavailableError(
@@ -123,7 +123,7 @@ class _Server:
                 f"coordinator.journal_url={self.name} needs the psycopg library; install antiphon[postgres]"
             ) from error
         except sa.exc.SQLAlchemyError as error:
-            raise self.in_words(error) from error
+            raise self.explained(error) from error
         try:
             with connection.begin():
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {CLAIM_MS}")
@@ -135,16 +135,16 @@ class _Server:
                     f"run {self._run_id} already has a coordinator (a session holds it in {self.name}); "
                     "use that one, or stop it first"
                 ) from None
-            raise self.in_words(error) from error
+            raise self.explained(error) from error
         return connection
 
-    def in_words(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
+    def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
         """Return what an error of PostgreSQL or its driver means."""
         cause = " ".join(str(getattr(error, "orig", None) or error).split())
         state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
         if state == "53100":
             return UnavailableError(
-                f"no space is left for the journal in {self.name} ({cause}); free some, and the run goes on"
+                f"no space is left for the journal in {self.name} ({cause}); free some, and the run continues"
             )
         if state == "42501":
             return UnavailableError(

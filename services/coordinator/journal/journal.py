@@ -80,7 +80,7 @@ class Journal:
             wall_clock: Unix seconds, for display.
             threaded: write in a thread of its own. Under virtual time everything stays in the loop.
             retry_s: pause before a transaction that found no place is tried again.
-            patience_s: how long that goes on before the journal fails for good.
+            patience_s: how long that is repeated before the journal fails for good.
 
         Raises:
             ConfigError: when another process has it open, or it belongs to another run.

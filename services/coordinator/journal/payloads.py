@@ -1,5 +1,7 @@
 """Payloads: how submissions, manifests, history and unfinished groups lie in the journal, as bytes."""
 
+from typing import Any
+
 from google.protobuf.message import DecodeError
 
 from antiphon.core.errors import IntegrityError
@@ -33,10 +35,7 @@ def load_prefix(payload: bytes) -> KeptGroup:
     Raises:
         IntegrityError: when the bytes are no beginning of a group.
     """
-    try:
-        return wire_progress.kept_group_from_proto(records_pb2.KeptGroup.FromString(payload))
-    except DecodeError as error:
-        raise IntegrityError(f"a group's beginning in the journal cannot be read: {error}") from error
+    return wire_progress.kept_group_from_proto(_parse(records_pb2.KeptGroup, payload, "a group's beginning"))
 
 
 def dump_submission(submission: GroupSubmission) -> bytes:
@@ -52,10 +51,8 @@ def load_submission(payload: bytes) -> GroupSubmission:
     Raises:
         IntegrityError: when the bytes are no submission.
     """
-    try:
-        return wire_work.group_submission_from_proto(records_pb2.GroupSubmission.FromString(payload))
-    except DecodeError as error:
-        raise IntegrityError(f"a group's payload in the journal cannot be read: {error}") from error
+    message = _parse(records_pb2.GroupSubmission, payload, "a group's payload")
+    return wire_work.group_submission_from_proto(message)
 
 
 def dump_manifest(manifest: SnapshotManifest) -> bytes:
@@ -69,10 +66,8 @@ def load_manifest(payload: bytes) -> SnapshotManifest:
     Raises:
         IntegrityError: when the bytes are no manifest.
     """
-    try:
-        return wire_steps.snapshot_manifest_from_proto(records_pb2.SnapshotManifest.FromString(payload))
-    except DecodeError as error:
-        raise IntegrityError(f"a manifest in the journal cannot be read: {error}") from error
+    message = _parse(records_pb2.SnapshotManifest, payload, "a manifest")
+    return wire_steps.snapshot_manifest_from_proto(message)
 
 
 def dump_history(history: PromptHistory) -> bytes:
@@ -86,3 +81,10 @@ def load_history(payload: bytes) -> PromptHistory | None:
         return wire_drafting.prompt_history_from_proto(records_pb2.PromptHistory.FromString(payload))
     except DecodeError:
         return None
+
+
+def _parse(message: Any, payload: bytes, what: str) -> Any:
+    try:
+        return message.FromString(payload)
+    except DecodeError as error:
+        raise IntegrityError(f"{what} in the journal cannot be read: {error}") from error

@@ -11,11 +11,8 @@ import sqlalchemy as sa
 
 from antiphon.core.errors import ConfigError, IntegrityError
 
-SCHEMA_VERSION = 2
-"""Raised with each migration; coordinators that know only older ones refuse the journal by it."""
-HEAD = "r0002"
-"""The newest migration. `migrations/versions` holds one file for each."""
-KNOWN = ("r0001", HEAD)
+HEAD = "r0001"
+"""The newest revision of the schema. `migrations/versions` holds one file for each."""
 
 tables = sa.MetaData()
 _number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -88,32 +85,29 @@ def prepare(connection: sa.Connection, run_id: str, place: str) -> int:
 
     Raises:
         ConfigError: when the journal belongs to another run.
-        IntegrityError: when a newer version wrote it.
+        IntegrityError: when another version of the schema wrote it.
     """
     present = set(sa.inspect(connection).get_table_names())
     known = _read_meta(connection) if "meta" in present else {}
     revision = _revision(connection) if "alembic_version" in present else None
-    written = known.get("schema_version", "0")
-    if not written.isdigit() or int(written) > SCHEMA_VERSION or revision not in (None, *KNOWN):
+    if revision != HEAD and (revision or known):
         raise IntegrityError(
-            f"the journal {place} has schema version {written} ({revision or 'no revision'}), but this "
-            f"coordinator reads up to {SCHEMA_VERSION} ({HEAD}); use the version of Antiphon that wrote it"
+            f"the journal {place} has schema {revision or 'of no revision'}, but this coordinator reads "
+            f"{HEAD}; use the version of Antiphon that wrote it"
         )
     if known and known.get("run_id") != run_id:
         raise ConfigError(
             f"the journal {place} belongs to run {known.get('run_id')!r}, not to {run_id!r}; "
             "give the run its own folder"
         )
-    if revision != HEAD:
+    if revision is None:
         _migrate(connection)
-    if not known:
-        rows = {"schema_version": str(SCHEMA_VERSION), "run_id": run_id}
-        connection.execute(meta.insert(), [{"key": key, "value": value} for key, value in rows.items()])
+        connection.execute(meta.insert().values(key="run_id", value=run_id))
     return _raise_epoch(connection)
 
 
 def read_epoch(connection: sa.Connection, share: bool) -> int:
-    """Return the epoch; with `share`, nobody raises it before the running transaction ends."""
+    """Return the epoch; with `share`, no one raises it before the running transaction ends."""
     query = sa.select(fence.c.epoch)
     return int(connection.execute(query.with_for_update(read=True) if share else query).scalar_one())
 

@@ -1,7 +1,7 @@
 """SQL store: a journal's rows in a relational database, the same for SQLite and PostgreSQL.
 
 Every write is one transaction that first checks the epoch. What differs between the databases
-(locks, sessions, words for errors) is in `sql_places`.
+(locks, sessions, sentences for errors) is in `databases`.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class SqlPlace(Protocol):
     """One database, and how this process claims it."""
 
     name: str
-    """The place in words, without secrets."""
+    """What errors call the place, without secrets."""
 
     def connect(self) -> sa.Connection:
         """Claim the place and return a connection; called again after the connection was lost.
@@ -42,7 +42,7 @@ class SqlPlace(Protocol):
         """
         ...
 
-    def in_words(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
+    def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
         """Return what an error of the database means."""
         ...
 
@@ -71,7 +71,7 @@ class SqlStore(JournalStore):
                 self._epoch = schema.prepare(self._connection, run_id, place.name)
         except sa.exc.SQLAlchemyError as error:
             self.close()
-            raise place.in_words(error) from error
+            raise place.explained(error) from error
         except AntiphonError:
             self.close()
             raise
@@ -140,7 +140,7 @@ class SqlStore(JournalStore):
             ) from error
         except sa.exc.SQLAlchemyError as error:
             self._unsure = True
-            raise self._place.in_words(error) from error
+            raise self._place.explained(error) from error
         self._unsure = False
         failpoints.reach("coordinator.commit.after")
         return Written.DONE
@@ -183,7 +183,7 @@ class SqlStore(JournalStore):
             with self._connection.begin():
                 return query()
         except sa.exc.SQLAlchemyError as error:
-            raise self._place.in_words(error) from error
+            raise self._place.explained(error) from error
 
     def _reconnect(self) -> None:
         """Claim the place again after the database went away; the epoch tells whether it is still ours."""

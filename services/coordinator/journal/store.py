@@ -97,7 +97,7 @@ class JournalStore(Protocol):
 
     @property
     def place(self) -> str:
-        """Name the place in words, without secrets."""
+        """Return what errors call the place, without secrets."""
         ...
 
     @property

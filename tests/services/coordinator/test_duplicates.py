@@ -27,7 +27,7 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         none = await story.client.lease_group(LeaseRequest(other, 0, 1, 0.0))
         assert not none.leases  # nobody knows yet what is slow
         for _ in range(LEASES_NEEDED):
-            state_machine.lease_times.add(0.0)
+            state_machine.leases.times.add(0.0)
         twin = await story.lease(other)
         assert (twin.group_id, twin.attempt, twin.version) == (lease.group_id, 2, 0)
         assert twin.lease_id != lease.lease_id and [p.stop for p in twin.prefix] == [3, 2]
@@ -41,7 +41,7 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         group = state_machine.state.groups[lease.group_id]
         assert group.phase is GroupPhase.SUBMITTED and group.lease_id == fast.lease_id
         assert (await story.beat(slow.lease_id)).cancelled_leases == (slow.lease_id,)
-        assert len(state_machine.leases) == 0 and state_machine.partial_groups.tokens == 0
+        assert len(state_machine.leases) == 0 and state_machine.leases.partial_groups.tokens == 0
         # The same tokens, which its holder may forget.
         loser = "second-1" if winner == "first" else "first-1"
         assert await story.submit(slow, loser) is SubmitVerdict.ALREADY_ACCEPTED
@@ -67,7 +67,7 @@ def test_both_leases_outlive_the_coordinator(tmp_path: Path) -> None:
             story = Story(site.service, site.client())
             lease = await story.begin()
             for _ in range(LEASES_NEEDED):
-                story.state_machine.lease_times.add(0.0)
+                story.state_machine.leases.times.add(0.0)
             other = (await story.client.register(hello("second"))).worker_id
             twin = await story.lease(other)
         async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):

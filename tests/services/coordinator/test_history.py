@@ -208,21 +208,6 @@ def test_damaged_rows_are_dropped_with_a_log_line(tmp_path: Path) -> None:
     assert archived(tmp_path) == {"train-0-0": {1}, "train-0-1": {0, 1}}
 
 
-def test_a_journal_from_before_gets_its_table(tmp_path: Path) -> None:
-    async def act(site: Served, client: CoordinatorClient) -> None:
-        worker = await client.register(hello())
-        await run_step(client, worker.worker_id, 0 if not (await client.status()).committed_steps else 1)
-
-    serve_and(tmp_path, act)
-    with closing(sqlite3.connect(tmp_path / JOURNAL_NAME)) as database:
-        for table in ("history", "trained", "steps", "fence", "alembic_version"):
-            database.execute(f"DROP TABLE {table}")
-        database.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-        database.commit()
-    serve_and(tmp_path, act)
-    assert archived(tmp_path) == {"train-0-0": {1}, "train-0-1": {1}}
-
-
 def test_another_configuration_cuts_what_is_kept(tmp_path: Path) -> None:
     async def act(site: Served, client: CoordinatorClient) -> None:
         worker = await client.register(hello())

@@ -1,22 +1,20 @@
-"""A worker's stream means what the calls mean: same answers, same errors, nothing lost when it breaks."""
+"""A worker's stream: answers and errors as of calls, and nothing lost when it breaks."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SubmitVerdict
-from antiphon.protos import coordinator_pb2_grpc, records_pb2, rollout_pb2
+from antiphon.protos import records_pb2, rollout_pb2
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
-from antiphon.services.coordinator.client import WorkerClient
+from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.server import CoordinatorServicer
 from antiphon.services.coordinator.work_stream import MOST_OPEN, TOGETHER_BYTES, StreamServer
-from antiphon.services.rpc.serving import start_server, stop_server
 from antiphon.services.wire import work as wire_work
 from tests.support.light_parties import (
     LightWorker,
@@ -40,8 +38,8 @@ def together(*requests: Any) -> Any:
     return rollout_pb2.WorkRequests(requests=requests)
 
 
-async def stream_to(site: Served) -> WorkerClient:
-    client = WorkerClient(site.address)
+async def stream_to(site: Served) -> CoordinatorClient:
+    client = CoordinatorClient(site.address)
     site.clients.append(client)
     await client.announce_snapshot(light_manifest(0))
     await client.open_step(2)
@@ -110,7 +108,7 @@ def test_what_arrived_is_kept_as_it_was_without_fields_that_nobody_knows(tmp_pat
 def test_a_lease_that_nobody_waits_for_any_more_is_not_granted(tmp_path: Path) -> None:
     async def act() -> None:
         async with served(make_config(lease_s=30.0, max_staleness=0), tmp_path) as site:
-            client = WorkerClient(site.address)
+            client = CoordinatorClient(site.address)
             site.clients.append(client)
             await client.announce_snapshot(light_manifest(0))
             worker_id = (await client.register(hello())).worker_id
@@ -131,7 +129,7 @@ def test_a_broken_stream_is_opened_again_and_nothing_acknowledged_is_lost(tmp_pa
         client = None
         async with served(CONFIG, tmp_path) as site:
             address = site.address
-            client = WorkerClient(address, timeout_s=5.0)
+            client = CoordinatorClient(address, timeout_s=5.0)
             await client.announce_snapshot(light_manifest(0))
             await client.open_step(2)
             worker_id = (await client.register(hello())).worker_id
@@ -149,31 +147,6 @@ def test_a_broken_stream_is_opened_again_and_nothing_acknowledged_is_lost(tmp_pa
                     except UnavailableError:
                         await asyncio.sleep(0.05)
         await client.close()
-
-    asyncio.run(act())
-
-
-class OlderServicer(CoordinatorServicer):
-    """A coordinator of before, which serves no stream."""
-
-    Work = coordinator_pb2_grpc.CoordinatorServicer.Work
-
-
-def test_without_a_stream_calls_do(tmp_path: Path) -> None:
-    async def act() -> None:
-        async with served(CONFIG, tmp_path) as site:
-
-            def register(server: grpc.aio.Server) -> None:
-                servicer = OlderServicer(site.service)
-                coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-
-            server, port = await start_server("127.0.0.1", 0, register, [])
-            client = WorkerClient(f"127.0.0.1:{port}")
-            worker_id = (await client.register(hello())).worker_id
-            assert (await client.heartbeat(beat(worker_id))).known
-            assert client._line.refused
-            await client.close()
-            await stop_server(server, grace_s=0.0)
 
     asyncio.run(act())
 

@@ -131,7 +131,7 @@ def undisturbed(seeds: tuple[int, ...], prompt: tuple[int, ...], config: RunConf
 async def handed_in(site: Served, count: int = GROUPS) -> list[GroupSubmission]:
     groups = site.service.state_machine.state.groups
     await until(lambda: sum(g.phase is GroupPhase.SUBMITTED for g in groups.values()) >= count)
-    return [await site.service.state_machine.submission(group_id) for group_id in sorted(groups)][:count]
+    return [await site.service.state_machine.submissions.get(group_id) for group_id in sorted(groups)][:count]
 
 
 async def journalled(site: Served, kind: type) -> list:  # type: ignore[type-arg]
@@ -159,7 +159,7 @@ async def begun(site: Served, make: Callable[..., Hand]) -> Hand:
     await site.service.announce_snapshot(light_manifest("run-1", 0))
     await site.service.open_step(0)
     first = make("first", steps=BEGUN)
-    await until(lambda: site.service.state_machine.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
+    await until(lambda: site.service.state_machine.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
     return first
 
 
@@ -174,7 +174,7 @@ def test_a_vanished_workers_groups_end_with_the_tokens_they_would_have_had(tmp_p
             submissions = await handed_in(site)
             assert second.prefixes == [BEGUN] * GROUPS * SAMPLES
             assert_undisturbed(site, submissions, config)
-            assert site.service.state_machine.partial_groups.tokens == 0
+            assert site.service.state_machine.leases.partial_groups.tokens == 0
             for event in await journalled(site, LeaseExpired):
                 assert (event.tokens, event.kept) == (SAMPLES * BEGUN, SAMPLES * BEGUN)
             for event in await journalled(site, GroupSubmitted):
@@ -284,7 +284,7 @@ def test_what_was_handed_over_outlives_the_coordinator(tmp_path: Path) -> None:
             await until(lambda: all(g.phase is GroupPhase.OPEN for g in state.groups.values()))
             await site.service.state_machine.record()
         async with served(config, tmp_path) as site, hands(site) as make:
-            assert site.service.state_machine.partial_groups.tokens == GROUPS * SAMPLES * BEGUN
+            assert site.service.state_machine.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN
             second = make("second")
             assert_undisturbed(site, await handed_in(site), config)
             assert second.prefixes == [BEGUN] * GROUPS * SAMPLES
@@ -305,11 +305,11 @@ def test_progress_is_told_again_to_a_coordinator_that_forgot_it(tmp_path: Path) 
             first = await begun(site, make)
             state_machine = site.service.state_machine
             for group in state_machine.state.groups.values():
-                state_machine.partial_groups.end(group.lease_id)
-                state_machine.partial_groups.begin(group.lease_id, group.group_id, SAMPLES, None)
+                state_machine.leases.partial_groups.end(group.lease_id)
+                state_machine.leases.partial_groups.begin(group.lease_id, group.group_id, SAMPLES, None)
             state_machine.fleet._members.clear()
-            assert state_machine.partial_groups.tokens == 0
-            await until(lambda: state_machine.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
+            assert state_machine.leases.partial_groups.tokens == 0
+            await until(lambda: state_machine.leases.partial_groups.tokens == GROUPS * SAMPLES * BEGUN)
             first.engine.open()
             assert_undisturbed(site, await handed_in(site), config)
 
@@ -344,7 +344,7 @@ def test_a_prefix_that_no_engine_can_have_written_is_left_aside(tmp_path: Path, 
             state_machine = site.service.state_machine
             await until(lambda: all(g.phase is GroupPhase.OPEN for g in state_machine.state.groups.values()))
             for group_id in state_machine.state.groups:
-                kept = state_machine.partial_groups.waiting(group_id)
+                kept = state_machine.leases.partial_groups.waiting(group_id)
                 assert kept is not None
                 kept.samples[0].whole.token_ids[3] = token
             second = make("second")

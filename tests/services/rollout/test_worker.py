@@ -402,25 +402,6 @@ def test_a_worker_of_another_run_is_refused() -> None:
     asyncio.run(story())
 
 
-def test_drain_finishes_what_is_leased_and_leaves() -> None:
-    async def story() -> None:
-        gate = StepGate()
-        site = make_site(make_config(), gate=gate)
-        coordinator = site.coordinator
-        async with at_work(site):
-            await coordinator.announce(light_manifest("run-1", 0))
-            coordinator.queue.extend(light_lease(n) for n in range(8))
-            await coordinator.until(lambda: len(coordinator.granted) == 4)
-            coordinator.draining = True
-            beats = len(coordinator.beats)
-            await coordinator.until(lambda: len(coordinator.beats) > beats + 2)
-            gate.open()
-            await site.left()
-        assert len(coordinator.submissions) == 4 and len(coordinator.queue) == 4
-
-    asyncio.run(story())
-
-
 def test_stop_leaves_after_the_grace_time() -> None:
     async def story() -> None:
         gate = StepGate()

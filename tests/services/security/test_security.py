@@ -219,20 +219,20 @@ def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
     public = house.services.token_key
     assert public is not None
     guard = Guard(public, RUN_ID, wall_clock, lambda: seconds[0], limits)
-    beat = rollout_pb2.WorkerHeartbeat(worker_id="w-1")
+    hello_w = rollout_pb2.WorkerHello(worker_name="w")
 
-    def ask(name: str, message: object = beat) -> Denial | None:
-        method = "/antiphon.Coordinator/Heartbeat"
+    def ask(name: str, message: object = hello_w) -> Denial | None:
+        method = "/antiphon.Coordinator/Register"
         refusal = guard.admit(method, f"Bearer {house.token(name)}", {name}, message)
         return None if refusal is None else refusal.denial
 
     answers = [ask("w") for _ in range(15)]
     assert answers == [None] * 10 + [Denial.BUSY] * 5
-    assert ask("other", rollout_pb2.WorkerHeartbeat(worker_id="other-1")) is None
+    assert ask("other", rollout_pb2.WorkerHello(worker_name="other")) is None
     seconds[0] = 1.0  # two more were filled in
     assert [ask("w") for _ in range(3)] == [None, None, Denial.BUSY]
     seconds[0] = 60.0
-    heavy = rollout_pb2.WorkerHeartbeat(worker_id="w-1", lease_ids=["x" * 900])
+    heavy = rollout_pb2.WorkerHello(worker_name="w", run_id="x" * 900)
     assert [ask("w", heavy), ask("w", heavy)] == [None, Denial.BUSY]
 
 

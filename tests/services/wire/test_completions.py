@@ -94,10 +94,3 @@ def test_columns_that_do_not_fit_are_refused(column: str, value: Any, sentence: 
         getattr(message.completions, column).extend(value)
     with pytest.raises(ContractError, match=sentence):
         wire_work.group_submission_from_proto(message)
-
-
-def test_completions_come_as_columns_alone() -> None:
-    message = plain()
-    message.trajectories.add()
-    with pytest.raises(ContractError, match="as columns"):
-        wire_work.group_submission_from_proto(message)

@@ -1,7 +1,4 @@
-"""Events, payloads and history: what journals had before they knew migrations.
-
-Tables that are there already are left alone, so journals of that time come in here.
-"""
+"""The first schema: events, payloads, history, who may write, and which group was trained by which step."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,12 +10,11 @@ _number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    """Create what is missing."""
+    """Create the tables."""
     op.create_table(
         "meta",
         sa.Column("key", sa.Text, primary_key=True),
         sa.Column("value", sa.Text, nullable=False),
-        if_not_exists=True,
     )
     op.create_table(
         "events",
@@ -26,13 +22,11 @@ def upgrade() -> None:
         sa.Column("at", sa.Float, nullable=False),
         sa.Column("kind", sa.Text, nullable=False),
         sa.Column("body", sa.Text, nullable=False),
-        if_not_exists=True,
     )
     op.create_table(
         "payloads",
         sa.Column("name", sa.Text, primary_key=True),
         sa.Column("body", sa.LargeBinary, nullable=False),
-        if_not_exists=True,
     )
     op.create_table(
         "history",
@@ -42,5 +36,22 @@ def upgrade() -> None:
         sa.Column("evaluated", sa.Boolean, nullable=False),
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.UniqueConstraint("prompt_key", "epoch"),
-        if_not_exists=True,
+    )
+    op.create_table(
+        "fence",
+        sa.Column("one", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("epoch", _number, nullable=False),
+    )
+    op.create_table(
+        "steps",
+        sa.Column("step", _number, primary_key=True, autoincrement=False),
+        sa.Column("version", _number, nullable=False, unique=True),
+        sa.Column("weights_digest", sa.Text, nullable=False),
+        sa.Column("batch_digest", sa.Text, nullable=False),
+    )
+    op.create_table(
+        "trained",
+        sa.Column("group_id", sa.Text, primary_key=True),
+        sa.Column("step", _number, sa.ForeignKey("steps.step"), nullable=False),
+        sa.Column("place", sa.Integer, nullable=False),
     )

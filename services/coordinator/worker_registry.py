@@ -1,0 +1,164 @@
+"""Worker registry: who takes part in the run, hears what it must know, and may be shut out of it."""
+
+import structlog
+
+from antiphon.core.config import dump_config
+from antiphon.core.errors import ContractError
+from antiphon.core.loop import acceptance
+from antiphon.core.loop import events as e
+from antiphon.core.loop.checks import check_piece
+from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
+from antiphon.core.trust.access_tokens import WORKER_NAME
+from antiphon.services.coordinator.api import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
+
+LONGEST_REASON = 500
+"""Characters of a reason that the journal keeps."""
+NO_REASON = "no reason was given"
+
+_log = structlog.get_logger("coordinator")
+
+
+class WorkerRegistry:
+    """Admits workers, takes their heartbeats and shuts them out."""
+
+    def __init__(self, state_machine: RunStateMachine, learner_key: bytes) -> None:
+        self._state_machine = state_machine
+        self._config, self._state = state_machine.config, state_machine.state
+        self._fleet, self._leases = state_machine.fleet, state_machine.leases
+        self._learner_key = learner_key
+        self._config_yaml = dump_config(state_machine.config)
+
+    async def register(self, hello: WorkerHello) -> WorkerWelcome:
+        """Admit a worker; one of the same name that still counts as alive is replaced.
+
+        Raises:
+            ContractError: another protocol version, another run, or a name that is invalid.
+        """
+        state_machine, name = self._state_machine, hello.worker_name
+        state_machine.check_open()
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ContractError(
+                f"worker {name!r} speaks protocol version {hello.protocol_version}, but this "
+                f"coordinator speaks {PROTOCOL_VERSION}; install the same version of Antiphon on both"
+            )
+        if hello.run_id and hello.run_id != state_machine.run_id:
+            raise ContractError(
+                f"worker {name!r} means to serve run {hello.run_id!r}, but this coordinator "
+                f"serves {state_machine.run_id!r}; give the address of the right coordinator"
+            )
+        if not WORKER_NAME.fullmatch(name):
+            raise ContractError(
+                f"worker name {name[:80]!r} cannot be used; take up to 64 letters, digits, "
+                "dots, dashes and underscores"
+            )
+        if barred := self._state.barred(name):
+            raise ContractError(f"worker {name} was excluded from this run: {barred}")
+        state_machine.lose_named(name, "another worker of this name registered")
+        worker_id = f"{name}-{self._state.registrations.get(name, 0) + 1}"
+        now = state_machine.clock()
+        self._fleet.add(worker_id, name, hello.concurrent_groups, now)
+        await state_machine.record(e.WorkerRegistered(worker_id, name, hello.concurrent_groups, now))
+        _log.info("worker.registered", worker=worker_id)
+        return WorkerWelcome(
+            worker_id=worker_id,
+            run_id=state_machine.run_id,
+            config_yaml=self._config_yaml,
+            heartbeat_s=self._config.coordinator.heartbeat_s,
+            learner_key=self._learner_key,
+        )
+
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Extend the worker's leases, keep what they made so far, and say what to give up.
+
+        Raises:
+            ContractError: when the worker samples with weights that were never announced, or tells of
+                progress that no completion of its lease can have.
+        """
+        state_machine, state = self._state_machine, self._state
+        state_machine.check()
+        member, now = self._fleet.get(beat.worker_id), state_machine.clock()
+        if member is None:
+            return HeartbeatReply(False, (), state.newest_version, state.finished)
+        self._check_weights(beat)
+        gone = self._leases.extend(beat.lease_ids, beat.worker_id, now)
+        kept = self._take_progress(beat)
+        if self._fleet.beat(member, beat, now):
+            state_machine.loaded(member)
+        member.told_newest = state.newest_version
+        for lease_id in beat.released_leases:
+            held = self._leases.get(lease_id)
+            if held is not None:
+                state_machine.take_back(held, "handed over by its worker")
+        if beat.leaving:
+            state_machine.lose(member, "it left in order")
+        if beat.released_leases or beat.leaving:
+            await state_machine.record()  # the worker ends with the answer: it must be true after a crash
+        return HeartbeatReply(
+            known=True,
+            cancelled_leases=gone,
+            newest_version=state.newest_version,
+            run_finished=state.finished,
+            kept=kept,
+            next_s=member.pause_s,
+        )
+
+    def _check_weights(self, beat: WorkerHeartbeat) -> None:
+        if beat.held_version is None or beat.weights_digest is None:
+            return
+        announced = self._state.snapshots.get(beat.held_version)
+        if announced != beat.weights_digest:
+            raise ContractError(
+                f"worker {beat.worker_id} holds version {beat.held_version} with weights "
+                f"{beat.weights_digest[:12]}, but {(announced or 'nothing')[:12]} was announced for it; "
+                "load the announced snapshot again"
+            )
+
+    def _take_progress(self, beat: WorkerHeartbeat) -> tuple[KeptProgress, ...]:
+        """Keep the pieces of running leases; those of others are of no use, and not an error."""
+        kept = []
+        for progress in beat.progress:
+            held = self._leases.get(progress.lease_id)
+            group = None if held is None else self._state.groups.get(held.group_id)
+            if group is None:
+                continue
+            for piece in progress.pieces:
+                check_piece(
+                    piece,
+                    group.group_id,
+                    samples=group.samples,
+                    max_tokens=self._config.sampling.max_tokens,
+                    version=group.version if self._config.loop.mode == "fixed" else None,
+                    newest_version=acceptance.newest_possible_version(self._state),
+                )
+                self._leases.take(progress.lease_id, beat.worker_id, piece)
+            kept.append(KeptProgress(progress.lease_id, self._leases.kept(progress.lease_id)))
+        return tuple(kept)
+
+    async def revoke(self, name: str, reason: str) -> None:
+        """Let a token (by its id) or a worker (by its name) count no more; repeating it changes nothing.
+
+        A worker that is excluded loses its leases at once.
+
+        Raises:
+            ContractError: when it is neither a token's id nor a possible name.
+        """
+        state_machine = self._state_machine
+        state_machine.check()
+        if not WORKER_NAME.fullmatch(name):
+            raise ContractError(
+                f"{name[:80]!r} is neither a token's id nor a worker's name; see `antiphon status`"
+            )
+        if name in self._state.revoked:
+            return
+        reason = reason[:LONGEST_REASON] or NO_REASON
+        written = state_machine.record(e.AccessRevoked(name, reason))
+        state_machine.lose_named(name, f"excluded: {reason}")
+        _log.warning("access.revoked", name=name, reason=reason)
+        await written
+
+    async def pardon(self, name: str, reason: str) -> None:
+        """Let a worker that was shut out try again, as a stranger; repeating it changes nothing."""
+        self._state_machine.check()
+        if self._state.barred(name):
+            await self._state_machine.record(e.WorkerPardoned(name, reason[:LONGEST_REASON] or NO_REASON))
