@@ -107,6 +107,32 @@ class EvaluationRecord(_message.Message):
     completion_tokens_mean: float
     def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., rewarded: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ...) -> None: ...
 
+class StageRequest(_message.Message):
+    __slots__ = ("stage", "number", "wait_s")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    number: int
+    wait_s: float
+    def __init__(self, stage: _Optional[str] = ..., number: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class StageReply(_message.Message):
+    __slots__ = ("done", "waiting_for", "progress", "halted", "batch", "evaluation")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    HALTED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    waiting_for: str
+    progress: float
+    halted: str
+    batch: _records_pb2.BatchRef
+    evaluation: EvaluationRecord
+    def __init__(self, done: _Optional[bool] = ..., waiting_for: _Optional[str] = ..., progress: _Optional[float] = ..., halted: _Optional[str] = ..., batch: _Optional[_Union[_records_pb2.BatchRef, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationRecord, _Mapping]] = ...) -> None: ...
+
 class WorkerRecord(_message.Message):
     __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "audited", "strikes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

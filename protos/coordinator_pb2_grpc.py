@@ -87,6 +87,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.BatchReply.FromString,
                 _registered_method=True)
+        self.AwaitStage = channel.unary_unary(
+                '/antiphon.Coordinator/AwaitStage',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StageRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.StageReply.FromString,
+                _registered_method=True)
         self.CommitStep = channel.unary_unary(
                 '/antiphon.Coordinator/CommitStep',
                 request_serializer=antiphon_dot_protos_dot_records__pb2.StepCommit.SerializeToString,
@@ -212,6 +217,12 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PullBatch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitStage(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -347,6 +358,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.PullBatch,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.BatchReply.SerializeToString,
+            ),
+            'AwaitStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitStage,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.StageRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.StageReply.SerializeToString,
             ),
             'CommitStep': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitStep,
@@ -684,6 +700,33 @@ class Coordinator:
             '/antiphon.Coordinator/PullBatch',
             antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.SerializeToString,
             antiphon_dot_protos_dot_coordinator__pb2.BatchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/AwaitStage',
+            antiphon_dot_protos_dot_coordinator__pb2.StageRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.StageReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,17 +22,24 @@ class Wakeup:
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for the next `notify`; False when `timeout_s` seconds passed without one."""
-        if timeout_s <= 0:
-            return False
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout_s, _answer, future, False)
-        self._waiting[future] = None
-        try:
-            return await future
-        finally:
-            timer.cancel()
-            self._waiting.pop(future, None)
+        return await wait_any(timeout_s, self)
+
+
+async def wait_any(timeout_s: float, *wakeups: Wakeup) -> bool:
+    """Wait for the next `notify` of any of `wakeups`; False when `timeout_s` seconds passed without one."""
+    if timeout_s <= 0:
+        return False
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[bool] = loop.create_future()
+    timer = loop.call_later(timeout_s, _answer, future, False)
+    for wakeup in wakeups:
+        wakeup._waiting[future] = None
+    try:
+        return await future
+    finally:
+        timer.cancel()
+        for wakeup in wakeups:
+            wakeup._waiting.pop(future, None)
 
 
 def _answer(future: "asyncio.Future[bool]", notified: bool) -> None:

@@ -124,15 +124,14 @@ def _plan_fixed(state: RunState, config: RunConfig, step: int) -> SealPlan | Non
     )
 
 
-def step_progress(state: RunState, config: RunConfig, step: int) -> float:
-    """Return the share of a step's groups that are rewarded, 0..1."""
+def step_progress(state: RunState, config: RunConfig, step: int, *phases: GroupPhase) -> float:
+    """Return the share of a step's groups that are in one of `phases`, 0..1; 1 for a sealed step."""
     if step < state.next_seal:
         return 1.0
     places = config.loop.prompts_per_step
     if config.loop.mode == "fixed":
         groups = state.of_step(step)
-        rewarded = sum(group.phase is GroupPhase.REWARDED for group in groups)
-        return rewarded / max(len(groups), places)
-    rewarded = sum(group.phase is GroupPhase.REWARDED for group in state.training())
+        return sum(group.phase in phases for group in groups) / max(len(groups), places)
+    reached = sum(group.phase in phases for group in state.training())
     ahead = (step - state.next_seal) * places
-    return min(1.0, max(0, rewarded - ahead) / places)
+    return min(1.0, max(0, reached - ahead) / places)

@@ -21,7 +21,7 @@ from antiphon.core.records import (
     StepCommit,
     SubmitVerdict,
 )
-from antiphon.core.status import Event, RunStatus
+from antiphon.core.status import EvaluationRecord, Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 
 
@@ -133,6 +133,23 @@ class BatchReply:
     """Share of the step's groups that are rewarded, 0..1."""
 
 
+@dataclass(frozen=True, slots=True)
+class StageReply:
+    """Whether a stage of the flow is over at the coordinator, or what it waits for."""
+
+    done: bool
+    waiting_for: str = ""
+    """Which groups or workers, when it is not over."""
+    progress: float = 1.0
+    """0..1; a stage that makes no progress for long has stalled."""
+    halted: str = ""
+    """Why nothing moves before the run is started again: it is paused, or finished."""
+    batch: BatchRef | None = None
+    """The sealed batch, when `reward` is over."""
+    evaluation: EvaluationRecord | None = None
+    """The complete evaluation, when `evaluate` is over."""
+
+
 class Coordinator(Protocol):
     """The data plane: prompts, leases, staleness gate, group buffer, ledger of steps."""
 
@@ -182,6 +199,21 @@ class Coordinator(Protocol):
 
     async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
         """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
+        ...
+
+    async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
+        """Wait up to `wait_s` seconds for the end of a stage and say how far it is.
+
+        Args:
+            stage: `collect`: every group of step `number` was handed in; `reward`: its batch is
+                sealed; `broadcast`: every active worker holds version `number` or a newer one;
+                `evaluate`: every held-out prompt of version `number` is rewarded.
+            number: the step or version.
+            wait_s: longest time to hold the call open; at most 30.
+
+        Raises:
+            ContractError: for another stage.
+        """
         ...
 
     async def commit_step(self, commit: StepCommit) -> None:

@@ -27,6 +27,7 @@ from antiphon.services.coordinator.api import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    StageReply,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
@@ -117,6 +118,12 @@ class CoordinatorClient(Coordinator):
         message = coordinator_pb2.BatchRequest(step=step, wait_s=wait_s)
         reply = await call(self._stub.PullBatch, message, self._timeout_s + wait_s)
         return wire_steps.batch_reply_from_proto(reply)
+
+    async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
+        """Wait up to `wait_s` seconds for the end of a stage and say how far it is."""
+        message = coordinator_pb2.StageRequest(stage=stage, number=number, wait_s=wait_s)
+        reply = await call(self._stub.AwaitStage, message, self._timeout_s + wait_s)
+        return wire_status.stage_reply_from_proto(reply)
 
     async def commit_step(self, commit: StepCommit) -> None:
         """Record a trained step; repeating it is safe."""

@@ -144,6 +144,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         )
 
     @answers_errors
+    async def AwaitStage(self, request: Message, context: Context) -> Message:
+        """Answer."""
+        reply = await self._coordinator.await_stage(request.stage, request.number, request.wait_s)
+        return wire_status.stage_reply_to_proto(reply)
+
+    @answers_errors
     async def CommitStep(self, request: Message, context: Context) -> Message:
         """Answer."""
         await self._coordinator.commit_step(wire_steps.step_commit_from_proto(request))

@@ -12,7 +12,6 @@ from antiphon.core.config import dump_config
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance, admission
 from antiphon.core.loop import events as e
-from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.partials import check_piece
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.token_rules import check_token_rules
@@ -38,6 +37,7 @@ from antiphon.services.coordinator.api import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    StageReply,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
@@ -46,10 +46,11 @@ from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.journal import TrainedRow
 from antiphon.services.coordinator.lease_granter import LeaseGranter
-from antiphon.services.coordinator.overview import batch_words, run_status
+from antiphon.services.coordinator.overview import run_status
 from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.reward_queue import RewardQueue
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.stage_watch import StageWatch
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""
@@ -82,6 +83,7 @@ class CoordinatorService(Coordinator):
         self._config_yaml = dump_config(state_machine.config)
         self._counter = LeaseGranter(state_machine)
         self._reward_queue = RewardQueue(state_machine)
+        self._stages = StageWatch(state_machine, lambda: self._reward_queue.held)
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
         """Admit a worker; one of the same name that still counts as alive is replaced.
@@ -304,30 +306,16 @@ class CoordinatorService(Coordinator):
 
     async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
         """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
-        state_machine = self.state_machine
-        deadline = state_machine.clock() + min(max(0.0, wait_s), MAX_WAIT_S)
-        while True:
-            state_machine.check()
-            state, now = state_machine.state, state_machine.clock()
-            if 0 <= step < state.next_seal:
-                await state_machine.record()  # nobody may train on a batch that is not on disk yet
-                return BatchReply(state.sealed[step], "", 1.0)
-            if state.finished or state.paused_reason or not await state_machine.sealed.wait(deadline - now):
-                state_machine.check()
-                if 0 <= step < state.next_seal:
-                    continue
-                return BatchReply(
-                    batch=None,
-                    waiting_for=batch_words(
-                        state,
-                        state_machine.config,
-                        step,
-                        state_machine.fleet,
-                        self._reward_queue.held,
-                        state_machine.clock(),
-                    ),
-                    progress=step_progress(state, state_machine.config, step),
-                )
+        reply = await self.await_stage("reward", step, wait_s)
+        return BatchReply(reply.batch, reply.waiting_for, reply.progress)
+
+    async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
+        """Wait up to `wait_s` seconds for the end of a stage and say how far it is.
+
+        Raises:
+            ContractError: for a stage that is not the coordinator's.
+        """
+        return await self._stages.wait(stage, number, min(max(0.0, wait_s), MAX_WAIT_S))
 
     async def commit_step(self, commit: StepCommit) -> None:
         """Record that `commit.step` was trained; the only way the version advances.

@@ -7,10 +7,16 @@ from antiphon.core import records as r
 from antiphon.core import status as core_status
 from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, learner_pb2, reward_pb2
+from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
 from antiphon.services.reward import api as reward_api
 from antiphon.services.wire.arrays import optional
-from antiphon.services.wire.steps import step_commit_from_proto, step_commit_to_proto
+from antiphon.services.wire.steps import (
+    batch_ref_from_proto,
+    batch_ref_to_proto,
+    step_commit_from_proto,
+    step_commit_to_proto,
+)
 
 
 def evaluation_record_to_proto(x: core_status.EvaluationRecord) -> coordinator_pb2.EvaluationRecord:
@@ -32,6 +38,30 @@ def evaluation_record_from_proto(m: coordinator_pb2.EvaluationRecord) -> core_st
         rewarded=m.rewarded,
         reward_mean=m.reward_mean,
         completion_tokens_mean=m.completion_tokens_mean,
+    )
+
+
+def stage_reply_to_proto(x: coordinator_api.StageReply) -> coordinator_pb2.StageReply:
+    """Translate."""
+    return coordinator_pb2.StageReply(
+        done=x.done,
+        waiting_for=x.waiting_for,
+        progress=x.progress,
+        halted=x.halted,
+        batch=None if x.batch is None else batch_ref_to_proto(x.batch),
+        evaluation=None if x.evaluation is None else evaluation_record_to_proto(x.evaluation),
+    )
+
+
+def stage_reply_from_proto(m: coordinator_pb2.StageReply) -> coordinator_api.StageReply:
+    """Translate."""
+    return coordinator_api.StageReply(
+        done=m.done,
+        waiting_for=m.waiting_for,
+        progress=m.progress,
+        halted=m.halted,
+        batch=batch_ref_from_proto(m.batch) if m.HasField("batch") else None,
+        evaluation=evaluation_record_from_proto(m.evaluation) if m.HasField("evaluation") else None,
     )
 
 
