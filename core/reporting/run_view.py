@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon.core.records import StepCommit
+from antiphon.core.records import StepCommit, WorkerState
 from antiphon.core.status import RunStatus
 
 
@@ -55,6 +55,32 @@ class SilentView:
 
     def finished(self, lines: Sequence[str]) -> None:
         """Say nothing."""
+
+
+def planes_of(status: RunStatus, rates: Mapping[str, float]) -> dict[str, PlaneView]:
+    """Say what the planes do, from the coordinator's status.
+
+    Args:
+        status: one look at the run.
+        rates: plane -> tokens per second, where known.
+    """
+    active = sum(worker.state is WorkerState.ACTIVE for worker in status.workers)
+    training = status.sealed_steps > status.committed_steps
+    views = (
+        ("rollout", f"{status.groups_leased} groups at {active} workers", status.waiting),
+        (
+            "reward",
+            f"{status.groups_to_reward} to reward, {status.groups_ready} ready",
+            "" if status.groups_to_reward else "finished groups",
+        ),
+        (
+            "learner",
+            f"version {status.committed_steps}",
+            "" if training else f"the batch of step {status.committed_steps}",
+        ),
+        ("broadcast", f"newest version {status.newest_version}", ""),
+    )
+    return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
 
 
 def reward_of(commit: StepCommit | None) -> float | None:
