@@ -10,7 +10,6 @@ ledger, odd steps run in plain threads and leave no record. The share is
 import argparse
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,10 +56,11 @@ def alternate(config: Any, home: Path, server_pid: int, steps: int) -> dict[str,
     from prefect import flow
     from prefect.task_runners import ThreadPoolTaskRunner
 
+    from antiphon.benchmarks.parts.plain_stages import PlainStages
+    from antiphon.flows.driver import drive
     from antiphon.flows.post_train import PrefectStages
-    from antiphon.flows.schedule import PlainStages, drive
     from antiphon.runs.launch import open_run
-    from antiphon.tasks import broadcast, learner, record, rollout
+    from antiphon.tasks.stages import TASKS
 
     family = psutil.Process(server_pid)
     found: dict[str, Any] = {}
@@ -70,19 +70,7 @@ def alternate(config: Any, home: Path, server_pid: int, steps: int) -> dict[str,
         with open_run(config, None, home) as live:
             run = live.context
             run.recorded = lambda step: step % 2 == 0
-            stage_of: dict[str, Callable[[int], object]] = {
-                "collect": lambda n: rollout.collect_batch(run, n),
-                "reward": lambda n: rollout.await_batch(run, n),
-                "step": lambda n: learner.train_step(run, n),
-                "broadcast": lambda n: broadcast.broadcast_version(run, n),
-                "record": lambda n: record.record_step(run, n),
-                "evaluate": lambda n: rollout.evaluate_version(run, n),
-            }
-
-            def work(stage: str, n: int) -> None:
-                run.timed(stage, n, lambda: stage_of[stage](n))
-
-            plain = PlainStages(work)
+            plain = PlainStages(lambda stage, number: TASKS[stage].fn(run.run_id, number))
             orchestrated = PrefectStages(run.run_id)
             before = cpu_seconds(family)
             started = time.perf_counter()

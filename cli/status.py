@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,6 @@ from cyclopts import Parameter
 from antiphon.core.errors import AntiphonError
 
 if TYPE_CHECKING:
-    from antiphon.core.reporting.run_view import PlaneView
-    from antiphon.core.status import RunStatus
     from antiphon.services.security.credentials import Credentials
 
 WATCH_S = 1.0
@@ -61,6 +58,7 @@ def status(
     from rich.console import Console
 
     from antiphon.cli.view import RunHistory, picture
+    from antiphon.core.reporting.run_view import planes_of
 
     history = RunHistory()
     history.take(found)
@@ -74,38 +72,9 @@ def status(
     return 0
 
 
-def planes_of(status: "RunStatus", rates: Mapping[str, float]) -> dict[str, "PlaneView"]:
-    """Say what the planes do, from the coordinator's status alone.
-
-    Args:
-        status: one look at the run.
-        rates: plane -> tokens per second, where known.
-    """
-    from antiphon.core.reporting.run_view import PlaneView
-
-    active = [w for w in status.workers if w.state == "active"]
-    open_groups = f"{status.groups_leased} groups at {len(active)} workers"
-    training = status.sealed_steps > status.committed_steps
-    return {
-        "rollout": PlaneView("rollout", open_groups, rates.get("rollout", 0.0), status.waiting),
-        "reward": PlaneView(
-            "reward",
-            f"{status.groups_to_reward} to judge, {status.groups_ready} ready",
-            0.0,
-            "" if status.groups_to_reward else "finished groups",
-        ),
-        "learner": PlaneView(
-            "learner",
-            f"version {status.committed_steps}",
-            0.0,
-            "" if training else f"the batch of step {status.committed_steps}",
-        ),
-        "broadcast": PlaneView("broadcast", f"newest version {status.newest_version}", 0.0, ""),
-    }
-
-
 def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
     from antiphon.cli.view import make_view
+    from antiphon.core.reporting.run_view import planes_of
     from antiphon.runs.attach import look
 
     view = make_view()

@@ -14,7 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.core.reporting.run_view import PlaneView, RunGlance, drafting_words, reward_of
+from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of
+from antiphon.core.status import RunStatus
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 48
@@ -68,7 +69,7 @@ class RunHistory:
     first_step: int | None = None
     """Steps done at the first look; a run that is gone on with does not start at 0."""
 
-    def take(self, status: RunGlance) -> list[int]:
+    def take(self, status: RunStatus) -> list[int]:
         """Remember one look and return the versions whose evaluation is news."""
         if self.first_step is None:
             self.first_step = status.committed_steps
@@ -79,7 +80,7 @@ class RunHistory:
         self.scores |= {e.version: e.reward_mean for e in status.evaluations if e.complete}
         return news
 
-    def remaining_s(self, status: RunGlance, elapsed_s: float) -> float | None:
+    def remaining_s(self, status: RunStatus, elapsed_s: float) -> float | None:
         """Estimate the seconds left from the steps done since the first look."""
         done = status.committed_steps - (self.first_step or 0)
         if done <= 0:
@@ -102,7 +103,7 @@ def staleness_words(histogram: Mapping[int, int]) -> str:
 
 
 def picture(
-    status: RunGlance, planes: Mapping[str, PlaneView], history: RunHistory, elapsed_s: float | None
+    status: RunStatus, planes: Mapping[str, PlaneView], history: RunHistory, elapsed_s: float | None
 ) -> RenderableType:
     """Draw one look at a run; without `elapsed_s` nothing is said about time."""
     figures = Table.grid(padding=(0, 2))
@@ -160,7 +161,7 @@ class LiveView:
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._live.start()
 
-    def status(self, status: RunGlance, planes: Mapping[str, PlaneView]) -> None:
+    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         """Redraw."""
         for version in self._history.take(status):
             self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")
@@ -203,7 +204,7 @@ class PlainView:
         for name, target in links.items():
             self.message(f"  {name}: {target}")
 
-    def status(self, status: RunGlance, planes: Mapping[str, PlaneView]) -> None:
+    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         """Print a line when a step was made, or when long nothing was said."""
         for version in self._history.take(status):
             self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")

@@ -58,10 +58,12 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         loop = self.loop
-        if loop.mode == "fixed" and loop.max_staleness < loop.publish_interval - 1:
+        if loop.max_staleness < loop.publish_interval - 1:
+            # The newest snapshot is up to publish_interval - 1 versions behind the step that trains, so
+            # a smaller bound would wait for a version that is never published.
             raise ValueError(
                 f"loop.publish_interval={loop.publish_interval} needs loop.max_staleness >= "
-                f"{loop.publish_interval - 1} in fixed mode, but it is {loop.max_staleness}; "
+                f"{loop.publish_interval - 1}, but it is {loop.max_staleness}; "
                 "raise the bound or publish more often"
             )
         if loop.mode == "fixed" and self.sampling.sampler != "keyed":

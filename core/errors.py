@@ -17,12 +17,6 @@ class ConfigError(AntiphonError):
     exit_code = 2
 
 
-class InfeasibleError(AntiphonError):
-    """A sound configuration that no schedule can hold; exit code 3."""
-
-    exit_code = 3
-
-
 class ContractError(AntiphonError):
     """A peer broke the contract: wrong protocol version, wrong run, malformed message."""
 

@@ -326,6 +326,8 @@ class BatchRef:
     """Mean completion length over all rewarded trajectories of the step."""
     drafting: DraftingStatistics | None = None
     """What drafting did for the rewarded trajectories of the step; None where no engine could draft."""
+    reward_std: float = 0.0
+    """Standard deviation of the rewards that `reward_mean` is the mean of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,11 @@ class RunStatus:
     tokens_by_use: dict[str, int] = field(default_factory=dict)
     """Use -> completion tokens."""
 
+    @property
+    def scored(self) -> frozenset[int]:
+        """Return the versions whose evaluation is complete."""
+        return frozenset(e.version for e in self.evaluations if e.complete)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -25,19 +25,15 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
+from antiphon.flows.driver import Handle, StageSkipped, drive
 from antiphon.flows.hooks import clear_up, remember_flow_run
 from antiphon.flows.prefect_resilience import await_server, hold_events
 from antiphon.flows.run_page import RunPage
-from antiphon.flows.schedule import Handle, StageSkipped, drive
 from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import open_run
 from antiphon.runs.outcome import RunOutcome
-from antiphon.tasks.broadcast import broadcast
-from antiphon.tasks.learner import step
-from antiphon.tasks.record import record
-from antiphon.tasks.reward import reward
-from antiphon.tasks.rollout import collect, evaluate
+from antiphon.tasks.stages import TASKS
 
 _log = structlog.get_logger(__name__)
 
@@ -48,15 +44,6 @@ EVENTS_S = 30.0
 """Longest wait for the last task states to reach the server."""
 
 CANCEL_REASON = "cancelled from Prefect"
-
-_TASKS: dict[str, Any] = {
-    "collect": collect,
-    "reward": reward,
-    "step": step,
-    "broadcast": broadcast,
-    "record": record,
-    "evaluate": evaluate,
-}
 
 
 class PrefectHandle:
@@ -93,7 +80,7 @@ class PrefectStages:
                 futures.append(handle.future)
             else:
                 handle.wait()
-        return PrefectHandle(_TASKS[stage].submit(self._run_id, number, wait_for=futures))
+        return PrefectHandle(TASKS[stage].submit(self._run_id, number, wait_for=futures))
 
 
 def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:

@@ -12,40 +12,17 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from antiphon.core.errors import UnavailableError
 from antiphon.core.metrics import DRAFTING_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.store.artifact_store import write_atomically
 
 STEPS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 BASE_FILE = "base.json"
-
-
-class Evaluation(Protocol):
-    """Held-out score of one policy version, as the coordinator reports it."""
-
-    @property
-    def version(self) -> int:
-        """Policy version that was evaluated."""
-
-    @property
-    def prompts(self) -> int:
-        """Held-out prompts asked."""
-
-    @property
-    def rewarded(self) -> int:
-        """Prompts rewarded so far."""
-
-    @property
-    def reward_mean(self) -> float:
-        """Mean reward over the rewarded prompts."""
-
-    @property
-    def completion_tokens_mean(self) -> float:
-        """Mean completion length, tokens."""
 
 
 class RunLog:
@@ -101,7 +78,7 @@ class RunLog:
             _append(self._steps_path, line)
         return self.steps[commit.step]
 
-    def add_evaluation(self, evaluation: Evaluation) -> dict[str, Any]:
+    def add_evaluation(self, evaluation: EvaluationRecord) -> dict[str, Any]:
         """Append an evaluation once and return its line.
 
         Raises:

@@ -18,12 +18,13 @@ import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.records import StepCommit
+from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.api import StepResult
 from antiphon.services.learner.client import LearnerClient
+from antiphon.services.loop.stages import LoopStages
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -82,7 +83,7 @@ class ClientLoop:
         self._thread.join(10.0)
 
 
-def await_answer(future: "Future[_T]", timeout_s: float) -> _T:
+def await_answer(future: "Future[_T]", timeout_s: float | None) -> _T:
     """Wait for the result of a call that was begun.
 
     Raises:
@@ -119,12 +120,19 @@ class RunContext:
     recorder: Recorder | None = None
     uploader: Uploader | None = None
     step_results: dict[int, StepResult] = field(default_factory=dict)
+    batches: dict[int, BatchRef] = field(default_factory=dict)
+    """Sealed batches on their way from the reward stage to the record, by step."""
+    manifests: dict[int, SnapshotManifest] = field(default_factory=dict)
+    """Snapshots on their way from the broadcast stage to the record, by version."""
     spans: list[StageSpan] = field(default_factory=list)
     recorded: Callable[[int], bool] = lambda step: True
     """Tells whether a step is recorded; benchmarks switch it."""
     _stop_reason: str = ""
     _stopped: threading.Event = field(default_factory=threading.Event)
     _waiting: "set[Future[Any]]" = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.stages = LoopStages(self.config, self.coordinator, self.learner)
 
     def stop(self, reason: str) -> None:
         """Ask every stage to leave; the first reason is kept."""
@@ -173,7 +181,15 @@ class RunContext:
                     raise UnavailableError(f"gave up after {patience_s:g} s: {error}") from error
                 self.wait_stopped(0.2)
 
-    def _answer(self, future: "Future[_T]", timeout_s: float) -> _T:
+    def wait(self, stage: Coroutine[Any, Any, _T]) -> _T:
+        """Run a stage to its end; each of its calls has a deadline, and it ends when nothing moves.
+
+        Raises:
+            RunStopped: when the run was asked to stop meanwhile.
+        """
+        return self._answer(self.clients.begin(stage), None)
+
+    def _answer(self, future: "Future[_T]", timeout_s: float | None) -> _T:
         self._waiting.add(future)
         try:
             self.check()  # a stop may have come before the future could be cancelled by it
@@ -191,6 +207,14 @@ class RunContext:
             return work()
         finally:
             self.spans.append(StageSpan(stage, number, started, time.perf_counter()))
+
+    def record(self, step: int) -> None:
+        """Queue the batch of `step` and the version it made for MLflow and the ledger."""
+        batch, commit = self.batches.pop(step), self.step_results[step].commit
+        manifest = self.manifests.pop(commit.version, None)
+        if self.recorder is not None and self.recorded(step):
+            self.recorder.record_batch(batch)
+            self.recorder.record_version(commit, manifest)
 
     def commits(self) -> list[StepCommit]:
         """Return every committed step so far, in order."""

@@ -249,7 +249,11 @@ def _start_services(
         store_root=store_root,
         clients=clients,
         coordinator=clients.construct(lambda: CoordinatorClient(address, credentials=credentials)),
-        learner=clients.construct(lambda: LearnerClient(learner_address, credentials=credentials)),
+        learner=clients.construct(
+            lambda: LearnerClient(
+                learner_address, work_timeout_s=config.services.stall_timeout_s, credentials=credentials
+            )
+        ),
     )
 
 

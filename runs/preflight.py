@@ -4,7 +4,6 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.core.loop.staleness import check_publish_interval
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.recorder import find_project
 from antiphon.lineage.store.remote import RemoteStore
@@ -47,7 +46,6 @@ def preflight(config: RunConfig, home: Path) -> None:
         find_project(None, home)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
-    check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
     codec = TextCodec.load(resolve_model_path(config.model.path))
     section = config.environment
     environment = make_environment(

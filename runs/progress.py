@@ -2,12 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.core.reporting.run_view import PlaneView, RunView
+from antiphon.core.reporting.run_view import RunView, planes_of
 from antiphon.core.status import RunStatus
 from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.context import RunContext
@@ -19,36 +19,29 @@ STATUS_S = 1.0
 
 
 class _Rates:
-    """Turns two looks at the run into rates for the live view."""
+    """Turns two looks at the run into tokens per second, by plane."""
 
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self._tokens = 0
         self._at = time.perf_counter()
 
-    def planes(self, status: RunStatus) -> Mapping[str, PlaneView]:
+    def take(self, status: RunStatus) -> dict[str, float]:
         now = time.perf_counter()
         tokens = sum(w.tokens_generated for w in status.workers)
         rate = max(0.0, (tokens - self._tokens) / max(1e-6, now - self._at))
         self._tokens, self._at = tokens, now
-        results = self._run.step_results
-        last = results.get(status.committed_steps - 1)
+        last = self._run.step_results.get(status.committed_steps - 1)
         trained = 0.0
         if last is not None and last.train_s > 0:
             trained = last.commit.metrics.get("completion_tokens", 0.0) / last.train_s
-        rewarding = "" if status.groups_to_reward else "finished groups"
-        return {
-            "rollout": PlaneView("rollout", f"{status.groups_leased} groups", rate, status.waiting),
-            "reward": PlaneView("reward", f"{status.groups_to_reward} to judge", 0.0, rewarding),
-            "learner": PlaneView("learner", f"version {status.committed_steps}", trained, ""),
-            "broadcast": PlaneView("broadcast", f"newest {status.newest_version}", 0.0, ""),
-        }
+        return {"rollout": rate, "learner": trained}
 
 
 def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
     """Feed the view about once a second until the returned function is called."""
     over = threading.Event()
-    progress = _Rates(run)
+    rates = _Rates(run)
     alarms = AlarmWatch(run.config, run.run_dir, time.perf_counter())
 
     def show() -> None:
@@ -63,7 +56,7 @@ def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
             except AntiphonError as error:
                 _log.warning("view.failed", error=str(error))
                 return
-            view.status(status, progress.planes(status))
+            view.status(status, planes_of(status, rates.take(status)))
             for line in alarms.look(status, time.perf_counter()):
                 _log.warning("alarm.changed", said=line)
                 view.message(line)

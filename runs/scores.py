@@ -12,8 +12,8 @@ from antiphon.runs.attach import attached
 from antiphon.runs.directory import find_run, store_directory
 from antiphon.services.coordinator.client import CoordinatorClient
 
-POLL_S = 1.0
-"""Pause between two looks at an evaluation that is going on."""
+POLL_S = 5.0
+"""Longest single wait for an evaluation."""
 
 
 def held_out_scores(
@@ -62,12 +62,9 @@ async def _score(
 ) -> EvaluationRecord:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    while True:
-        status = await coordinator.status()
-        found = next((e for e in status.evaluations if e.version == version and e.complete), None)
-        if found is not None:
-            return found
-        measured = ", ".join(str(e.version) for e in status.evaluations if e.complete) or "none"
+    status = await coordinator.status()
+    measured = ", ".join(str(e) for e in sorted(status.scored)) or "none"
+    if version not in status.scored:
         if not living or status.finished:
             raise ConfigError(
                 f"--version {version} of {run_id} was not evaluated and the run is not going on; "
@@ -77,9 +74,12 @@ async def _score(
             raise ConfigError(
                 f"--version {version} of {run_id} is not published; newest is {status.newest_version}"
             )
-        if loop.time() > deadline:
-            raise UnavailableError(
-                f"version {version} was not evaluated within {timeout_s:g} s: {status.waiting or 'no reason'}"
-            )
         await coordinator.open_evaluation(version)
-        await asyncio.sleep(POLL_S)
+    while True:
+        left_s = max(0.0, deadline - loop.time())
+        reply = await coordinator.await_stage("evaluate", version, min(POLL_S, left_s))
+        if reply.evaluation is not None:
+            return reply.evaluation
+        if reply.halted or left_s <= POLL_S:
+            reason = reply.halted or f"it took longer than {timeout_s:g} s; it waits for {reply.waiting_for}"
+            raise UnavailableError(f"version {version} was not evaluated: {reason}")

@@ -8,11 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import UnavailableError
-from antiphon.core.loop.staleness import is_published, oldest_allowed_version
+from antiphon.core.loop.schedule import Stage, StageKey, schedule
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
@@ -24,10 +23,10 @@ from antiphon.services.learner.api import Learner
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.loop.stages import LoopStages
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rpc.in_process import InProcessChannel, InProcessServer
-from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.virtual.chunks import MemoryChunks
 from antiphon.simulator.virtual.connection import Link
@@ -37,10 +36,8 @@ from antiphon.simulator.virtual.network import Network
 
 COORDINATOR = "coordinator"
 LEARNER = "learner"
-EVALUATION_POLL_S = 2.0
 PULL_WAIT_S = 6.0
 """Longer than in production: an idle reward service's questions would be most of the traffic."""
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -175,71 +172,32 @@ async def drive_run(site: Site) -> None:
 
 
 class Flow:
-    """The order of the stages, as `flows.schedule` submits them, without an orchestrator."""
+    """Walks the schedule as the Prefect flow does, each stage a task of the event loop."""
 
     def __init__(self, config: RunConfig, coordinator: Coordinator, learner: Learner) -> None:
         self._config = config
         self._coordinator = coordinator
-        self._learner = learner
+        stages = self._stages = LoopStages(config, coordinator, learner)
+        self._work: dict[str, Callable[[int], Awaitable[object]]] = {
+            "collect": stages.collect,
+            "reward": stages.reward,
+            "step": stages.step,
+            "broadcast": stages.broadcast,
+            "evaluate": stages.evaluate,
+        }
 
     async def run(self) -> None:
-        """Drive the run to its end; begun anew, it goes on at the first step that is not committed."""
-        config, loop = self._config, self._config.loop
-        status = await self._reach("status", self._coordinator.status)
-        first = status.committed_steps
-        base = first if self._published(first) else first - first % loop.publish_interval
-        await self._reach("publish", lambda: self._learner.publish(base))
-        await self._evaluate(base)
-        newest, opened = base, 0
+        """Drive the run to its end; begun anew, it continues at the first step that is not committed."""
+        status = await self._stages.reach("coordinator.status", self._coordinator.status)
+        tasks: dict[StageKey, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            publishing: asyncio.Task[None] | None = None
-            for step in range(first, config.run.steps):
-                opened = await self._open(opened, step, newest)
-                await self._reach("step", partial(self._learner.step, step))
-                if publishing is not None:
-                    await publishing
-                    publishing = None
-                if self._published(step + 1):
-                    newest = step + 1
-                    publishing = group.create_task(self._publish(step + 1))
-                    if step + 1 < config.run.steps and self._oldest(step + 1) > step:
-                        await publishing
-        await self._await_evaluations()
-        await self._reach("finish", self._coordinator.finish)
+            for stage in schedule(self._config, status.committed_steps, status.scored):
+                if stage.name in self._work:  # nothing is recorded here
+                    before = [tasks[key] for key in stage.after]
+                    tasks[stage.key] = group.create_task(self._run(stage, before))
+        await self._stages.reach("coordinator.finish", self._coordinator.finish)
 
-    async def _open(self, opened: int, step: int, newest: int) -> int:
-        """Open every step whose version is out, at least `step`."""
-        ahead = step
-        while ahead + 1 < self._config.run.steps and self._oldest(ahead + 1) <= newest:
-            ahead += 1
-        if ahead >= opened:
-            await self._reach("open", lambda: self._coordinator.open_step(ahead))
-        return ahead + 1
-
-    async def _publish(self, version: int) -> None:
-        await self._reach("publish", lambda: self._learner.publish(version))
-        await self._evaluate(version)
-
-    async def _evaluate(self, version: int) -> None:
-        interval, steps = self._config.evaluation.interval, self._config.run.steps
-        if version in {0, steps} or (interval > 0 and version % interval == 0):
-            await self._reach("evaluate", lambda: self._coordinator.open_evaluation(version))
-
-    async def _await_evaluations(self) -> None:
-        patience = self._config.services.stall_timeout_s / EVALUATION_POLL_S
-        for _ in range(int(patience)):
-            status = await self._reach("status", self._coordinator.status)
-            if all(evaluation.complete for evaluation in status.evaluations):
-                return
-            await asyncio.sleep(EVALUATION_POLL_S)
-        raise UnavailableError(f"an evaluation made no progress; it waits for {status.waiting}")
-
-    def _oldest(self, step: int) -> int:
-        loop = self._config.loop
-        return oldest_allowed_version(step, loop.max_staleness, loop.publish_interval)
-
-    def _published(self, version: int) -> bool:
-        return is_published(version, self._config.loop.publish_interval, self._config.run.steps)
-
-    async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await retry_unavailable(what, attempt, self._config.services.stall_timeout_s)
+    async def _run(self, stage: Stage, before: list[asyncio.Task[None]]) -> None:
+        for task in before:
+            await task
+        await self._work[stage.name](stage.number)

@@ -6,6 +6,7 @@ decided in `core.loop.admission` and `core.loop.assembly`, which return events.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -233,8 +234,10 @@ def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
 def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
     if event.step != state.next_seal:
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was sealed out of order")
+    dropped = event.groups_filtered - len(event.filtered_ids)
+    rewards = state.since_seal.rewards[: dropped * state.group_size]
     for group_id in (*event.group_ids, *event.filtered_ids):
-        state._group(group_id, GroupPhase.REWARDED)
+        rewards.extend(state._group(group_id, GroupPhase.REWARDED).rewards)
         del state.groups[group_id]
     state.groups_filtered += len(event.filtered_ids)
     for staleness, count in event.staleness:
@@ -250,15 +253,16 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
             groups_dropped_stale=event.groups_dropped_stale,
             tokens=event.tokens,
             reward_mean=event.reward_mean,
+            reward_std=math.sqrt(
+                math.fsum((r - event.reward_mean) ** 2 for r in rewards) / max(1, len(rewards))
+            ),
             staleness_histogram=dict(event.staleness),
             completion_tokens_mean=event.completion_tokens_mean,
             drafting=event.drafting,
         )
     )
     state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids)
-    state.since_seal = state.since_seal.without(
-        event.groups_filtered - len(event.filtered_ids), event.groups_dropped_stale, state.group_size
-    )
+    state.since_seal = state.since_seal.without(dropped, event.groups_dropped_stale, state.group_size)
 
 
 def _step_committed(event: e.StepCommitted, state: RunState) -> None:

@@ -8,8 +8,6 @@ holds, and when a batch is assembled, by the oldest token of each trajectory.
 
 from dataclasses import dataclass
 
-from antiphon.core.errors import InfeasibleError
-
 
 @dataclass(frozen=True, slots=True)
 class StalenessBound:
@@ -74,19 +72,3 @@ def is_published(version: int, publish_interval: int, steps: int) -> bool:
     [0, 2, 4, 5]
     """
     return version % publish_interval == 0 or version == steps
-
-
-def check_publish_interval(max_staleness: int, publish_interval: int) -> None:
-    """Refuse a publish interval that no schedule can hold within the bound.
-
-    The newest snapshot is up to ``publish_interval - 1`` versions behind the step that trains, so
-    a smaller bound would wait for a version that is never published.
-
-    Raises:
-        InfeasibleError: when ``max_staleness < publish_interval - 1``.
-    """
-    if max_staleness < publish_interval - 1:
-        raise InfeasibleError(
-            f"loop.publish_interval={publish_interval} needs loop.max_staleness >= "
-            f"{publish_interval - 1}, but it is {max_staleness}; raise the bound or publish more often"
-        )

@@ -40,7 +40,7 @@ class Direction(StrEnum):
     HIGHER = "higher"
     LOWER = "lower"
     NEITHER = "neither"
-    """Shown, never rewarded."""
+    """Shown, never compared."""
 
 
 class Verdict(StrEnum):
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     SAME = "same"
     """No change beyond noise."""
-    UNREWARDED = "unrewarded"
+    UNDECIDED = "undecided"
     """Nothing to compare with, or a figure that has no better side."""
 
 
@@ -112,7 +112,7 @@ def compare(
     """
     shared = [c for c in sorted(before) if c in after and isfinite(before[c]) and isfinite(after[c])]
     if not shared:
-        return Comparison(figure, Verdict.UNREWARDED, 0, None, None, None, None)
+        return Comparison(figure, Verdict.UNDECIDED, 0, None, None, None, None)
     changes = _changes([before[c] for c in shared], [after[c] for c in shared])
     middle = median(changes)
     allowance = allowed_change(figure, changes, [*history, before])
@@ -166,7 +166,7 @@ def _changes(before: Sequence[float], after: Sequence[float]) -> list[float]:
 
 def _verdict(better: Direction, changes: Sequence[float], middle: float, allowance: float) -> Verdict:
     if better is Direction.NEITHER:
-        return Verdict.UNREWARDED
+        return Verdict.UNDECIDED
     if abs(middle) <= allowance:
         return Verdict.SAME
     agreeing = sum(1 for change in changes if change * middle > 0.0)

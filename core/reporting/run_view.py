@@ -1,14 +1,14 @@
 """View: what a run tells whoever is watching it, free of terminals and of wires.
 
-The flow calls a `RunView` about once a second. A view reads only the attributes listed in
-`RunGlance`, which the coordinator's status has; it never raises and never makes the run wait.
+The flow calls a `RunView` about once a second; it never raises and never makes the run wait.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon.core.records import StepCommit
+from antiphon.core.records import StepCommit, WorkerState
+from antiphon.core.status import RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,81 +25,13 @@ class PlaneView:
     """What it waits for, in words; empty while it works."""
 
 
-class Score(Protocol):
-    """Held-out score of one policy version."""
-
-    @property
-    def version(self) -> int:
-        """Policy version that was evaluated."""
-
-    @property
-    def reward_mean(self) -> float:
-        """pass@1 where rewards are 0 or 1; over the rewarded prompts."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every prompt was rewarded."""
-
-
-class RunGlance(Protocol):
-    """What a view reads of a run's status."""
-
-    @property
-    def run_id(self) -> str:
-        """The run."""
-
-    @property
-    def steps_total(self) -> int:
-        """Learner steps the run will take."""
-
-    @property
-    def committed_steps(self) -> int:
-        """Learner steps done; the newest policy version."""
-
-    @property
-    def newest_version(self) -> int | None:
-        """Newest announced snapshot."""
-
-    @property
-    def groups_requeued(self) -> int:
-        """Groups offered again after a lease ended."""
-
-    @property
-    def groups_dropped_stale(self) -> int:
-        """Groups dropped beyond the bound."""
-
-    @property
-    def staleness_histogram(self) -> Mapping[int, int]:
-        """Staleness in versions -> trajectories, over all batches so far."""
-
-    @property
-    def evaluations(self) -> Sequence[Score]:
-        """Held-out scores so far."""
-
-    @property
-    def last_commit(self) -> StepCommit | None:
-        """The newest step."""
-
-    @property
-    def paused_reason(self) -> str:
-        """Why the run is paused; empty while it goes on."""
-
-    @property
-    def waiting(self) -> str:
-        """What the data plane waits for."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is complete."""
-
-
 class RunView(Protocol):
     """Whoever watches a run: a terminal, a log, nobody."""
 
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
         """The services are up; `links` names pages and folders to look at."""
 
-    def status(self, status: RunGlance, planes: Mapping[str, PlaneView]) -> None:
+    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         """Take one look, about once a second."""
 
     def message(self, text: str) -> None:
@@ -115,7 +47,7 @@ class SilentView:
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
         """Say nothing."""
 
-    def status(self, status: RunGlance, planes: Mapping[str, PlaneView]) -> None:
+    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         """Draw nothing."""
 
     def message(self, text: str) -> None:
@@ -123,6 +55,32 @@ class SilentView:
 
     def finished(self, lines: Sequence[str]) -> None:
         """Say nothing."""
+
+
+def planes_of(status: RunStatus, rates: Mapping[str, float]) -> dict[str, PlaneView]:
+    """Say what the planes do, from the coordinator's status.
+
+    Args:
+        status: one look at the run.
+        rates: plane -> tokens per second, where known.
+    """
+    active = sum(worker.state is WorkerState.ACTIVE for worker in status.workers)
+    training = status.sealed_steps > status.committed_steps
+    views = (
+        ("rollout", f"{status.groups_leased} groups at {active} workers", status.waiting),
+        (
+            "reward",
+            f"{status.groups_to_reward} to reward, {status.groups_ready} ready",
+            "" if status.groups_to_reward else "finished groups",
+        ),
+        (
+            "learner",
+            f"version {status.committed_steps}",
+            "" if training else f"the batch of step {status.committed_steps}",
+        ),
+        ("broadcast", f"newest version {status.newest_version}", ""),
+    )
+    return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
 
 
 def reward_of(commit: StepCommit | None) -> float | None:

@@ -29,7 +29,7 @@ WORDS = {
     Verdict.WORSE: "worse",
     Verdict.BETTER: "better",
     Verdict.SAME: "within noise",
-    Verdict.UNREWARDED: "not rewarded",
+    Verdict.UNDECIDED: "undecided",
 }
 """What the page says of each verdict."""
 
@@ -94,7 +94,7 @@ def _cards(compared: ComparedTable) -> str:
 
 
 def _figures(compared: ComparedTable, tables: Sequence[BenchmarkTable]) -> str:
-    order = [Verdict.WORSE, Verdict.BETTER, Verdict.SAME, Verdict.UNREWARDED]
+    order = [Verdict.WORSE, Verdict.BETTER, Verdict.SAME, Verdict.UNDECIDED]
     rows = "".join(
         _figure_row(comparison, compared.table, tables)
         for comparison in sorted(compared.comparisons, key=lambda c: order.index(c.verdict))

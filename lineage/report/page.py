@@ -7,59 +7,24 @@ seconds went, what became of the work, and which artifacts, by digest, every ver
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
+from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.report import plots as figures
 from antiphon.lineage.report.drafting import drafting_section
 from antiphon.lineage.report.style import STYLE
-from antiphon.lineage.report.timeline import JournalEntry, RunPicture, fold
+from antiphon.lineage.report.timeline import RunPicture, fold
 from antiphon.lineage.store.artifact_store import ArtifactStore, write_atomically
 
 SHORT_DIGEST = 12
 """Digits of a digest that the page prints; the whole one shows when pointed at."""
 
 
-class Status(Protocol):
-    """The run at a glance, as the coordinator reports it."""
-
-    @property
-    def run_id(self) -> str:
-        """The run."""
-
-    @property
-    def steps_total(self) -> int:
-        """Steps asked for."""
-
-    @property
-    def groups_dropped_stale(self) -> int:
-        """Finished groups dropped beyond the bound."""
-
-    @property
-    def groups_requeued(self) -> int:
-        """Groups offered again after a lost lease."""
-
-    @property
-    def worker_seconds(self) -> Mapping[str, float]:
-        """What became of the workers' seconds, by use."""
-
-    @property
-    def tokens_by_use(self) -> Mapping[str, int]:
-        """What became of the completion tokens."""
-
-    @property
-    def paused_reason(self) -> str:
-        """Why the run is paused; empty while it goes on."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is complete."""
-
-
 def build_report(
-    run_dir: Path, store: ArtifactStore, events: Sequence[JournalEntry], status: Status, out: Path
+    run_dir: Path, store: ArtifactStore, events: Sequence[Event], status: RunStatus, out: Path
 ) -> Path:
     """Write the report of a run as one self-contained HTML file and return its path.
 
@@ -125,7 +90,7 @@ def build_report(
     return out
 
 
-def _header(status: Status, picture: RunPicture, config: Mapping[str, Any]) -> str:
+def _header(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -> str:
     loop, environment = config.get("loop", {}), config.get("environment", {})
     state = "finished" if status.finished or len(picture.steps) >= status.steps_total else "not finished"
     if status.paused_reason and state != "finished":
@@ -143,7 +108,7 @@ def _header(status: Status, picture: RunPicture, config: Mapping[str, Any]) -> s
     )
 
 
-def _cards(picture: RunPicture, status: Status, histogram: Mapping[int, int], bound: int | None) -> str:
+def _cards(picture: RunPicture, status: RunStatus, histogram: Mapping[int, int], bound: int | None) -> str:
     start, stop = picture.window
     seconds = max(stop - start, 1e-9)
     tokens = sum(count for _, count in picture.generated)
@@ -218,7 +183,7 @@ def _configuration(config: Mapping[str, Any]) -> str:
     return f"<section><details><summary>Configuration</summary><pre>{text}</pre></details></section>"
 
 
-def _notes(picture: RunPicture, status: Status, store: ArtifactStore) -> str:
+def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> str:
     missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
     filtered = sum(step.groups_filtered for step in picture.steps)
     lost = picture.counts.get("worker.lost", 0)

@@ -12,6 +12,7 @@ import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.loop.schedule import is_evaluated
 from antiphon.core.records import BatchRef
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.rollout_table import count_workers
@@ -139,10 +140,9 @@ class TrackingFeed:
         """Return the evaluated versions of which this batch is the first to have trajectories."""
         if self._decode is None or not self._config.record.traces:
             return []
-        interval, found = self._config.evaluation.interval, []
+        found = []
         for version in sorted(step - int(staleness) for staleness in histogram):
-            evaluated = version % interval == 0 if interval else version == 0
-            if evaluated and version not in self._shown:
+            if is_evaluated(version, self._config) and version not in self._shown:
                 self._shown.add(version)
                 found.append(version)
         return found

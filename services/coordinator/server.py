@@ -12,7 +12,6 @@ import grpc
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
-from antiphon.core.loop.staleness import check_publish_interval
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.protos import coordinator_pb2_grpc, rollout_pb2
 from antiphon.services.coordinator.api import Coordinator
@@ -188,14 +187,12 @@ async def serve_coordinator(
 
     Raises:
         ConfigError: when the configuration, the environment, the journal or the port cannot be used.
-        InfeasibleError: when the publish interval cannot hold the staleness bound.
         UnavailableError: when the journal or the store can no longer be written.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    check_publish_interval(config.loop.max_staleness, config.loop.publish_interval)
     journal = await asyncio.to_thread(Journal, journal_place(config, run_dir), run_id)
     if prompts is None:
         prompts = await asyncio.to_thread(load_prompts, config)

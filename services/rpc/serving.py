@@ -21,7 +21,6 @@ from antiphon.core.errors import (
     AntiphonError,
     ConfigError,
     ContractError,
-    InfeasibleError,
     IntegrityError,
     UnavailableError,
 )
@@ -58,7 +57,6 @@ CHANNEL_OPTIONS = [
 
 _STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-    InfeasibleError: grpc.StatusCode.OUT_OF_RANGE,
     ContractError: grpc.StatusCode.FAILED_PRECONDITION,
     IntegrityError: grpc.StatusCode.DATA_LOSS,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.cli import app as cli
 from antiphon.cli.arguments import check_address
-from antiphon.core.errors import AntiphonError, ConfigError, InfeasibleError, UnavailableError
+from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
@@ -78,7 +78,6 @@ def test_nothing_is_written_when_a_command_is_refused(
     ("error", "code", "says"),
     [
         (ConfigError("a=1 is wrong"), 2, "antiphon: a=1 is wrong"),
-        (InfeasibleError("no schedule"), 3, "antiphon: no schedule"),
         (UnavailableError("nobody answers"), 1, "antiphon: nobody answers"),
         (AntiphonError("it failed"), 1, "antiphon: it failed"),
         (KeyboardInterrupt(), 130, "antiphon: interrupted"),

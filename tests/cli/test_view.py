@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from antiphon.cli.status import planes_of
 from antiphon.cli.view import LiveView, PlainView, RunHistory, make_view, picture, sparkline
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words
+from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words, planes_of
 from antiphon.core.status import EvaluationRecord, RunStatus
 
 PLANES = {

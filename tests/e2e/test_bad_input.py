@@ -91,7 +91,7 @@ def test_an_interval_that_cannot_hold_the_bound_is_refused(tmp_path: Path) -> No
     done = command(home, "run", str(QUICKSTART), *given)
     line = said_in_one_line(done)
     assert done.returncode == 2
-    assert "loop.publish_interval=4 needs loop.max_staleness >= 3 in fixed mode" in line
+    assert "loop.publish_interval=4 needs loop.max_staleness >= 3, but it is 2" in line
     assert [path.name for path in home.iterdir()] == [".dvc"]
 
 

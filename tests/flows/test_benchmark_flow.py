@@ -63,7 +63,7 @@ def test_a_commit_measured_again_replaces_its_table_and_is_not_compared_with_its
 
 def test_tables_of_another_machine_are_not_compared(tmp_path: Path) -> None:
     compared = compare_tables(table("bbb", 9.0, 2, machine="other"), [table("aaa", 2.0, 1)])
-    assert compared.before == "" and {c.verdict for c in compared.comparisons} == {Verdict.UNREWARDED}
+    assert compared.before == "" and {c.verdict for c in compared.comparisons} == {Verdict.UNDECIDED}
     compared = compare_tables(
         table("ccc", 2.0, 3), [table("aaa", 2.0, 1), table("bbb", 9.0, 2, machine="other")]
     )

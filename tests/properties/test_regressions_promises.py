@@ -59,7 +59,7 @@ def test_only_shared_cases_count(shared: dict[str, float], other: dict[str, floa
     alone = compare(LOWER, shared, shared)
     assert compare(LOWER, shared | more, shared) == alone
     assert compare(LOWER, shared, shared | more) == alone
-    assert compare(LOWER, shared, more).verdict is Verdict.UNREWARDED
+    assert compare(LOWER, shared, more).verdict is Verdict.UNDECIDED
 
 
 @given(tables, st.floats(1.01, 10.0))
@@ -102,14 +102,14 @@ def test_a_table_of_decisions() -> None:
     assert compare(LOWER, steady, slower).verdict is Verdict.WORSE
     assert compare(LOWER, slower, steady).verdict is Verdict.BETTER
     assert compare(HIGHER, steady, slower).verdict is Verdict.BETTER
-    assert compare(Figure("n"), steady, slower).verdict is Verdict.UNREWARDED
+    assert compare(Figure("n"), steady, slower).verdict is Verdict.UNDECIDED
     mixed = {"s0": 12.0, "s1": 9.0, "s2": 15.0, "s3": 8.0}
     assert compare(LOWER, steady, mixed).verdict is Verdict.SAME
     # Two pairs must move further than four.
     twice = compare(LOWER, {"a": 10.0, "b": 10.0}, {"a": 10.8, "b": 10.8})
     assert twice.verdict is Verdict.SAME and twice.allowance == 0.1
     assert compare(LOWER, {"a": 0.0}, {"a": 0.0}).verdict is Verdict.SAME
-    assert compare(LOWER, {"a": float("nan")}, {"a": 1.0}).verdict is Verdict.UNREWARDED
+    assert compare(LOWER, {"a": float("nan")}, {"a": 1.0}).verdict is Verdict.UNDECIDED
 
 
 def test_names_tell_the_better_side() -> None:

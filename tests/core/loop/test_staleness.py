@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.errors import InfeasibleError
-from antiphon.core.loop.staleness import StalenessBound, check_publish_interval, oldest_allowed_version
+from antiphon.core.config import build_config
+from antiphon.core.errors import ConfigError
+from antiphon.core.loop.staleness import StalenessBound, oldest_allowed_version
 
 GRID = [(kappa, bound) for kappa in range(1, 5) for bound in range(7) if bound >= kappa - 1]
 
@@ -30,12 +31,17 @@ def test_fixed_version_never_falls(kappa: int, bound: int) -> None:
 
 @pytest.mark.parametrize("kappa", range(1, 5))
 @pytest.mark.parametrize("bound", range(7))
-def test_publish_interval_beyond_the_bound_is_infeasible(kappa: int, bound: int) -> None:
+@pytest.mark.parametrize("mode", ["elastic", "fixed"])
+def test_a_publish_interval_beyond_the_bound_is_refused(kappa: int, bound: int, mode: str) -> None:
+    tree = {
+        "loop": {"mode": mode, "max_staleness": bound, "publish_interval": kappa},
+        "broadcast": {"snapshots_kept": bound + 2},
+    }
     if bound >= kappa - 1:
-        check_publish_interval(bound, kappa)
+        build_config(tree)
         return
-    with pytest.raises(InfeasibleError, match=rf"publish_interval={kappa} needs .* >= {kappa - 1}"):
-        check_publish_interval(bound, kappa)
+    with pytest.raises(ConfigError, match=rf"publish_interval={kappa} needs .* >= {kappa - 1}, but it is"):
+        build_config(tree)
     assert any(oldest_allowed_version(step, bound, kappa) > step for step in range(60))
 
 

@@ -1,4 +1,4 @@
-"""Schedule: the staleness bound is one edge, a resumed run owes nothing, and the first cause is told."""
+"""Driver: the whole schedule is submitted, and the error that it began with is told."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from antiphon.benchmarks.parts.plain_stages import PlainStages
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import IntegrityError
-from antiphon.flows.schedule import Handle, PlainStages, StageSkipped, drive
+from antiphon.core.loop.schedule import schedule
+from antiphon.flows.driver import Handle, StageSkipped, drive
 from antiphon.runs.context import RunContext, RunStopped
 
 
@@ -55,10 +57,10 @@ class Book:
 class Run:
     """As much of a run as the schedule looks at."""
 
-    def __init__(self, config: RunConfig, evaluations: Sequence[Any] = ()) -> None:
+    def __init__(self, config: RunConfig, scored: frozenset[int] = frozenset()) -> None:
         self.config = config
         self.stopped = ""
-        self.coordinator = SimpleNamespace(status=lambda: SimpleNamespace(evaluations=evaluations))
+        self.coordinator = SimpleNamespace(status=lambda: SimpleNamespace(scored=scored))
 
     def call(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -83,36 +85,13 @@ def driven(run: Run, first: int = 0, book: Book | None = None) -> Book:
     return book
 
 
-@pytest.mark.parametrize("staleness", range(5))
-def test_the_bound_moves_one_edge(staleness: int) -> None:
-    book = driven(Run(config_of(8, staleness)))
-    for t in range(8):
-        oldest = ("broadcast", max(0, t - staleness))
-        assert book.edges("collect", t) == book.edges("reward", t) == {oldest}
-        previous = {("step", t - 1)} if t else set()
-        assert book.edges("step", t) == {("collect", t), ("reward", t)} | previous
-        assert ("step", t) in book.edges("broadcast", t + 1)
-        assert book.edges("record", t) == {("broadcast", t + 1)}
-
-
-def test_with_a_publish_interval_the_edge_goes_to_the_oldest_published_version() -> None:
-    book = driven(Run(config_of(9, staleness=3, interval=2)))
-    assert {number for name, number in book.stages if name == "broadcast"} == {0, 2, 4, 6, 8, 9}
-    assert [next(iter(book.edges("collect", t)))[1] for t in range(9)] == [0, 0, 0, 0, 2, 2, 4, 4, 6]
-    assert book.edges("record", 0) == {("step", 0)}
-
-
-def test_a_resumed_run_goes_on_from_its_commits_and_owes_no_score() -> None:
-    scores = [SimpleNamespace(version=v, complete=v != 4) for v in (0, 2, 4)]
-    book = driven(Run(config_of(10, staleness=2, evaluated=2), scores), first=7)
-    assert {number for name, number in book.stages if name == "step"} == {7, 8, 9}
-    assert book.edges("collect", 7) == book.edges("collect", 9) == {("broadcast", 7)}
-    assert {number for name, number in book.stages if name == "evaluate"} == {4, 6, 8, 10}
-
-
-def test_a_finished_loop_is_only_closed() -> None:
-    book = driven(Run(config_of(4, staleness=1), [SimpleNamespace(version=0, complete=True)]), first=4)
-    assert set(book.stages) == {("broadcast", 4), ("evaluate", 4)}
+def test_every_stage_of_the_schedule_is_submitted_after_those_it_waits_for() -> None:
+    scores = frozenset({0, 2})
+    run = Run(config_of(10, staleness=2, evaluated=2), scores)
+    book = driven(run, first=7)
+    stages = list(schedule(run.config, 7, scores))
+    assert list(book.stages) == [stage.key for stage in stages]
+    assert all(book.edges(*stage.key) == set(stage.after) for stage in stages)
 
 
 @pytest.mark.parametrize("failing", ["collect", "reward", "step", "broadcast", "evaluate", "record"])

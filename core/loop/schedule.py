@@ -1,0 +1,72 @@
+"""Schedule: the overlapping loop as a list of stages; the flow, the simulator and the benchmarks walk it.
+
+For learner step t, collect and reward wait for the broadcast of the oldest version that the
+staleness bound S allows; step waits for both and for the step before; broadcast waits for the step
+that made its version; record waits for what it records. The bound moves one edge.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from antiphon.core.config import RunConfig
+from antiphon.core.loop.staleness import is_published, oldest_allowed_version
+
+StageKey = tuple[str, int]
+"""Name and number of a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One task of the loop."""
+
+    name: str
+    """collect, reward, step, broadcast, evaluate or record."""
+    number: int
+    """The learner step; of broadcast and evaluate, the policy version."""
+    turn: int
+    """The learner step with which it is begun."""
+    after: tuple[StageKey, ...] = ()
+    """The stages that must have ended well before; all of them stand earlier in the list."""
+
+    @property
+    def key(self) -> StageKey:
+        """Return what identifies it within a run."""
+        return self.name, self.number
+
+
+def is_evaluated(version: int, config: RunConfig) -> bool:
+    """Tell whether a version is scored on held-out prompts: first, last, and at the interval."""
+    if not is_published(version, config.loop.publish_interval, config.run.steps):
+        return False
+    interval = config.evaluation.interval
+    return version in {0, config.run.steps} or (interval > 0 and version % interval == 0)
+
+
+def schedule(config: RunConfig, first: int = 0, scored: Collection[int] = ()) -> Iterator[Stage]:
+    """Yield the stages of the steps `first` .. steps - 1, each after those that it waits for.
+
+    Args:
+        config: of the run.
+        first: steps that were committed before (0 for a new run).
+        scored: versions whose evaluation is complete; an earlier process may have left some open.
+    """
+    steps, bound, interval = config.run.steps, config.loop.max_staleness, config.loop.publish_interval
+    base = first if is_published(first, interval, steps) else first - first % interval
+    broadcast = Stage("broadcast", base, first)
+    yield broadcast
+    for version in range(base + 1):
+        if is_evaluated(version, config) and version not in scored:
+            yield Stage("evaluate", version, first, (broadcast.key,))
+    for t in range(first, steps):
+        oldest = max(base, oldest_allowed_version(t, bound, interval))
+        collect = Stage("collect", t, t, (("broadcast", oldest),))
+        reward = Stage("reward", t, t, collect.after)
+        before = (("step", t - 1),) if t > first else ()
+        last = step = Stage("step", t, t, (collect.key, reward.key, *before))
+        yield from (collect, reward, step)
+        if is_published(t + 1, interval, steps):
+            last = broadcast = Stage("broadcast", t + 1, t, (step.key, broadcast.key))
+            yield broadcast
+            if is_evaluated(t + 1, config):
+                yield Stage("evaluate", t + 1, t, (broadcast.key,))
+        yield Stage("record", t, t, (last.key,))

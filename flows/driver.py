@@ -1,0 +1,99 @@
+"""Driver: submits the stages of the schedule to whoever runs them and tells the error they began with."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from antiphon.core.errors import AntiphonError
+from antiphon.core.loop.schedule import StageKey, schedule
+from antiphon.runs.context import RunContext, RunStopped
+
+
+class StageSkipped(AntiphonError):
+    """A stage did not run because one before it failed."""
+
+
+class Handle(Protocol):
+    """One submitted stage."""
+
+    def wait(self) -> None:
+        """Return when the stage ended.
+
+        Raises:
+            StageSkipped: when a stage before it failed.
+            AntiphonError: what the stage raised.
+        """
+        ...
+
+    def done(self) -> bool:
+        """Tell whether the stage ended."""
+        ...
+
+
+class Stages(Protocol):
+    """Something that runs stages: Prefect in production, plain threads to measure it against."""
+
+    def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
+        """Run `stage` number `number` once every stage in `after` has ended well."""
+        ...
+
+
+def drive(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> None:
+    """Submit the stages of steps `first` .. steps - 1 and wait until all have ended.
+
+    Args:
+        run: the living run.
+        stages_for: which runner a step's stages go to.
+        first: steps that were committed before (0 for a new run).
+
+    Raises:
+        AntiphonError: the error that a stage began with; the others are asked to stop.
+    """
+    pending: list[Handle] = []
+    try:
+        _submit_all(run, stages_for, first, pending)
+    except (StageSkipped, RunStopped) as error:
+        cause = _cause(pending) or error
+        run.stop(str(cause))
+        raise cause from None
+    except BaseException as error:
+        run.stop(str(error) or type(error).__name__)
+        raise
+
+
+def _submit_all(
+    run: RunContext, stages_for: Callable[[int], Stages], first: int, pending: list[Handle]
+) -> None:
+    config, handles = run.config, dict[StageKey, Handle]()
+    scored = run.call(lambda: run.coordinator.status()).scored if first else ()
+    for stage in schedule(config, first, scored):
+        if stage.name == "collect":  # no step is submitted before the bound lets it overlap
+            earlier = handles.get(("step", stage.number - config.loop.max_staleness - 1))
+            if earlier is not None:
+                earlier.wait()
+            pending[:] = _raise_early(pending)
+        after = [handles[key] for key in stage.after]
+        handle = handles[stage.key] = stages_for(stage.turn).submit(stage.name, stage.number, after)
+        pending.append(handle)
+    for handle in pending:
+        handle.wait()
+
+
+def _cause(handles: list[Handle]) -> AntiphonError | None:
+    """Return the error of a stage that failed by itself, if one has."""
+    for handle in handles:
+        if not handle.done():
+            continue
+        try:
+            handle.wait()
+        except (StageSkipped, RunStopped):
+            continue
+        except AntiphonError as error:
+            return error
+    return None
+
+
+def _raise_early(handles: list[Handle]) -> list[Handle]:
+    for handle in handles:
+        if handle.done():
+            handle.wait()
+    return [handle for handle in handles if not handle.done()]

@@ -1,0 +1,1 @@
+"""Loop: what the stages of a run ask of its services."""

@@ -1,0 +1,82 @@
+"""Stages of the loop as Prefect tasks: each runs one stage, says what came of it and when it ran."""
+
+import time
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from antiphon.runs.context import find
+
+
+@task(task_run_name="collect {step}", cache_policy=NO_CACHE, persist_result=False)
+def collect(run_id: str, step: int) -> dict[str, Any]:
+    """Open one step and wait until all its groups were sampled and handed in."""
+    run = find(run_id)
+    run.timed("collect", step, lambda: run.wait(run.stages.collect(step)))
+    return {"step": step}
+
+
+@task(task_run_name="reward {step}", cache_policy=NO_CACHE, persist_result=False)
+def reward(run_id: str, step: int) -> dict[str, Any]:
+    """Wait until the groups of one step are rewarded and its batch is sealed; returns its rewards."""
+    run, started = find(run_id), time.perf_counter()
+    batch = run.timed("reward", step, lambda: run.wait(run.stages.reward(step)))
+    run.batches[step] = batch
+    return {
+        "step": step,
+        "batch": batch.digest,
+        "trajectories": batch.trajectories,
+        "reward_mean": round(batch.reward_mean, 4),
+        "reward_std": round(batch.reward_std, 4),
+        "groups_filtered": batch.groups_filtered,
+        "seconds": round(time.perf_counter() - started, 4),
+    }
+
+
+@task(task_run_name="step {number}", cache_policy=NO_CACHE, persist_result=False)
+def step(run_id: str, number: int) -> dict[str, Any]:
+    """Run one learner step; returns the version it made."""
+    run = find(run_id)
+    result = run.timed("step", number, lambda: run.wait(run.stages.step(number)))
+    run.step_results[number] = result
+    return {
+        "step": number,
+        "version": result.commit.version,
+        "weights": result.commit.weights_digest,
+        "idle_s": round(result.idle_s, 4),
+        "train_s": round(result.train_s, 4),
+    }
+
+
+@task(task_run_name="broadcast v{version}", cache_policy=NO_CACHE, persist_result=False)
+def broadcast(run_id: str, version: int) -> dict[str, Any]:
+    """Publish one policy version; returns its digest."""
+    run = find(run_id)
+    manifest = run.timed("broadcast", version, lambda: run.wait(run.stages.broadcast(version)))
+    run.manifests[version] = manifest
+    if version == 0 and run.recorder is not None:
+        run.recorder.record_base(manifest)
+    return {"version": version, "weights": manifest.weights_digest, "bytes": manifest.payload_bytes}
+
+
+@task(task_run_name="evaluate v{version}", cache_policy=NO_CACHE, persist_result=False)
+def evaluate(run_id: str, version: int) -> dict[str, Any]:
+    """Score one policy version on held-out prompts while training continues."""
+    run = find(run_id)
+    score = run.timed("evaluate", version, lambda: run.wait(run.stages.evaluate(version)))
+    if run.recorder is not None:
+        run.recorder.record_evaluation(score)
+    return {"version": version, "reward_mean": score.reward_mean, "prompts": score.prompts}
+
+
+@task(task_run_name="record {number}", cache_policy=NO_CACHE, persist_result=False)
+def record(run_id: str, number: int) -> dict[str, Any]:
+    """Queue one step, its batch and its version for MLflow and the ledger; never blocks the loop."""
+    run = find(run_id)
+    run.timed("record", number, lambda: run.record(number))
+    return {"step": number}
+
+
+TASKS = {stage.fn.__name__: stage for stage in (collect, reward, step, broadcast, evaluate, record)}
+"""Name of a stage -> its task."""
