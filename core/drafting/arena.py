@@ -130,7 +130,7 @@ class DraftArena:
         self.texts.weights[start : start + len(tokens)] = weight
 
     def index(self, start: int, length: int, head: int, mask: int) -> None:
-        """Put a text of `length` tokens into the chains of a table; the place after its end counts, too."""
+        """Put a text of `length` tokens into the chains of a table, the position after its end too."""
         link(self.texts, start, start + length + 1, self._gram, head, mask)
 
 
