@@ -105,7 +105,7 @@ class VllmEngine:
         self._digest: str | None = None
         self._rehearsing = False
         self.continues = True
-        """Whether prefixes are to be trusted to change nothing; the self-test decides."""
+        """Whether prefixes are to be trusted to change nothing; the startup check decides."""
 
     @property
     def version(self) -> int | None:

@@ -279,16 +279,16 @@ def test_engine_scores_prompts_as_transformers_does(engine, models):
     assert engine.unfinished == 0
 
 
-def test_self_test_passes_on_a_sound_engine_and_fails_on_a_bent_one(engine, monkeypatch):
+def test_startup_check_passes_on_a_sound_engine_and_fails_on_a_bent_one(engine, monkeypatch):
     from antiphon.services.rollout.engine import sampler_hook
-    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
-    report = run_self_test(engine, draws=600)
-    assert all(check.degrees > 3 for check in report.law)
-    assert report.law_holds and report.tokens_equal and report.bits_equal
-    assert max(check.logprob_error for check in report.law) < 1e-4
+    report = run_startup_check(engine, draws=600)
+    assert all(check.degrees > 3 for check in report.distributions)
+    assert report.distributions_hold and report.tokens_equal and report.bits_equal
+    assert max(check.logprob_error for check in report.distributions) < 1e-4
     monkeypatch.setattr(sampler_hook, "draw", lambda logits, u, rows: ks.draw(logits / 1.3, u, rows))
-    assert not run_self_test(engine, draws=600).law_holds
+    assert not run_startup_check(engine, draws=600).distributions_hold
 
 
 def test_abort_forgets_and_ids_can_be_used_again(engine):
