@@ -35,7 +35,7 @@ class ChunkSource(WeightSource):
         self._timeout_s = config.broadcast.transfer_timeout_s
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified; goes on where an earlier attempt stopped."""
+        """Bring every chunk here, verified; continues where an earlier attempt stopped."""
         origin = BroadcastClient(
             manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
         )
@@ -133,7 +133,7 @@ async def serve_worker(
     coordinator: CoordinatorClient | None = None,
     credentials: Credentials | None = None,
 ) -> None:
-    """Sample for one run until it is finished, the worker is drained, or a signal says to leave.
+    """Sample for one run until it is finished, the worker is drained, or a signal stops it.
 
     The process must have been started with `engine_environment.child_environment`.
 

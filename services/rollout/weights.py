@@ -34,7 +34,7 @@ class WeightSource(Protocol):
     """Where snapshots come from and where their chunks are kept."""
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified; goes on where an earlier attempt stopped.
+        """Bring every chunk here, verified; continues where an earlier attempt stopped.
 
         Raises:
             UnavailableError: when the holder of the chunks does not answer.
@@ -86,7 +86,7 @@ class WeightSync:
         self._engine = engine
         self._mode = config.loop.mode
         self._kept = config.broadcast.snapshots_kept
-        self._patience_s = config.services.stall_timeout_s
+        self._stall_timeout_s = config.services.stall_timeout_s
         self._pause_s = config.coordinator.heartbeat_s
         self._run_id = run_id
         self._groups_in_flight = groups_in_flight
@@ -177,7 +177,7 @@ class WeightSync:
                 # A holder that restarts, moves or sends a damaged chunk is asked again; its
                 # manifest too, because the origin may have another address by now.
                 _log.warning("snapshot.unfetched", version=version, error=str(error))
-                if loop.time() - since > self._patience_s:
+                if loop.time() - since > self._stall_timeout_s:
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
@@ -192,7 +192,7 @@ class WeightSync:
         manifest = await retry_unavailable(
             "coordinator.latest_manifest",
             lambda: self._coordinator.latest_manifest(version),
-            self._patience_s,
+            self._stall_timeout_s,
         )
         if manifest is None:
             raise UnavailableError(f"the coordinator has no manifest of version {version} yet")
@@ -217,7 +217,7 @@ class WeightSync:
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
                 return
             failpoints.reach("worker.apply")
-            await self._engine.load(version, tensors, manifest.weights_digest, self._patience_s)
+            await self._engine.load(version, tensors, manifest.weights_digest, self._stall_timeout_s)
             self._held = manifest
         self._damaged_since = None
         _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
@@ -226,12 +226,12 @@ class WeightSync:
         self._change.notify()
 
     async def _fetch_again(self, version: int, error: AntiphonError) -> None:
-        """Forget a snapshot whose chunks were damaged here, for as long as patience lasts."""
+        """Forget a snapshot whose chunks were damaged here, for services.stall_timeout_s at most."""
         now = asyncio.get_running_loop().time()
         _log.warning("snapshot.damaged", version=version, error=str(error))
         if self._damaged_since is None:
             self._damaged_since = now
-        if now - self._damaged_since > self._patience_s:
+        if now - self._damaged_since > self._stall_timeout_s:
             raise error
         del self._complete[version]
         self._change.notify()
