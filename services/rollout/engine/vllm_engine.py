@@ -289,7 +289,7 @@ class VllmEngine:
 
     @property
     def scheduler(self) -> DraftScheduler | None:
-        """The scheduler that drafts, for its figures; None in an engine without drafting."""
+        """The scheduler that drafts; None in an engine without drafting."""
         return self._scheduler
 
     def use_drafts(self, on: bool) -> None:
@@ -467,16 +467,16 @@ class VllmEngine:
         count = len(token_ids)
         logprobs = self._logprobs(internal_id, live, 0, count)
         slot = self._table.release(internal_id)
-        figures = None
+        drafting = None
         if self._scheduler is not None:
-            # Siblings draft from all of it; the figures are about what was sampled here.
+            # Siblings draft from all of it; the statistics are about what was sampled here.
             whole = np.array([*live.prefix, *token_ids.tolist()], dtype=np.int32)
-            figures = self._scheduler.release(slot, whole, len(live.prefix))
+            drafting = self._scheduler.release(slot, whole, len(live.prefix))
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
         return EngineOutput(
-            live.external_id, token_ids, logprobs, _spans(live, 0, count), FinishReason(reason), figures
+            live.external_id, token_ids, logprobs, _spans(live, 0, count), FinishReason(reason), drafting
         )
 
     def _logprobs(self, internal_id: str, live: _Live, start: int, stop: int) -> FloatArray:
