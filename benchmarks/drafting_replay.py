@@ -6,7 +6,7 @@ sampled. Accept-if-equal makes this exact: a verifying engine would need as many
 a prompt is the target; drafts come from its own text alone (the prompt included), from that and 1, 3 or 7
 further responses to the same prompt, from that and the responses of earlier policy versions, or, as a
 control, from nothing but three responses to another prompt. `control_with_own` adds the own text
-to the control, so that its distance from `own_text` is all that foreign texts are worth. Figures are
+to the control, so that its distance from `own_text` is all that foreign texts are worth. Printed are
 medians over prompts of tokens / passes, at a fixed window of 8 and with the windows that a worker uses.
 The last line is one JSON object.
 

@@ -1,6 +1,6 @@
 """Draft gate: drafts are made only where they pay, and trying costs at most a stated share of time.
 
-The gate knows no clock: it is told how long each decoding step took, and answers whether the next
+The gate knows no clock: the caller says how long each decoding step took, and it answers whether the next
 step should draft and how probable a token must be to be worth a row of it.
 
 Symbols: B requests in a step, x drafted tokens in it, so B + x rows; u(B) seconds of an undrafted
@@ -208,12 +208,6 @@ class DraftGate:
         """Seconds one more drafted token adds to a step, as last fitted; 0 before any."""
         surplus = self._latest.surplus if self._latest is not None else None
         return surplus.row_s if surplus is not None else 0.0
-
-    @property
-    def drafted_step_s(self) -> float:
-        """Seconds a drafted step adds whatever its length, as last fitted; 0 before any."""
-        surplus = self._latest.surplus if self._latest is not None else None
-        return surplus.fixed_s if surplus is not None else 0.0
 
     def is_open(self, requests: int) -> bool:
         """Tell whether drafts are held to pay, or not yet known to lose, at this batch size."""

@@ -10,7 +10,7 @@ put a wrong text into a draft.
 The occurrences that agree with a text so far are a node of the (unbuilt) suffix tree of all documents:
 the tokens after them are its branches, their summed votes the counts. Following a branch keeps the
 occurrences that agree. Where a text has left another one and no long context recurs, anchors say where it
-would go on if the two still ran in parallel: a position there needs less context to be believed.
+would continue if the two still ran in parallel: a position there needs less context to be believed.
 
 Legend: B rows, W tokens of a draft, C candidates, A anchors, N positions of the arena, H head entries.
 """
@@ -35,7 +35,7 @@ MATCH_CAP = 24
 GROWTH = 2.0
 """Factor on a candidate's vote for each token of context it shares with the text."""
 ANCHORS = 4
-"""Places in other texts that a request follows in parallel."""
+"""Positions in other texts that a request follows in parallel."""
 REACH = 8
 """Tokens to either side of an anchor within which a text may have been cut or lengthened."""
 SURE_SPAN = 4

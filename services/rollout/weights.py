@@ -140,7 +140,7 @@ class WeightSync:
                 yield
 
     async def fetch_forever(self) -> None:
-        """Fetch what is wanted and what is newest, while sampling goes on.
+        """Fetch what is wanted and what is newest, while sampling continues.
 
         Raises:
             UnavailableError: when a snapshot cannot be had for services.stall_timeout_s.

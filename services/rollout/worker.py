@@ -133,7 +133,7 @@ class RolloutWorker:
     def stop(self, grace_s: float | None = None) -> None:
         """Take nothing new, then leave within `grace_s` seconds; a second call leaves at once.
 
-        What was sampled so far is told to the coordinator immediately. Groups that are surely
+        What was sampled so far is reported to the coordinator immediately. Groups that are surely
         finished in half of the time are finished; the others are handed over for another worker to
         continue.
 
@@ -235,7 +235,7 @@ class RolloutWorker:
             reply = await self._reach("coordinator.heartbeat", beat)
             if reply.known:
                 self._heed(reply)
-                # Other weights are told at once: the coordinator's gate counts with them.
+                # Other weights are reported at once: the coordinator's gate counts with them.
                 await self._rest(pause_s, reply.next_s)
             else:
                 # Its leases are named by their ids, so work in flight continues under the new name.

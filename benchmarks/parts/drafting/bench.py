@@ -173,7 +173,7 @@ def unseen_work(run: RecordedRun, prompts: int) -> list[GroupWork]:
 
 @dataclass(frozen=True, slots=True)
 class RestoredHistory:
-    """An epoch's completions of every training prompt, and how they were come by."""
+    """An epoch's completions of every training prompt, and where they come from."""
 
     histories: Mapping[str, PromptHistory]
     recorded: int

@@ -76,7 +76,7 @@ def _guarded(
                 return fallback
             try:
                 return method(scheduler, *arguments, **options)
-            # Whatever is wrong with a draft source, the run must go on: drafts only save time.
+            # Whatever is wrong with a draft source, the run must continue: drafts only save time.
             except Exception as error:  # noqa: BLE001
                 scheduler.close(f"the drafter failed: {type(error).__name__}: {error}")
                 return fallback
@@ -102,9 +102,7 @@ class DraftScheduler:
         self._max_window = max_window
         self._window_size = min(max_window, settings.max_window)
         self._vocabulary = vocabulary
-        self._drafter_s = self._sampler_s = 0.0
         self._drafter_share_s = self._sampler_share_s = 0.0
-        self._calls = 0
         self._size(slots)
         self.script: Script | None = None
         """Drafts come from here instead, ungated; for tests of the engine."""
@@ -122,7 +120,7 @@ class DraftScheduler:
         self._group_of: dict[int, str] = {}
         self._request_of: dict[int, str] = {}
         self._waiting: set[int] = set()
-        """Slots that the forest was not told of yet: nothing was drafted since they came."""
+        """Slots that the forest does not know yet: nothing was drafted since they came."""
         self._idle_steps = 0
         self._sourced = 0
         self._plan = self._previous = _NO_DRAFT
@@ -139,21 +137,6 @@ class DraftScheduler:
         self._max_tokens = np.zeros(slots, dtype=np.int64)
         self._counts = np.zeros((slots, 4), dtype=np.int64)
         self._since = np.zeros((slots, 2), dtype=np.float64)
-
-    @property
-    def gain(self) -> float:
-        """Tokens per second relative to the last undrafted probe; 0 before the first."""
-        return self._gate.gain
-
-    @property
-    def drafter_ms(self) -> float:
-        """Mean milliseconds of one call of the drafter."""
-        return 1e3 * self._drafter_s / max(1, self._calls)
-
-    @property
-    def bytes_used(self) -> int:
-        """Bytes of the draft index."""
-        return self._forest.bytes_used
 
     @_guarded(None)
     def admit(self, slot: int, request: EngineRequest) -> None:
@@ -260,10 +243,7 @@ class DraftScheduler:
             tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
             widest = int(counts.max(initial=0))
             drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
-        spent = perf_counter() - begun
-        self._drafter_s += spent
-        self._drafter_share_s += spent / max(1, len(slots))
-        self._calls += 1
+        self._drafter_share_s += (perf_counter() - begun) / max(1, len(slots))
         return drafts
 
     @_guarded(None)
@@ -286,7 +266,6 @@ class DraftScheduler:
     @_guarded(None)
     def sampled(self, requests: int, seconds: float) -> None:
         """Take note of the seconds that the sampler took for a step of `requests` rows."""
-        self._sampler_s += seconds
         self._sampler_share_s += seconds / max(1, requests)
 
     @_guarded(None)
@@ -302,7 +281,7 @@ class DraftScheduler:
         self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
 
     def _follow(self, slot: int, group: _Group) -> None:
-        """Tell the forest of a request, and of its group, if it was not told yet."""
+        """Let the forest follow a request, and open its group, unless it does so already."""
         if slot not in self._waiting:
             return
         self._waiting.remove(slot)

@@ -62,7 +62,8 @@ def make_model(folder):
 def start(folder, **changes):
     from safetensors.torch import load_file
 
-    from antiphon.services.rollout.engine.vllm_engine import EngineSettings, VllmEngine
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     settings = {"max_model_len": MAX_LEN, "max_num_seqs": SEQUENCES, "kv_cache_bytes": 32 << 20, **changes}
     engine = VllmEngine(EngineSettings(model_dir=folder, **settings))

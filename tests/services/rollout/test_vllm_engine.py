@@ -67,7 +67,8 @@ def weights(models):
 
 @pytest.fixture(scope="module")
 def idle_engine(models):
-    from antiphon.services.rollout.engine.vllm_engine import EngineSettings, VllmEngine
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     engine = VllmEngine(
         EngineSettings(
@@ -364,7 +365,8 @@ def test_before_any_snapshot_nothing_is_served(engine, monkeypatch):
 
 
 def test_bad_model_directories_are_named(tmp_path, models):
-    from antiphon.services.rollout.engine.vllm_engine import EngineSettings, VllmEngine
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     with pytest.raises(ConfigError, match=r"config\.json"):
         VllmEngine(EngineSettings(model_dir=tmp_path))
