@@ -100,7 +100,7 @@ class WeightSync:
         self._newest: int | None = None
         self._wanted: int | None = None
         self._held: SnapshotManifest | None = None
-        self._gate = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """Fixed mode: held while weights are swapped and while a lease is asked for, because a lease
         that names a version must find it still loaded. Elastic leases name none."""
 
@@ -114,13 +114,13 @@ class WeightSync:
         """Digest of the weights that sample now."""
         return None if self._held is None else self._held.weights_digest
 
-    def hear(self, newest: int | None) -> None:
+    def note_newest(self, newest: int | None) -> None:
         """Note the newest announced version."""
         if newest is not None and (self._newest is None or newest > self._newest):
             self._newest = newest
             self._change.notify()
 
-    def want(self, version: int | None) -> None:
+    def note_wanted(self, version: int | None) -> None:
         """Note the version that the coordinator wants for the next group."""
         if version != self._wanted:
             self._wanted = version
@@ -131,12 +131,12 @@ class WeightSync:
         return leases_wait(self._view(), self._mode)
 
     @asynccontextmanager
-    async def steady(self) -> AsyncIterator[None]:
+    async def held_still(self) -> AsyncIterator[None]:
         """Keep the weights as they are while a lease is asked for, where leases name a version."""
         if self._mode == "elastic":
             yield
         else:
-            async with self._gate:
+            async with self._lock:
                 yield
 
     async def fetch_forever(self) -> None:
@@ -212,7 +212,7 @@ class WeightSync:
         except (UnavailableError, IntegrityError) as error:
             await self._fetch_again(version, error)
             return
-        async with self.steady():
+        async with self.held_still():
             # A lease that names the held version, or another wish, may have come in meanwhile.
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
                 return

@@ -234,7 +234,7 @@ class RolloutWorker:
         while True:
             reply = await self._reach("coordinator.heartbeat", beat)
             if reply.known:
-                self._heed(reply)
+                self._apply_reply(reply)
                 # Other weights are reported at once: the coordinator's gate counts with them.
                 await self._rest(pause_s, reply.next_s)
             else:
@@ -272,7 +272,7 @@ class RolloutWorker:
             leaving=leaving,
         )
 
-    def _heed(self, reply: HeartbeatReply) -> None:
+    def _apply_reply(self, reply: HeartbeatReply) -> None:
         for lease_id in reply.cancelled_leases:
             group = self._work.groups.pop(lease_id, None)
             if group is not None and self._engine is not None:
@@ -283,7 +283,7 @@ class RolloutWorker:
             if running is not None:
                 running.heard(kept.tokens)
         if self._weights is not None:
-            self._weights.hear(reply.newest_version)
+            self._weights.note_newest(reply.newest_version)
         if reply.drain and not self._draining:
             _log.info("worker.draining", worker=self._name, groups=len(self._work.groups))
             self._draining = True
@@ -303,7 +303,7 @@ class RolloutWorker:
                 continue
             await self._pace()
             held_version = weights.held_version
-            async with weights.steady():
+            async with weights.held_still():
                 asking = partial(self._ask, engine, weights, room)
                 reply = await self._reach("coordinator.lease_group", asking)
                 self._accept(reply, engine, weights)
@@ -333,8 +333,8 @@ class RolloutWorker:
                 continue
             self._work.take(lease, engine)
             _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)
-        weights.hear(reply.newest_version)
-        weights.want(reply.wanted_version)
+        weights.note_newest(reply.newest_version)
+        weights.note_wanted(reply.wanted_version)
         if reply.run_finished:
             self._finish_run()
 
