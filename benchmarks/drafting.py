@@ -6,16 +6,19 @@ that is not counted (the warm-up, in which gate and windows get to know the load
 printed too). Unless said otherwise the other side is vLLM's own sampler in an engine built without
 drafting; like ours it keeps log-probabilities and draws each request from its own seed.
 
-- greedy: chain model, greedy, history holds the same outputs.
+- greedy: chain model, greedy, history holds the same outputs: every draft is right, an upper bound.
 - sampled: the demo's policy at temperature 1, groups of 8 with fresh seeds under the weights of one
   epoch of a real run, history = the 8 responses of the epoch before.
 - unhelpful: least of (a) the chain model at temperature 1 with a scale at which chains break off,
   (b) unseen prompts of the policy, no history, groups of one; both against the keyed sampler
-  without drafts and against vLLM's own: the smaller ratio counts.
+  without drafts and against vLLM's own: the smaller ratio counts. The gate has learned in the warm-up
+  round, which is not counted, that these loads do not pay.
 - no_history: as (b), drafting engine against the undrafted one with the same keyed sampler.
 - keyed_undrafted: the keyed sampler without drafts on (b).
 - vllm_ngram: vLLM's `ngram` method on the greedy and sampled loads, without our hooks, seeds and
   log-probabilities; vllm_plain is the same without drafts: what seeds and log-probabilities cost vLLM.
+- to_plain: drafting against vllm_plain on every load, so with what seeds, log-probabilities and our hooks
+  cost counted against us.
 
     .venv/bin/python benchmarks/drafting.py [--home DIR [--run ID]] [--pairs N]
 
@@ -59,7 +62,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=("greedy", "sampled", "unhelpful"), default=None)
     parser.add_argument("--max-window", type=int, default=DraftingSection().max_window)
-    parser.add_argument("--no-vllm-methods", action="store_true", help="leave out vLLM's ngram and suffix")
+    parser.add_argument(
+        "--no-vllm-methods", action="store_true", help="leave out vLLM alone, with and without its own drafts"
+    )
     arguments = parser.parse_args()
     if "ANTIPHON_BENCHMARK_CHILD" not in os.environ:
         # OpenMP reads its settings when a process starts.
@@ -95,7 +100,7 @@ class Report:
         self.result: dict[str, Any] = {"pairs": arguments.pairs}
 
     def measure(self) -> dict[str, Any]:
-        """Run all loads and return the figures."""
+        """Run all loads and return what was measured."""
         with tempfile.TemporaryDirectory() as folder:
             if "greedy" in self._wanted:
                 self._greedy(Path(folder) / "chain")
@@ -124,6 +129,7 @@ class Report:
 
         model = build_chain_model(scale=WANDERING_SCALE)
         bench = self._chain_bench(model.save(folder))
+        self._add_plain(bench)
         for concurrency, requests in WANDERING_PROMPTS.items():
             work = wandering_work(model, bench, requests, WANDERING_TOKENS)
             self._unhelpful("unhelpful_chain", bench, work, concurrency)
@@ -161,6 +167,7 @@ class Report:
             for concurrency, prompts in SAMPLED_PROMPTS.items():
                 self._load("sampled", bench, sampled_work(run, past.histories, prompts), concurrency)
         if "unhelpful" in self._wanted:
+            self._add_plain(bench)
             for concurrency, prompts in UNSEEN_PROMPTS.items():
                 work = unseen_work(run, prompts)
                 self._unhelpful("unhelpful_unseen", bench, work, concurrency, keyed=True)
@@ -173,12 +180,16 @@ class Report:
 
         return open_bench(folder, load_file(folder / "model.safetensors"), 640, self._drafting)
 
+    def _add_plain(self, bench: Any) -> None:
+        if self._methods and "plain" not in bench.others:
+            bench.add("plain", "none")
+
     def _add_vllm(self, bench: Any) -> None:
         if not self._methods:
             return
         from antiphon.benchmarks.parts.drafting.vllm_baseline import suffix_installed
 
-        bench.add("plain", "none")
+        self._add_plain(bench)
         bench.add("ngram", "ngram")
         if suffix_installed():
             bench.add("suffix", "suffix")
@@ -197,10 +208,12 @@ class Report:
         self._identity(found.warm_up["drafted"], reference)
         key, ratio = f"c{concurrency}", found.ratio("drafted", "native")
         self.result.setdefault(name, {})[key] = round(ratio, 3)
-        self._detail(f"{name}.{key}", found, bench)
+        self._detail(f"{name}.{key}", found)
         if not bench.others:
             return
-        others = compare(bench.sides(("native", *bench.others), work, concurrency), min(2, self._pairs))
+        sides = bench.sides(("native", "drafted", *bench.others), work, concurrency)
+        others = compare(sides, min(2, self._pairs))
+        self._to_plain(f"{name}.{key}", others)
         for method in bench.others:
             measured = round(others.ratio(method, "native"), 3)
             self.result.setdefault(f"vllm_{method}", {})[f"{name}.{key}"] = measured
@@ -212,7 +225,8 @@ class Report:
         """Measure a load where drafts cannot help."""
         from antiphon.benchmarks.parts.drafting.load import compare
 
-        found = compare(bench.sides(("native", "keyed", "drafted"), work, concurrency), self._pairs)
+        plain = [side for side in bench.others if side == "plain"]
+        found = compare(bench.sides(("native", "keyed", "drafted", *plain), work, concurrency), self._pairs)
         self._identity(found.warm_up["drafted"], found.warm_up["keyed"])
         key = f"c{concurrency}"
         against = {base: found.ratio("drafted", base) for base in ("native", "keyed")}
@@ -224,7 +238,13 @@ class Report:
             self.result.setdefault("no_history", {})[key] = round(against["keyed"], 3)
             own = self.result.setdefault("keyed_undrafted", {})
             own[key] = round(found.ratio("keyed", "native"), 3)
-        self._detail(f"{name}.{key}", found, bench)
+        self._detail(f"{name}.{key}", found)
+        if plain:
+            self._to_plain(f"{name}.{key}", found)
+
+    def _to_plain(self, load: str, found: Any) -> None:
+        measured = self.result.setdefault("to_plain", {})[load] = round(found.ratio("drafted", "plain"), 3)
+        print(f"{load}: drafting is {measured:.3f} of vLLM alone without drafts", flush=True)
 
     def _identity(self, drafted: Any, reference: Any) -> None:
         from antiphon.benchmarks.parts.drafting.load import identical
@@ -232,14 +252,14 @@ class Report:
         self._same += identical(drafted.outputs, reference.outputs)
         self._asked += len(drafted.outputs)
 
-    def _detail(self, name: str, found: Any, bench: Any) -> None:
-        """Print a line on one load and keep its figures."""
+    def _detail(self, name: str, found: Any) -> None:
+        """Print a line on one load and keep its numbers."""
         from antiphon.core.drafting.statistics import drafting_rates
 
-        figures = found.figures("drafted")
-        rates: Mapping[str, float] = drafting_rates(figures)
+        drafting = found.drafting("drafted")
+        rates: Mapping[str, float] = drafting_rates(drafting)
         steps = sum(run.steps for run in found.runs["drafted"])
-        drafter_ms = 1e3 * figures.drafter_s / steps
+        drafter_ms = 1e3 * drafting.drafter_s / steps
         low, high = found.spread("drafted", "native")
         detail = {
             "native_tokens_per_cpu_s": round(found.rate("native")),

@@ -6,11 +6,13 @@ sampled. Accept-if-equal makes this exact: a verifying engine would need as many
 a prompt is the target; drafts come from its own text alone (the prompt included), from that and 1, 3 or 7
 further responses to the same prompt, from that and the responses of earlier policy versions, or, as a
 control, from nothing but three responses to another prompt. `control_with_own` adds the own text
-to the control, so that its distance from `own_text` is all that foreign texts are worth. Figures are
-medians over prompts of tokens / passes, at a fixed window of 8 and with windows that adapt. The last
-line is one JSON object.
+to the control, so that its distance from `own_text` is all that foreign texts are worth. Printed are
+medians over prompts of tokens / passes, at a fixed window of 8 and with the windows that a worker uses.
+The last line is one JSON object.
 
-    .venv/bin/python benchmarks/drafting_replay.py --corpus ../shared/data/rollouts/multi_sample.jsonl.gz
+    .venv/bin/python benchmarks/drafting_replay.py --corpus FILE --tokenizer FILE
+
+The repository holds no recorded responses: a file of them, one JSON object a line, has to be given.
 """
 
 import argparse
@@ -28,7 +30,7 @@ import numpy as np
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.drafting import kernels
 from antiphon.core.drafting.forest import DraftForest
-from antiphon.core.drafting.windows import WindowController, WindowKind, make_window
+from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.core.records import IntArray
 
@@ -38,7 +40,6 @@ VOCABULARY = 1 << 24
 """Above every tokenizer's ids."""
 SIBLINGS = (1, 3, 7)
 CONTROL_SIBLINGS = 3
-ADAPTIVE: tuple[WindowKind, ...] = ("gain", "doubling", "additive")
 DRAFTING = DraftingSection()
 
 
@@ -58,55 +59,49 @@ def main() -> None:
     """Replay every corpus of a file and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, required=True, help="JSON lines, .gz or plain")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer JSON, .gz or plain; GPT-2's by default")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer JSON, .gz or plain")
     parser.add_argument("--prompts", type=int, help="most prompts of each corpus; all by default")
     arguments = parser.parse_args()
     try:
-        tokenizer_path = arguments.tokenizer or default_tokenizer(arguments.corpus)
-        corpora = read_cases(arguments.corpus, tokenizer_path, arguments.prompts)
+        corpora = read_cases(arguments.corpus, arguments.tokenizer, arguments.prompts)
     except AntiphonError as error:
         print(f"drafting_replay: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     result: dict[str, dict[str, dict[str, float | None]]] = {"corpora": {}, "adaptive": {}}
-    others: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, cases in corpora.items():
-        result["corpora"][name] = medians(cases, None)
-        print_row(name, f"window {WINDOW}", result["corpora"][name])
-        for kind in ADAPTIVE:
-            figures = medians(cases, kind)
-            others.setdefault(kind, {})[name] = figures
-            print_row(name, kind, figures)
-        result["adaptive"][name] = others[DRAFTING.window][name]
-    print(json.dumps({**result, "controllers": others}))
+        for kind, adaptive in (("corpora", False), ("adaptive", True)):
+            result[kind][name] = medians(cases, adaptive)
+            print_row(name, "adaptive" if adaptive else f"window {WINDOW}", result[kind][name])
+    print(json.dumps(result))
 
 
-def print_row(corpus: str, window: str, figures: Mapping[str, float | None]) -> None:
+def print_row(corpus: str, window: str, rates: Mapping[str, float | None]) -> None:
     """Print one line of the table."""
     cells = "  ".join(
         f"{key.removesuffix('_median')} {'-' if value is None else format(value, '.2f')}"
-        for key, value in figures.items()
+        for key, value in rates.items()
     )
     print(f"{corpus:24s} {window:9s} {cells}", flush=True)
 
 
-def medians(cases: Sequence[Case], window: WindowKind | None) -> dict[str, float | None]:
+def medians(cases: Sequence[Case], adaptive: bool) -> dict[str, float | None]:
     """Return the medians over prompts by draft source; None where no prompt has such a source.
 
     Args:
         cases: the prompts of one corpus.
-        window: None for the fixed window, else the kind of controller.
+        adaptive: windows as in a worker, instead of the fixed one.
     """
-    figures: dict[str, float | None] = {}
-    figures["own_text_median"] = replay_all(cases, [() for _ in cases], window)
+    found: dict[str, float | None] = {}
+    found["own_text_median"] = replay_all(cases, [() for _ in cases], adaptive)
     for count in SIBLINGS:
         able = [case for case in cases if len(case.siblings) >= count]
-        figures[f"siblings{count}_median"] = replay_all(able, [c.siblings[:count] for c in able], window)
+        found[f"siblings{count}_median"] = replay_all(able, [c.siblings[:count] for c in able], adaptive)
     able = [case for case in cases if case.previous]
-    figures["previous_median"] = replay_all(able, [c.previous for c in able], window)
+    found["previous_median"] = replay_all(able, [c.previous for c in able], adaptive)
     foreign = [control(cases, k) for k in range(len(cases))]
-    figures["control_median"] = replay_all(cases, foreign, window, own_text=False)
-    figures["control_with_own_median"] = replay_all(cases, foreign, window)
-    return figures
+    found["control_median"] = replay_all(cases, foreign, adaptive, own_text=False)
+    found["control_with_own_median"] = replay_all(cases, foreign, adaptive)
+    return found
 
 
 def control(cases: Sequence[Case], index: int) -> tuple[IntArray, ...]:
@@ -120,7 +115,7 @@ def control(cases: Sequence[Case], index: int) -> tuple[IntArray, ...]:
 def replay_all(
     cases: Sequence[Case],
     sources: Sequence[tuple[IntArray, ...]],
-    window: WindowKind | None,
+    adaptive: bool,
     own_text: bool = True,
 ) -> float | None:
     """Return the median of tokens per pass over prompts, each replayed alone.
@@ -129,55 +124,50 @@ def replay_all(
     """
     if not cases:
         return None
-    most = WINDOW if window is None else DRAFTING.max_window
+    most = DRAFTING.max_window if adaptive else WINDOW
     forest = DraftForest(1, most, DRAFTING.min_match)
-    controller = None if window is None else make_window(window, 1, most)
+    windows = DraftWindows(1, most) if adaptive else None
     rates = []
     for case, texts in zip(cases, sources, strict=True):
         usable = [(text, 1.0) for text in texts if len(text)]
-        passes = replay(forest, controller, case, usable, own_text)
+        passes = replay(forest, windows, case, usable, own_text)
         rates.append(len(case.target) / passes)
     return round(statistics.median(rates), 3)
 
 
 def replay(
     forest: DraftForest,
-    controller: WindowController | None,
+    windows: DraftWindows | None,
     case: Case,
     completions: Sequence[tuple[IntArray, float]],
     own_text: bool,
 ) -> int:
     """Return the target passes one recorded response takes."""
     prompt = case.prompt if own_text else case.prompt[-kernels.LONG_GRAM :]  # as context, not as a source
-    group = forest.open_group(prompt, completions, len(case.target), "finished", VOCABULARY)
+    group = forest.open_group(prompt, completions, len(case.target), VOCABULARY)
     forest.open_request(0, group, len(case.prompt), len(case.target), own_text)
     row = np.concatenate([np.array(case.prompt, dtype=np.int32), case.target])[None, :]
-    if controller is not None:
-        controller.open(0)
+    if windows is not None:
+        windows.open(0)
     slot = np.zeros(1, dtype=np.int64)
-    place, passes = len(case.prompt), 0
+    length, passes = len(case.prompt), 0
     fixed = np.full(1, WINDOW, dtype=np.int64)
-    while place < row.shape[1]:
+    while length < row.shape[1]:
         passes += 1
-        wanted = fixed if controller is None else controller.limits(slot)
-        limits = np.minimum(wanted, row.shape[1] - place - 1)  # the last token is sampled anyway
-        drafts, counts, _ = forest.draft(slot, row, np.full(1, place, dtype=np.int64), limits, 0.0)
+        wanted = fixed if windows is None else windows.limits(slot)
+        limits = np.minimum(wanted, row.shape[1] - length - 1)  # the last token is sampled anyway
+        drafts, counts, _ = forest.draft(slot, row, np.full(1, length, dtype=np.int64), limits, 0.0)
         count = int(counts[0])
-        equal = drafts[0, :count] == row[0, place : place + count]
+        equal = drafts[0, :count] == row[0, length : length + count]
         accepted = count if equal.all() else int(equal.argmin())
         outcome = np.full(1, accepted, dtype=np.int64)
-        forest.settle(slot, outcome)
-        if controller is not None:
-            controller.settle(slot, np.full(1, count, dtype=np.int64), outcome)
-        place += accepted + 1
+        forest.learn(slot, outcome)
+        if windows is not None:
+            windows.learn(slot, np.full(1, count, dtype=np.int64), outcome)
+        length += accepted + 1
     forest.close_request(0, finished=True)
     forest.close_group(group)
     return passes
-
-
-def default_tokenizer(corpus: Path) -> Path:
-    """Return the GPT-2 tokenizer of the data folder a corpus lies in."""
-    return corpus.resolve().parent.parent / "tokenizer" / "gpt2-tokenizer.json.gz"
 
 
 def read_cases(corpus: Path, tokenizer_path: Path, prompts: int | None) -> dict[str, list[Case]]:

@@ -177,17 +177,11 @@ class DraftingSection(Section):
     of the keyed sampler; see docs/concepts/history-drafts.md."""
 
     enabled: bool = True
-    """Draft where the engine's start-up self-test shows that drafts change nothing."""
-    window: Literal["gain", "doubling", "additive"] = "gain"
-    """Length of drafts: gain drafts what is expected to pay at the measured cost of a token;
-    doubling is x2 after full acceptance, else /2; additive is +2, else back to 2."""
+    """Draft where the engine's startup check shows that drafts change nothing."""
     max_window: int = Field(default=32, ge=1, le=64)
     """Most tokens of one draft; the engine reserves room for as many."""
     min_match: int = Field(default=2, ge=1, le=8)
     """Shortest context, in tokens, that must recur before anything is drafted from it."""
-    siblings: Literal["finished", "lockstep", "none"] = "finished"
-    """Draft from completions of the same group: once they finished, already while they are being
-    sampled (an experiment), or never."""
     epochs: int = Field(default=2, ge=0, le=16)
     """Epochs whose completions are kept for each prompt; 0 keeps no history."""
     responses: int = Field(default=16, ge=1, le=256)
@@ -202,9 +196,6 @@ class DraftingSection(Section):
     """Most compressed history one lease carries; completions that do not fit stay behind."""
     probe_steps: int = Field(default=256, ge=16)
     """Engine steps between two comparisons with the undrafted engine."""
-    shared_seeds: float = Field(default=0.0, ge=0.0, le=1.0)
-    """An experiment (common random numbers): share of a group's samples whose seed stays the same
-    in every epoch. Drafts are accepted more often, but responses repeat and exploration narrows."""
 
 
 class CoordinatorSection(Section):

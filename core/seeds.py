@@ -58,29 +58,15 @@ def generator(*parts: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(derive_seed(*parts)))
 
 
-def request_seeds(
-    run_seed: int, prompt_key: str, epoch: int, group_size: int, shared: float = 0.0
-) -> tuple[int, ...]:
+def request_seeds(run_seed: int, prompt_key: str, epoch: int, group_size: int) -> tuple[int, ...]:
     """Return one sampler seed per sample of a group; the policy version takes no part.
 
     So a group that is sampled again, elsewhere or later, under the same version has the same
     tokens (position-keyed sampling).
-
-    Args:
-        run_seed: seed of the run.
-        prompt_key: the prompt.
-        epoch: epoch of the group.
-        group_size: samples of the group, G.
-        shared: share of the group, in [0, 1], whose seeds are the same in every epoch (common
-            random numbers); these are its first round(shared * G) samples.
     """
-    common = round(shared * group_size)
     # As `derive_seed(*beginning, i)`; every lease asks for these, so the beginning is joined once.
-    every_epoch = _joined(("request-shared", run_seed, prompt_key))
-    this_epoch = _joined(("request", run_seed, prompt_key, epoch))
-    return tuple(
-        _seed_of((every_epoch if i < common else this_epoch) + _joined_index(i)) for i in range(group_size)
-    )
+    beginning = _joined(("request", run_seed, prompt_key, epoch))
+    return tuple(_seed_of(beginning + _joined_index(i)) for i in range(group_size))
 
 
 def prompt_order(run_seed: int, epoch: int, size: int) -> npt.NDArray[np.int64]:

@@ -26,8 +26,6 @@ class BlockMap:
         self._stops: list[int] = []
         self.top = 0
         """Cells below this were lent at some time; the array must be as long."""
-        self.lent = 0
-        """Cells lent now."""
 
     def lend(self, cells: int) -> int:
         """Return the first cell of a block of `cells` >= 1 cells.
@@ -39,7 +37,6 @@ class BlockMap:
         >>> [blocks.lend(3), blocks.lend(3), blocks.top]
         [0, 6, 9]
         """
-        self.lent += cells
         for k, (start, stop) in enumerate(zip(self._starts, self._stops, strict=True)):
             if stop - start >= cells:
                 self._starts[k] = start + cells
@@ -54,7 +51,6 @@ class BlockMap:
         """Take back `cells` cells from `start` on, a whole block or the end of one."""
         if cells <= 0:
             return
-        self.lent -= cells
         stop = start + cells
         k = bisect_left(self._starts, start)
         if k < len(self._starts) and self._starts[k] == stop:
@@ -130,7 +126,7 @@ class DraftArena:
         self.texts.weights[start : start + len(tokens)] = weight
 
     def index(self, start: int, length: int, head: int, mask: int) -> None:
-        """Put a text of `length` tokens into the chains of a table; the place after its end counts, too."""
+        """Put a text of `length` tokens into the chains of a table, the position after its end too."""
         link(self.texts, start, start + length + 1, self._gram, head, mask)
 
 

@@ -13,16 +13,13 @@ from antiphon.core.drafting.kernels import (
     ANCHORS,
     CAPACITY,
     GROUP,
-    HEAD,
     KEPT_OUTCOMES,
     LENGTH,
     LIVE,
-    MASK,
     MATCH_CAP,
     OWN_HEAD,
     OWN_MASK,
     SEEN,
-    SHARED,
     START,
     SURE_SPAN,
     VOCABULARY,
@@ -39,16 +36,16 @@ def _advance(tokens: Any, node: Any, found: int, token: int, bound: int) -> int:
     """Keep the candidates that follow `token`, moved on by it, where another token follows."""
     kept = 0
     for k in range(found):
-        place = node.places[k]
-        if tokens[place] == token and 0 <= tokens[place + 1] < bound:
-            node.places[kept] = place + 1
+        position = node.positions[k]
+        if tokens[position] == token and 0 <= tokens[position + 1] < bound:
+            node.positions[kept] = position + 1
             node.votes[kept] = node.votes[k]
             kept += 1
     return kept
 
 
 @compiled
-def _take_in(texts: Any, request: Any, group: Any, row: Any, length: int, gram: int) -> int:
+def _take_in(texts: Any, request: Any, row: Any, length: int, gram: int) -> int:
     """Append what a row holds beyond what was seen to the request's own text, index it; return how much."""
     fresh = length - request[SEEN]
     if fresh <= 0:
@@ -59,9 +56,7 @@ def _take_in(texts: Any, request: Any, group: Any, row: Any, length: int, gram: 
         token = row[request[SEEN] + k]
         texts.tokens[end + k] = token if token >= 0 else -1
     # The position after each token gets its context; the last of them still waits for its own token.
-    if group[SHARED] != 0:
-        link(texts, end + 1, end + taken + 1, gram, group[HEAD], group[MASK])
-    elif request[OWN_MASK] >= 0:
+    if request[OWN_MASK] >= 0:
         link(texts, end + 1, end + taken + 1, gram, request[OWN_HEAD], request[OWN_MASK])
     request[LENGTH] += taken
     request[SEEN] = length
@@ -70,7 +65,7 @@ def _take_in(texts: Any, request: Any, group: Any, row: Any, length: int, gram: 
 
 @compiled
 def _follow(tokens: Any, anchors: Any, trail: Any, end: int, fresh: int) -> None:
-    """Move the anchors to where the text went on with its `fresh` newest tokens before `end`.
+    """Move the anchors to where the text continued with its `fresh` newest tokens before `end`.
 
     The candidates of the last draft that agreed with the text longest become the new anchors, except
     where a short match led astray from the first token on: then the old ones hold.
@@ -81,15 +76,15 @@ def _follow(tokens: Any, anchors: Any, trail: Any, end: int, fresh: int) -> None
         return
     longest, kept = -1, 0
     for k in range(trail[0]):
-        place = trail[2 + k]
+        position = trail[2 + k]
         agreed = 0
-        while agreed < fresh and 0 <= tokens[place + agreed] == tokens[end - fresh + agreed]:
+        while agreed < fresh and 0 <= tokens[position + agreed] == tokens[end - fresh + agreed]:
             agreed += 1
         if agreed > longest and (agreed > 0 or trail[1] >= SURE_SPAN):
             longest, kept = agreed, 0
             anchors[:] = -1
         if agreed == longest and kept < ANCHORS:
-            anchors[kept] = place
+            anchors[kept] = position
             kept += 1
     trail[0] = 0
     for k in range(ANCHORS):
@@ -127,10 +122,10 @@ def _draft_row(
             if count == 0:
                 trail = memory.trails[slot]
                 trail[0], trail[1] = found, span
-                trail[2 : 2 + found] = node.places[:found]
+                trail[2 : 2 + found] = node.positions[:found]
             if found == 0:
                 break
-        _, best, total = branch(texts.tokens, node, found)
+        best, total = branch(texts.tokens, node, found)
         kind = kind_of(node.sums[best] / total, span, node.crowd[best])
         path *= memory.hits[kind] / (memory.hits[kind] + memory.misses[kind])
         if path < floor:
@@ -175,7 +170,7 @@ def draft_rows(
         group = groups[request[GROUP]]
         memory.pending[slot] = 0
         length = min(lengths[b], rows.shape[1])
-        taken = _take_in(texts, request, group, rows[b], length, gram)
+        taken = _take_in(texts, request, rows[b], length, gram)
         if taken > 0:
             end = request[START] + request[LENGTH]
             _follow(texts.tokens, memory.anchors[slot], memory.trails[slot], end, taken)
@@ -188,7 +183,7 @@ def draft_rows(
 
 
 @compiled
-def settle_rows(memory: Any, slots: Any, accepted: Any) -> None:
+def learn_rows(memory: Any, slots: Any, accepted: Any) -> None:
     """Count accepted tokens as hits and the first rejected one as a miss; later ones say nothing."""
     for b in range(slots.shape[0]):
         slot = slots[b]

@@ -5,9 +5,9 @@ prompt itself. A drafted token is the branch with the most votes in the suffix t
 documents and of the request's own text, at the longest context that recurs; a vote is the
 document's weight (recency and reward, set by the caller) times a factor for the length of the match.
 The tree is kept as chains of equal contexts (see `core.drafting.kernels`), from which any of its nodes is
-gathered in bounded time; drafts are read along one path of it, or as a tree of candidates. After a
-token that no document foresaw, a request goes on beside the text it had followed (an anchor): there
-a shorter match than `min_match`, or none, will do.
+gathered in bounded time; a draft is read along one path of it. After a token that no document foresaw,
+a request continues beside the text it had followed (an anchor): there a shorter match than
+`min_match`, or none, is enough.
 
 Costs: a sampled token is taken in with one hash (constant); a draft of W tokens looks at a bounded number
 of occurrences per token; a document of T tokens is indexed in O(T). A stored token takes 16 bytes (token,
@@ -15,27 +15,23 @@ two chain links, weight) and 8 to 16 of head tables, and arrays grow by half. Dr
 calls alone, never on time or chance. Nothing that a document holds can raise an error, and none
 of it can change what an engine samples: drafts are only proposals.
 
-Legend: B rows of one call, L width of the engine's rows, W the largest window, N nodes of a tree.
+Legend: B rows of one call, L width of the engine's rows, W the largest window.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.drafting import kernels
 from antiphon.core.drafting.arena import DraftArena, grown
-from antiphon.core.drafting.candidates import DraftTree
-from antiphon.core.drafting.chains import draft_rows, settle_rows
-from antiphon.core.drafting.growth import Sprouts, grow
+from antiphon.core.drafting.chains import draft_rows, learn_rows
 from antiphon.core.drafting.sources import LONGEST_DOCUMENT, contiguous, known_tokens, prior, usable
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FloatArray, IntArray
 
 Int64Array = npt.NDArray[np.int64]
-Share = Literal["finished", "lockstep", "none"]
 
 PREFIX_TOKENS = 8
 """Tokens of the prompt's end that stand before each text, so that its very beginning has a context."""
@@ -45,22 +41,19 @@ LIVE_WEIGHT = 1.0
 """Vote of a text sampled now, by the request itself or by a sibling."""
 HEADS_AHEAD = 1 << 16
 """Most head entries prepared for tokens that are still to be sampled."""
-TREE_NODES = 4_096
-"""Most nodes considered while a tree is grown."""
 
 
 @dataclass(slots=True)
 class _Group:
     """What the tables do not hold of a group."""
 
-    share: Share
     prefix: IntArray
     blocks: list[tuple[int, int]]
     """(first position, positions) lent to it."""
     documents: list[tuple[int, int]]
     """(start, length) of its indexed texts."""
     positions: int
-    """Positions in its chains, live texts in lock-step not counted."""
+    """Positions in its chains."""
     requests: set[int]
 
 
@@ -94,7 +87,7 @@ class DraftForest:
         self._free_groups: list[int] = []
         self._blocks: dict[int, tuple[int, int]] = {}
         """Slot of each live request -> (first position, positions) lent to it."""
-        self._group_table = np.zeros((8, 4), dtype=np.int64)
+        self._group_table = np.zeros((8, 3), dtype=np.int64)
         self._requests = np.zeros((slots, 8), dtype=np.int64)
         self._node = kernels.Node(
             *(np.zeros(kernels.CANDIDATES, dtype=kind) for kind in ("i8", "f8", "i8", "i8", "f8", "i8"))
@@ -129,7 +122,6 @@ class DraftForest:
         prompt: Sequence[int],
         completions: Sequence[tuple[IntArray, float]],
         capacity: int,
-        share: Share,
         vocabulary: int,
     ) -> int:
         """Index a prompt and its past completions; return the group's handle.
@@ -142,8 +134,6 @@ class DraftForest:
             completions: (token_ids [T] int32, weight > 0), oldest first: among equal contexts later ones
                 are asked first.
             capacity: tokens the group's requests may sample in all; a hint.
-            share: what requests see of their siblings: "finished" texts, all text already ("lockstep"),
-                or "none".
             vocabulary: token ids at or above this are never drafted.
         """
         asked = known_tokens(prompt, vocabulary)
@@ -159,13 +149,13 @@ class DraftForest:
         handle = self._free_groups.pop() if self._free_groups else len(self._groups)
         if handle >= len(self._group_table):
             self._group_table = grown(self._group_table, handle + 1, 0)
-        self._group_table[handle] = (head, mask, max(0, min(vocabulary, 2**31 - 1)), share == "lockstep")
-        self._groups[handle] = _Group(share, prefix, [(block, cells)], [], 0, set())
-        place = block + 1
+        self._group_table[handle] = (head, mask, max(0, min(vocabulary, 2**31 - 1)))
+        self._groups[handle] = _Group(prefix, [(block, cells)], [], 0, set())
+        position = block + 1
         for text, vote in texts:
-            self._arena.write(place, text, vote)
-            self._add_document(handle, place, len(text))
-            place += len(text) + 1
+            self._arena.write(position, text, vote)
+            self._add_document(handle, position, len(text))
+            position += len(text) + 1
         return handle
 
     def close_group(self, group: int) -> None:
@@ -210,10 +200,7 @@ class DraftForest:
         block = self._arena.lend_text(cells, LIVE_WEIGHT)
         self._arena.write(block + 1, held.prefix, LIVE_WEIGHT)
         head, mask = 0, -1
-        if held.share == "lockstep":
-            self._reserve_table(group, min(capacity, HEADS_AHEAD))
-            self._arena.index(block + 1, prefix, *self._table(group))
-        elif own_text:
+        if own_text:
             head, mask = self._arena.lend_table(capacity + 1)
             self._arena.index(block + 1, prefix, head, mask)
         self._blocks[slot] = block, cells
@@ -228,14 +215,13 @@ class DraftForest:
 
         Args:
             slot: the row's number.
-            finished: the text is whole and stays as a sibling's, if the group shares.
+            finished: the text is whole and stays, for its siblings to draft from.
         """
         if slot not in self._blocks:
             return
         group, start, length = (int(x) for x in self._requests[slot, : kernels.LENGTH + 1])
         held = self._groups[group]
-        # In lock-step the chains already run through the text, so it has to stay.
-        if not (held.share == "lockstep" or (finished and held.share == "finished")):
+        if not finished:
             self._forget(slot)
             return
         block, cells = self._blocks[slot]
@@ -243,12 +229,8 @@ class DraftForest:
         self._arena.free_text(block + kept, cells - kept)
         self._drop(slot)
         held.blocks.append((block, kept))
-        if held.share == "lockstep":
-            held.documents.append((start, length))
-            held.positions += length + 1
-        else:
-            self._reserve_table(group, length + 1)
-            self._add_document(group, start, length)
+        self._reserve_table(group, length + 1)
+        self._add_document(group, start, length)
 
     def draft(
         self, slots: Int64Array, token_ids: IntArray, lengths: Int64Array, limits: Int64Array, floor: float
@@ -279,7 +261,7 @@ class DraftForest:
         )  # fmt: skip
         return drafts, counts, chances
 
-    def settle(self, slots: Int64Array, accepted: Int64Array) -> None:
+    def learn(self, slots: Int64Array, accepted: Int64Array) -> None:
         """Learn from the outcome of each slot's last draft, once; it calibrates later probabilities.
 
         Args:
@@ -287,37 +269,7 @@ class DraftForest:
             accepted: [B] int64, tokens of the last draft that were accepted. All of it must have been
                 verified: the first token that was not accepted counts as rejected.
         """
-        settle_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
-
-    def grow_tree(self, slot: int, budget: int) -> DraftTree:
-        """Return the `budget` most probable candidates below the text taken in by the last `draft`.
-
-        Expansion is best first, at most W deep; a node's candidates are gathered as in `draft`, so that
-        `best_chain` of the tree is a prefix of the slot's draft. A slot that is not followed has none.
-        """
-        picks = max(0, min(budget, TREE_NODES)) if slot in self._blocks else 0
-        made, pool = picks * kernels.CANDIDATES, (picks + 1) * kernels.CANDIDATES
-        sprouts = Sprouts(
-            nodes=np.zeros((made, 7), dtype=np.int64),
-            chances=np.zeros(made, dtype=np.float64),
-            places=np.zeros(pool, dtype=np.int64),
-            votes=np.zeros(pool, dtype=np.float64),
-            picked=np.zeros(picks, dtype=np.int64),
-        )
-        if picks:
-            request = self._requests[slot]
-            picks = grow(
-                self._arena.texts, self._node, self._memory, slot, request,
-                self._group_table[request[kernels.GROUP]], self._gram, self._window, sprouts,
-            )  # fmt: skip
-        order = sprouts.picked[:picks]
-        index = np.full(made + 1, -1, dtype=np.int32)  # the last entry serves parent -1
-        index[order] = np.arange(picks, dtype=np.int32)
-        return DraftTree(
-            tokens=sprouts.nodes[order, 0].astype(np.int32),
-            parents=index[sprouts.nodes[order, 1]],
-            probabilities=sprouts.chances[order].astype(np.float32),
-        )
+        learn_rows(self._memory, contiguous(slots, np.int64), contiguous(accepted, np.int64))
 
     def _table(self, group: int) -> tuple[int, int]:
         head, mask = self._group_table[group, [kernels.HEAD, kernels.MASK]]
@@ -333,18 +285,13 @@ class DraftForest:
     def _reserve_table(self, group: int, more: int) -> None:
         """Make a group's head tables as large as its positions; doubling keeps that constant per token."""
         held = self._groups[group]
-        columns = [kernels.START, kernels.LENGTH]
-        live = [tuple(self._requests[slot, columns].tolist()) for slot in sorted(held.requests)]
-        if held.share != "lockstep":
-            live = []
-        positions = held.positions + sum(length + 1 for _, length in live)
         head, mask = self._table(group)
-        if positions + more <= mask + 1:
+        if held.positions + more <= mask + 1:
             return
         self._arena.free_table(head, mask)
-        head, mask = self._arena.lend_table(positions + more)
+        head, mask = self._arena.lend_table(held.positions + more)
         self._group_table[group, [kernels.HEAD, kernels.MASK]] = head, mask
-        for start, length in (*held.documents, *live):
+        for start, length in held.documents:
             self._arena.index(start, length, head, mask)
 
     def _forget(self, slot: int) -> None:
@@ -381,13 +328,12 @@ class DraftForest:
 
     def _rehearse(self) -> None:
         """Run every kernel once, so that none compiles while an engine waits."""
-        group = self.open_group((1, 2), [(np.array([3, 4], dtype=np.int32), 1.0)], 4, "finished", 8)
+        group = self.open_group((1, 2), [(np.array([3, 4], dtype=np.int32), 1.0)], 4, 8)
         self.open_request(0, group, 2, 4)
         row = np.array([[1, 2, 3, 4]], dtype=np.int32)
         one = np.zeros(1, dtype=np.int64)
         self.draft(one, row, one + 3, one + self._window, 0.0)
-        self.grow_tree(0, 2)
-        self.settle(one, one)
+        self.learn(one, one)
         self.close_request(0, finished=True)
         self.close_group(group)
         self._memory.hits[:], self._memory.misses[:] = prior()

@@ -1,6 +1,6 @@
 """Draft gate: drafts are made only where they pay, and trying costs at most a stated share of time.
 
-The gate knows no clock: it is told how long each decoding step took, and answers whether the next
+The gate knows no clock: the caller says how long each decoding step took, and it answers whether the next
 step should draft and how probable a token must be to be worth a row of it.
 
 Symbols: B requests in a step, x drafted tokens in it, so B + x rows; u(B) seconds of an undrafted
@@ -15,7 +15,7 @@ approached by Dinkelbach's own iteration, with the measured rate as L: max(1, ga
 
 **Gain.** y / B undrafted steps would have emitted the same tokens, so a drafted step is worth
 y u(B) / B seconds. gain = (mean worth) / (mean seconds), over about the last `HORIZON` drafted
-steps of similar batch size. u(B) is measured, never assumed: see `_Lane`.
+steps of similar batch size. u(B) is measured, never assumed: see `_BatchSize`.
 
 **Bound.** Worth minus seconds of drafted steps is booked on an account. Each step of either kind
 adds a quarter of `allowed_loss` of its undrafted time and gains are booked too, but the account
@@ -29,7 +29,7 @@ trial long before the account does.
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphon.core.drafting.costs import MOST_FIXED_ROWS, Surplus
 from antiphon.core.errors import ContractError
@@ -81,50 +81,36 @@ class StepPlan:
 _NO_DRAFT = StepPlan(draft=False, floor=1.0)
 
 
-class _Lane:
+@dataclass(slots=True)
+class _BatchSize:
     """What is known about batches of one octave of sizes: 1, 2-3, 4-7, ..."""
 
-    __slots__ = (
-        "backoff",
-        "changed_at",
-        "drafted_steps",
-        "error",
-        "level_s",
-        "levels",
-        "mean_loss",
-        "mean_seconds",
-        "mean_square",
-        "mean_worth",
-        "open",
-        "owed",
-        "refresh",
-        "steps",
-        "surplus",
-        "trials",
-        "undrafted_at",
-    )
-
-    def __init__(self) -> None:
-        self.steps: deque[tuple[int, float]] = deque(maxlen=KEPT_STEPS)
-        """Requests and seconds of the newest undrafted steps."""
-        self.levels: deque[float] = deque(maxlen=KEPT_STEPS)
-        """Seconds / (requests + fixed rows) of the same steps."""
-        self.level_s = 0.0
-        """Mean of the middle half of the levels; 0 before the first."""
-        self.error = UNKNOWN_ERROR
-        """Standard error of this mean, relative to it."""
-        self.owed = FIRST_BASELINE
-        self.undrafted_at = 0
-        self.drafted_steps = 0
-        """Drafted steps since the last undrafted one."""
-        self.refresh = FIRST_REFRESH
-        self.surplus: Surplus | None = None
-        self.open = True
-        self.changed_at = 0
-        """Step of the last opening or closing."""
-        self.backoff = 0
-        """Probing intervals to wait while closed; 0 before the first closing."""
-        self.restart()
+    steps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    """Requests and seconds of the newest undrafted steps."""
+    levels: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    """Seconds / (requests + fixed rows) of the same steps."""
+    level_s: float = 0.0
+    """Mean of the middle half of the levels; 0 before the first."""
+    error: float = UNKNOWN_ERROR
+    """Standard error of this mean, relative to it."""
+    owed: int = FIRST_BASELINE
+    """Undrafted steps that the comparison which is due or runs still needs."""
+    undrafted_at: int = 0
+    drafted_steps: int = 0
+    """Drafted steps since the last undrafted one."""
+    refresh: int = FIRST_REFRESH
+    surplus: Surplus | None = None
+    open: bool = True
+    changed_at: int = 0
+    """Step of the last opening or closing."""
+    backoff: int = 0
+    """Probing intervals to wait while closed; 0 before the first closing."""
+    trials: int = 0
+    """Drafted steps that the means below speak of."""
+    mean_worth: float = 0.0
+    mean_seconds: float = 0.0
+    mean_loss: float = 0.0
+    mean_square: float = 0.0
 
     def add(self, requests: int, seconds: float, fixed_rows: float) -> None:
         """Take in an undrafted step."""
@@ -141,9 +127,9 @@ class _Lane:
         """Restate the levels for another fixed cost of a step."""
         self.levels.clear()
         self.levels.extend(seconds / (requests + fixed_rows) for requests, seconds in self.steps)
-        self.settle()
+        self.update_level()
 
-    def settle(self) -> None:
+    def update_level(self) -> None:
         """Bring the level up to date: outliers fall outside of the middle half."""
         ordered = sorted(self.levels)
         edge = len(ordered) // 4 if len(ordered) > 3 else (len(ordered) - 1) // 2
@@ -154,7 +140,7 @@ class _Lane:
             self.error = 0.81 * (middle[-1] - middle[0]) / (self.level_s * math.sqrt(len(ordered)))
 
     def restart(self) -> None:
-        """Forget the gain: a new trial is rewarded by its own steps."""
+        """Forget the gain: a new trial is judged by its own steps."""
         self.trials = 0
         self.mean_worth = 0.0
         self.mean_seconds = 0.0
@@ -208,8 +194,8 @@ class DraftGate:
         self._account_s = 0.0
         self._account_open = False
         self._fixed_rows = FIXED_ROWS
-        self._lanes: list[_Lane] = []
-        self._latest: _Lane | None = None
+        self._sizes: list[_BatchSize] = []
+        self._latest: _BatchSize | None = None
         self._step = 0
 
     @property
@@ -223,44 +209,38 @@ class DraftGate:
         surplus = self._latest.surplus if self._latest is not None else None
         return surplus.row_s if surplus is not None else 0.0
 
-    @property
-    def drafted_step_s(self) -> float:
-        """Seconds a drafted step adds whatever its length, as last fitted; 0 before any."""
-        surplus = self._latest.surplus if self._latest is not None else None
-        return surplus.fixed_s if surplus is not None else 0.0
-
     def is_open(self, requests: int) -> bool:
         """Tell whether drafts are held to pay, or not yet known to lose, at this batch size."""
-        return self._lane(requests).open
+        return self._size(requests).open
 
     def undrafted_s(self, requests: int) -> float:
         """Return the seconds of an undrafted step of `requests`; 0 before any was measured."""
-        level_s = self._lane(requests).level_s or self._nearest_level(requests)
+        level_s = self._size(requests).level_s or self._nearest_level(requests)
         return level_s * (requests + self._fixed_rows)
 
     def plan(self, requests: int) -> StepPlan:
         """Decide about the next step, of `requests` requests. Asking changes nothing."""
         if requests < 1 or self._account_s < 0.0:
             return _NO_DRAFT
-        lane = self._lane(requests)
-        waited = self._step - lane.changed_at
-        if lane.owed or self._due(lane) or not (lane.open or waited >= lane.backoff * self._probe_steps):
+        size = self._size(requests)
+        waited = self._step - size.changed_at
+        if size.owed or self._due(size) or not (size.open or waited >= size.backoff * self._probe_steps):
             return _NO_DRAFT
         # A drafted row costs at most what a whole request costs, which is all that is known at first.
-        row_s = lane.surplus.row_s if lane.surplus is not None else lane.level_s
-        seconds = lane.level_s * (requests + self._fixed_rows)
+        row_s = size.surplus.row_s if size.surplus is not None else size.level_s
+        seconds = size.level_s * (requests + self._fixed_rows)
         # The gain of a few steps is mostly chance; until there are enough, lean on 1.
-        trust = min(lane.trials, HORIZON) / HORIZON
-        gain = max(1.0 + trust * (lane.gain - 1.0), 1.0)
+        trust = min(size.trials, HORIZON) / HORIZON
+        gain = max(1.0 + trust * (size.gain - 1.0), 1.0)
         floor = gain * requests * row_s / seconds
         return StepPlan(draft=True, floor=min(max(floor, LEAST_FLOOR), MOST_FLOOR))
 
     def wake(self) -> None:
         """Allow a trial at once at every batch size: there is something new to draft from."""
-        for lane in self._lanes:
-            if not lane.open:
-                lane.backoff = 1
-                lane.changed_at = self._step - self._probe_steps
+        for size in self._sizes:
+            if not size.open:
+                size.backoff = 1
+                size.changed_at = self._step - self._probe_steps
 
     def observe(self, requests: int, rows: int, tokens: int, seconds: float, drafted: bool) -> None:
         """Take in one engine step that only decoded.
@@ -272,58 +252,60 @@ class DraftGate:
         if requests < 1 or not 1e-9 < seconds < LONGEST_STEP_S:
             return
         self._step += 1
-        lane = self._lane(requests)
+        size = self._size(requests)
         if drafted:
-            self._observe_drafted(lane, requests, max(rows - requests, 0), tokens, seconds)
+            self._observe_drafted(size, requests, max(rows - requests, 0), tokens, seconds)
         else:
-            self._observe_undrafted(lane, requests, seconds)
+            self._observe_undrafted(size, requests, seconds)
 
-    def _observe_undrafted(self, lane: _Lane, requests: int, seconds: float) -> None:
-        lane.add(requests, seconds, self._fixed_rows)
-        settled = False
-        if lane.owed:
-            lane.owed -= 1
-            if lane.owed == 0:
-                lane.refresh = min(2 * lane.refresh, max(self._probe_steps, FIRST_REFRESH))
-                settled = True
-        elif lane.open and self._due(lane):
-            lane.owed = BASELINE - 1
-            lane.forget(REMEMBERED_STEPS)
-        if not lane.owed:
-            lane.undrafted_at, lane.drafted_steps = self._step, 0
-        if settled or self._step % 64 == 0:
+    def _observe_undrafted(self, size: _BatchSize, requests: int, seconds: float) -> None:
+        size.add(requests, seconds, self._fixed_rows)
+        compared = False
+        if size.owed:
+            size.owed -= 1
+            if size.owed == 0:
+                size.refresh = min(2 * size.refresh, max(self._probe_steps, FIRST_REFRESH))
+                compared = True
+        elif size.open and self._due(size):
+            size.owed = BASELINE - 1
+            size.forget(REMEMBERED_STEPS)
+        if not size.owed:
+            size.undrafted_at, size.drafted_steps = self._step, 0
+        if compared or self._step % 64 == 0:
             self._fit_shape()
-        lane.settle()
+        size.update_level()
         self._book(0.0, 0.0, self.undrafted_s(requests))
 
-    def _observe_drafted(self, lane: _Lane, requests: int, drafted: int, tokens: int, seconds: float) -> None:
+    def _observe_drafted(
+        self, size: _BatchSize, requests: int, drafted: int, tokens: int, seconds: float
+    ) -> None:
         undrafted_s = self.undrafted_s(requests)
         if undrafted_s <= 0.0:
             return
-        if lane.surplus is None:
-            lane.surplus = self._first_surplus(undrafted_s / (requests + self._fixed_rows), undrafted_s)
-        if not lane.open and self._step - lane.changed_at > lane.backoff * self._probe_steps:
-            lane.open, lane.changed_at = True, self._step
-            lane.restart()
-        lane.drafted_steps += 1
-        seconds = lane.surplus.learn(drafted, seconds, undrafted_s)
+        if size.surplus is None:
+            size.surplus = self._first_surplus(undrafted_s / (requests + self._fixed_rows), undrafted_s)
+        if not size.open and self._step - size.changed_at > size.backoff * self._probe_steps:
+            size.open, size.changed_at = True, self._step
+            size.restart()
+        size.drafted_steps += 1
+        seconds = size.surplus.learn(drafted, seconds, undrafted_s)
         worth = tokens / requests
-        lane.weigh(worth, seconds / undrafted_s)
-        self._latest = lane
-        self._book(seconds, worth * undrafted_s * (1.0 - CAUTION - lane.error), undrafted_s)
-        if lane.open and (self._account_s < 0.0 or lane.loses(requests)):
-            self._close(lane)
+        size.weigh(worth, seconds / undrafted_s)
+        self._latest = size
+        self._book(seconds, worth * undrafted_s * (1.0 - CAUTION - size.error), undrafted_s)
+        if size.open and (self._account_s < 0.0 or size.loses(requests)):
+            self._close(size)
 
-    def _due(self, lane: _Lane) -> bool:
-        """Tell whether a lane must be compared with the undrafted engine again."""
-        waited = self._step - lane.undrafted_at
-        return lane.drafted_steps >= lane.refresh or waited >= STALE_REFRESHES * lane.refresh
+    def _due(self, size: _BatchSize) -> bool:
+        """Tell whether a batch size must be compared with the undrafted engine again."""
+        waited = self._step - size.undrafted_at
+        return size.drafted_steps >= size.refresh or waited >= STALE_REFRESHES * size.refresh
 
-    def _close(self, lane: _Lane) -> None:
+    def _close(self, size: _BatchSize) -> None:
         # A phase that lasted was worth having: look again soon. A trial that failed: wait twice as long.
-        lasted = lane.trials >= self._probe_steps // 2
-        lane.backoff = 1 if lasted else min(max(2 * lane.backoff, 1), MOST_BACKOFF)
-        lane.open, lane.changed_at = False, self._step
+        lasted = size.trials >= self._probe_steps // 2
+        size.backoff = 1 if lasted else min(max(2 * size.backoff, 1), MOST_BACKOFF)
+        size.open, size.changed_at = False, self._step
 
     def _book(self, seconds: float, worth_s: float, undrafted_s: float) -> None:
         """Book a drafted step, or with zeros an undrafted one, whose worth is its time by definition."""
@@ -333,18 +315,18 @@ class DraftGate:
         earned_s = worth_s - seconds + self._income * (worth_s or undrafted_s)
         self._account_s = min(self._account_s + earned_s, most_s)
 
-    def _lane(self, requests: int) -> _Lane:
-        place = requests.bit_length()
-        while place >= len(self._lanes):
-            self._lanes.append(_Lane())
-        return self._lanes[place]
+    def _size(self, requests: int) -> _BatchSize:
+        octave = requests.bit_length()
+        while octave >= len(self._sizes):
+            self._sizes.append(_BatchSize())
+        return self._sizes[octave]
 
     def _nearest_level(self, requests: int) -> float:
-        place = requests.bit_length()
-        measured = [i for i, lane in enumerate(self._lanes) if lane.level_s > 0.0]
+        octave = requests.bit_length()
+        measured = [i for i, size in enumerate(self._sizes) if size.level_s > 0.0]
         if not measured:
             return 0.0
-        return self._lanes[min(measured, key=lambda i: abs(i - place))].level_s
+        return self._sizes[min(measured, key=lambda i: abs(i - octave))].level_s
 
     def _first_surplus(self, row_s: float, undrafted_s: float) -> Surplus:
         known = self._latest.surplus if self._latest is not None else None
@@ -353,12 +335,12 @@ class DraftGate:
         return Surplus(known.row_s, undrafted_s, known.fixed_s)
 
     def _fit_shape(self) -> None:
-        """Fit u(B) = a + b B through the lanes, each counting by its relative error: fixed = a / b."""
+        """Fit u(B) = a + b B through the sizes, each counting by its relative error: fixed = a / b."""
         points = []
-        for lane in self._lanes:
-            if len(lane.steps) >= FIRST_BASELINE:
-                requests = sum(step[0] for step in lane.steps) / len(lane.steps)
-                points.append((requests, lane.level_s * (requests + self._fixed_rows)))
+        for size in self._sizes:
+            if len(size.steps) >= FIRST_BASELINE:
+                requests = sum(step[0] for step in size.steps) / len(size.steps)
+                points.append((requests, size.level_s * (requests + self._fixed_rows)))
         if len(points) < 2 or points[-1][0] < 2.0 * points[0][0]:
             return
         weight = sum(1.0 / (s * s) for _, s in points)
@@ -371,6 +353,6 @@ class DraftGate:
         if slope > 0.0:
             fixed = min(max((mean_s - slope * mean_b) / slope, 0.0), MOST_FIXED_ROWS)
         self._fixed_rows = fixed
-        for lane in self._lanes:
-            if lane.steps:
-                lane.rescale(fixed)
+        for size in self._sizes:
+            if size.steps:
+                size.rescale(fixed)

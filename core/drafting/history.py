@@ -137,8 +137,7 @@ class HistoryStore:
         """Return a prompt's history, or None without any.
 
         It holds the newest epoch first, each in the order of its sample indices, and is cut to
-        its first responses. Sample indices are exchangeable, so a cut epoch is a fair sample of
-        it; with shared seeds the low ones are those that repeat.
+        its first responses. Sample indices are exchangeable, so a cut epoch is a fair sample of it.
         """
         found: list[PastCompletion] = []
         for epoch in self.epochs_of(prompt_key):

@@ -1,7 +1,7 @@
 """History codec: a prompt's history as small numbers and one compressed run of tokens, and back.
 
 What was encoded decodes to the same history. Bytes that were damaged, or made to harm, give no
-history and a reason in words; they never raise, and never take more memory than is declared
+history and the reason; they never raise, and never take more memory than is declared
 and allowed. Completions that do not fit a limit stay behind, the oldest first.
 """
 

@@ -10,7 +10,7 @@ put a wrong text into a draft.
 The occurrences that agree with a text so far are a node of the (unbuilt) suffix tree of all documents:
 the tokens after them are its branches, their summed votes the counts. Following a branch keeps the
 occurrences that agree. Where a text has left another one and no long context recurs, anchors say where it
-would go on if the two still ran in parallel: a place there needs less context to be believed.
+would continue if the two still ran in parallel: a position there needs less context to be believed.
 
 Legend: B rows, W tokens of a draft, C candidates, A anchors, N positions of the arena, H head entries.
 """
@@ -35,7 +35,7 @@ MATCH_CAP = 24
 GROWTH = 2.0
 """Factor on a candidate's vote for each token of context it shares with the text."""
 ANCHORS = 4
-"""Places in other texts that a request follows in parallel."""
+"""Positions in other texts that a request follows in parallel."""
 REACH = 8
 """Tokens to either side of an anchor within which a text may have been cut or lengthened."""
 SURE_SPAN = 4
@@ -52,7 +52,7 @@ KEPT_OUTCOMES = 256.0
 
 GROUP, START, LENGTH, CAPACITY, SEEN, OWN_HEAD, OWN_MASK, LIVE = range(8)
 """Columns of the request table; OWN_MASK is negative where the own text is no source."""
-HEAD, MASK, VOCABULARY, SHARED = range(4)
+HEAD, MASK, VOCABULARY = range(3)
 """Columns of the group table."""
 
 Array = npt.NDArray[Any]
@@ -81,7 +81,7 @@ class Texts(NamedTuple):
 class Node(NamedTuple):
     """Room for the candidates of one node and its branches, [C] each."""
 
-    places: Array
+    positions: Array
     """int64, position of each candidate's next token."""
     votes: Array
     """float64."""
@@ -109,7 +109,7 @@ class Memory(NamedTuple):
     anchors: Array
     """[slots, A] int64, positions; negative where there is none."""
     trails: Array
-    """[slots, 2 + C] int64: how many candidates the last draft began with, their match, their places."""
+    """[slots, 2 + C] int64: how many candidates the last draft began with, their match, their positions."""
     factors: Array
     """[3, MATCH_CAP + 1] float64, on a vote: by match, by match near an anchor, by distance."""
 
@@ -148,12 +148,12 @@ def link(texts: Any, first: int, stop: int, gram: int, head: int, mask: int) -> 
 
 
 @compiled
-def _span(tokens: Any, end: int, place: int) -> int:
-    """Return how many tokens before `end` and before `place` agree, up to the cap and the separators."""
+def _span(tokens: Any, end: int, position: int) -> int:
+    """Return how many tokens before `end` and before `position` agree, up to the cap and the separators."""
     span = 0
     while (
         span < MATCH_CAP
-        and tokens[end - 1 - span] == tokens[place - 1 - span]
+        and tokens[end - 1 - span] == tokens[position - 1 - span]
         and tokens[end - 1 - span] >= 0
     ):
         span += 1
@@ -184,7 +184,7 @@ def _look_up(
         if position != end and 0 <= texts.tokens[position] < bound:
             span = _span(texts.tokens, end, position)
             if span >= gram:
-                node.places[found] = position
+                node.positions[found] = position
                 node.spans[found] = span
                 node.votes[found] = texts.weights[position]
                 found += 1
@@ -194,7 +194,7 @@ def _look_up(
 
 @compiled
 def _realign(texts: Any, node: Any, anchors: Any, factors: Any, end: int, bound: int, found: int) -> int:
-    """Add, for each anchor, the place near it whose context fits best, or itself; return their number."""
+    """Add, for each anchor, the position near it whose context fits best, or itself; return their number."""
     tokens = texts.tokens
     for anchor in anchors:
         if anchor < 0 or found >= CANDIDATES:
@@ -202,16 +202,16 @@ def _realign(texts: Any, node: Any, anchors: Any, factors: Any, end: int, bound:
         best, best_span, best_vote = -1, 0, 0.0
         for side in (-1, 1):
             for step in range(REACH + 1):
-                place = anchor + side * step
-                if tokens[place - 1] < 0:
+                position = anchor + side * step
+                if tokens[position - 1] < 0:
                     break
-                span = _span(tokens, end, place)
-                if 0 <= tokens[place] < bound and place != end and (span > 0 or step == 0):
-                    vote = texts.weights[place] * factors[1, span] * factors[2, step]
+                span = _span(tokens, end, position)
+                if 0 <= tokens[position] < bound and position != end and (span > 0 or step == 0):
+                    vote = texts.weights[position] * factors[1, span] * factors[2, step]
                     if vote > best_vote:
-                        best, best_span, best_vote = place, span, vote
+                        best, best_span, best_vote = position, span, vote
         if best >= 0:
-            node.places[found] = best
+            node.positions[found] = best
             node.spans[found] = best_span
             node.votes[found] = best_vote
             found += 1
@@ -229,7 +229,7 @@ def gather(
         most = CANDIDATES - OWN_CANDIDATES
         bound = group[VOCABULARY]
         found = _look_up(texts, node, group[HEAD], group[MASK], end, context, level, bound, 0, most)
-        if request[OWN_MASK] >= 0 and group[SHARED] == 0:
+        if request[OWN_MASK] >= 0:
             head, mask, most = request[OWN_HEAD], request[OWN_MASK], found + OWN_CANDIDATES
             found = _look_up(texts, node, head, mask, end, context, level, bound, found, most)
         if found > 0:
@@ -247,15 +247,15 @@ def gather(
 
 
 @compiled
-def branch(tokens: Any, node: Any, found: int) -> tuple[int, int, float]:
+def branch(tokens: Any, node: Any, found: int) -> tuple[int, float]:
     """Tally the next tokens of `found` >= 1 candidates.
 
-    Returns the number of branches, the one with most votes (the first of equals), and the sum of all votes.
+    Returns the branch with most votes (the first of equals) and the sum of all votes.
     """
     branches = 0
     total = 0.0
     for k in range(found):
-        token = tokens[node.places[k]]
+        token = tokens[node.positions[k]]
         total += node.votes[k]
         known = 0
         while known < branches and node.names[known] != token:
@@ -271,7 +271,7 @@ def branch(tokens: Any, node: Any, found: int) -> tuple[int, int, float]:
     for j in range(1, branches):
         if node.sums[j] > node.sums[best]:
             best = j
-    return branches, best, total
+    return best, total
 
 
 @compiled

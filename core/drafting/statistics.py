@@ -1,7 +1,7 @@
-"""Drafting figures: added up as they are, and believed only where they can be true.
+"""Drafting statistics: added up as they are, and believed only where they can be true.
 
-Drafts never change a token, so figures about them are worth no worker's work: a group whose
-figures contradict themselves or its trajectories is accepted, and its figures are left out whole.
+Drafts never change a token, so no group is refused for statistics about them: a group whose statistics
+contradict themselves or its trajectories is accepted, and its statistics are left out whole.
 What is believed is finite and bounded, so no sum of it overflows and no share of it is NaN.
 """
 
@@ -21,10 +21,10 @@ MOST_GAIN = 1e6
 
 
 def add_statistics(parts: Iterable[DraftingStatistics | None]) -> DraftingStatistics | None:
-    """Add up figures; parts without any count for nothing, and without a part there is no sum.
+    """Add up statistics; None where no part has any.
 
     The gain of the sum is the mean of the parts' gains, weighted by their tokens; parts that
-    have not compared themselves yet (gain 0) have no say in it.
+    have not compared themselves yet (gain 0) do not count in it.
 
     >>> one = DraftingStatistics(8, 4, 6, 5, 4, 1, 0.0, 0.0, gain=2.0)
     >>> two = add_statistics([one, None, one])
@@ -51,45 +51,45 @@ def add_statistics(parts: Iterable[DraftingStatistics | None]) -> DraftingStatis
 
 
 def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | None:
-    """Return the figures a submission carries, or None where they cannot be true.
+    """Return the statistics a submission carries, or None where they cannot be true.
 
     They can be true when every count is a whole number in [0, MOST_COUNT],
     accepted <= covered <= min(drafted, tokens), tokens are no more than the trajectories have,
     with_history no more than there are trajectories, and times and gain are finite and in
     [0, MOST_SECONDS] and [0, MOST_GAIN]. How many completions there are is counted here.
     """
-    figures, trajectories = submission.drafting, submission.trajectories
-    if figures is None or not _is_possible(figures):
+    statistics, trajectories = submission.drafting, submission.trajectories
+    if statistics is None or not _is_possible(statistics):
         return None
     sampled = sum(int(trajectory.token_ids.size) for trajectory in trajectories)
-    if figures.tokens > sampled or figures.with_history > len(trajectories):
+    if statistics.tokens > sampled or statistics.with_history > len(trajectories):
         return None
-    return dataclasses.replace(figures, completions=len(trajectories))
+    return dataclasses.replace(statistics, completions=len(trajectories))
 
 
-def _is_possible(figures: DraftingStatistics) -> bool:
+def _is_possible(statistics: DraftingStatistics) -> bool:
     counts = (
-        figures.tokens,
-        figures.passes,
-        figures.drafted,
-        figures.covered,
-        figures.accepted,
-        figures.with_history,
+        statistics.tokens,
+        statistics.passes,
+        statistics.drafted,
+        statistics.covered,
+        statistics.accepted,
+        statistics.with_history,
     )
     limits = (
-        (figures.drafter_s, MOST_SECONDS),
-        (figures.sampler_s, MOST_SECONDS),
-        (figures.gain, MOST_GAIN),
+        (statistics.drafter_s, MOST_SECONDS),
+        (statistics.sampler_s, MOST_SECONDS),
+        (statistics.gain, MOST_GAIN),
     )
     return (
         all(type(count) is int and 0 <= count <= MOST_COUNT for count in counts)
         # A comparison with NaN is false, so that NaN is out of every bound.
         and all(isinstance(value, int | float) and 0 <= value <= most for value, most in limits)
-        and figures.accepted <= figures.covered <= min(figures.drafted, figures.tokens)
+        and statistics.accepted <= statistics.covered <= min(statistics.drafted, statistics.tokens)
     )
 
 
-def drafting_rates(figures: DraftingStatistics) -> dict[str, float]:
+def drafting_rates(statistics: DraftingStatistics) -> dict[str, float]:
     """Return what the counts mean, every value finite; a share of nothing is 0.
 
     Keys: acceptance (accepted / drafted), coverage (covered / tokens), tokens_per_pass,
@@ -97,13 +97,13 @@ def drafting_rates(figures: DraftingStatistics) -> dict[str, float]:
     (milliseconds per forward pass of a completion), gain.
     """
     return {
-        "acceptance": _share(figures.accepted, figures.drafted),
-        "coverage": _share(figures.covered, figures.tokens),
-        "tokens_per_pass": _share(figures.tokens, figures.passes),
-        "history_share": _share(figures.with_history, figures.completions),
-        "drafter_ms": _share(1e3 * figures.drafter_s, figures.passes),
-        "sampler_ms": _share(1e3 * figures.sampler_s, figures.passes),
-        "gain": figures.gain,
+        "acceptance": _share(statistics.accepted, statistics.drafted),
+        "coverage": _share(statistics.covered, statistics.tokens),
+        "tokens_per_pass": _share(statistics.tokens, statistics.passes),
+        "history_share": _share(statistics.with_history, statistics.completions),
+        "drafter_ms": _share(1e3 * statistics.drafter_s, statistics.passes),
+        "sampler_ms": _share(1e3 * statistics.sampler_s, statistics.passes),
+        "gain": statistics.gain,
     }
 
 
@@ -111,26 +111,26 @@ def drafting_summary(by_epoch: Mapping[int, DraftingStatistics]) -> dict[str, An
     """Return a run's drafting in plain values: totals, and the rates of each epoch in order.
 
     Args:
-        by_epoch: epoch -> sum of the figures of its training groups.
+        by_epoch: epoch -> sum of the statistics of its training groups.
 
     Returns:
-        {} without figures; else the rates and counts of the run, and under `by_epoch` one dict
+        {} without statistics; else the rates and counts of the run, and under `by_epoch` one dict
         with epoch, acceptance, coverage, tokens_per_pass, history_share and tokens for each.
     """
     whole = add_statistics(by_epoch.values())
     if whole is None:
         return {}
     epochs = []
-    for epoch, figures in sorted(by_epoch.items()):
-        rates = drafting_rates(figures)
+    for epoch, statistics in sorted(by_epoch.items()):
+        rates = drafting_rates(statistics)
         kept = {name: rates[name] for name in EPOCH_RATES}
-        epochs.append({"epoch": epoch, **kept, "tokens": figures.tokens})
+        epochs.append({"epoch": epoch, **kept, "tokens": statistics.tokens})
     counts = {name: getattr(whole, name) for name in ("tokens", "passes", "drafted", "covered", "accepted")}
     return {**drafting_rates(whole), **counts, "completions": whole.completions, "by_epoch": epochs}
 
 
 EPOCH_RATES = ("acceptance", "coverage", "tokens_per_pass", "history_share")
-"""The rates that are told epoch by epoch."""
+"""The rates that are reported epoch by epoch."""
 
 
 def _share(part: float, whole: float) -> float:

@@ -54,8 +54,7 @@ def group_seeds(config: RunConfig, group: GroupState, prompt_key: str) -> tuple[
     if group.refill:
         # A spare prompt may also be a primary one of the same epoch; it must not repeat its tokens.
         seed = derive_seed("refill", seed, group.step or 0)
-    shared = config.drafting.shared_seeds
-    return request_seeds(seed, prompt_key, group.epoch, group.samples, shared)
+    return request_seeds(seed, prompt_key, group.epoch, group.samples)
 
 
 def lease_id_of(run_id: str, group_id: str, attempt: int) -> str:

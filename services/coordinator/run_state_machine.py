@@ -52,6 +52,9 @@ SHORTEST_TICK_S = 0.2
 LONGEST_TICK_S = 1.0
 """How often deadlines are looked at, within these bounds half a heartbeat."""
 
+REMOVED_FIELDS = {"drafting.shared_seeds": "0.0"}
+"""Fields that runs of before pinned, with the value that the present program works as if they had."""
+
 _log = structlog.get_logger("coordinator")
 
 
@@ -63,7 +66,6 @@ def pinned_values(config: RunConfig) -> dict[str, str]:
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
     found["algorithm.objective"] = tree["algorithm"]["objective"]
     found["algorithm.normalise_advantages"] = tree["algorithm"]["normalise_advantages"]
-    found["drafting.shared_seeds"] = tree["drafting"]["shared_seeds"]  # seeds are drawn by it
     found["evaluation.prompts"] = tree["evaluation"]["prompts"]
     return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
 
@@ -284,7 +286,7 @@ class RunStateMachine:
 
     def _check_same_run(self, pinned: dict[str, str]) -> None:
         for name, before in self.state.pinned.items():
-            now = pinned.get(name)
+            now = pinned.get(name, REMOVED_FIELDS.get(name))
             if now != before:
                 raise ConfigError(
                     f"{name}={now} differs from {before}, with which run {self.run_id} was opened; "

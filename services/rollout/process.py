@@ -35,7 +35,7 @@ class ChunkSource(WeightSource):
         self._timeout_s = config.broadcast.transfer_timeout_s
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified; goes on where an earlier attempt stopped."""
+        """Bring every chunk here, verified; continues where an earlier attempt stopped."""
         origin = BroadcastClient(
             manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
         )
@@ -84,9 +84,9 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
 
 
 def build_engine(config: RunConfig) -> Engine:
-    """Build and test the vLLM engine of a run; it takes seconds and belongs in the engine's thread.
+    """Build and check the vLLM engine of a run; it takes seconds and belongs in the engine's thread.
 
-    Drafting is left on only where the test shows that drafts change nothing.
+    Drafting is left on only where the check shows that drafts change nothing.
 
     Raises:
         ConfigError: when the model or a setting cannot be used here.
@@ -94,19 +94,19 @@ def build_engine(config: RunConfig) -> Engine:
     """
     settings = engine_settings(config, str(local_model_directory(config.model.path)))
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     engine = VllmEngine(settings)
-    report = run_self_test(engine)
-    worst = max(report.law, key=lambda check: (not check.holds, check.z))
+    report = run_startup_check(engine)
+    worst = max(report.distributions, key=lambda check: (not check.holds, check.z))
     _log.info(
         "engine.tested",
         sampler=report.sampler,
-        law_z=round(worst.z, 2),
+        distribution_z=round(worst.z, 2),
         bits_equal=report.bits_equal,
         drafts_hold=report.drafts_hold(bits=config.loop.mode == "fixed"),
     )
-    if not report.law_holds:
+    if not report.distributions_hold:
         raise IntegrityError(
             f"tokens sampled with sampling.sampler={config.sampling.sampler} do not follow the engine's own "
             f"distribution ({worst.sampling}: z={worst.z:.1f}, {worst.impossible} impossible tokens); "
@@ -133,7 +133,7 @@ async def serve_worker(
     coordinator: CoordinatorClient | None = None,
     credentials: Credentials | None = None,
 ) -> None:
-    """Sample for one run until it is finished or a signal says to leave.
+    """Sample for one run until it is finished or a signal stops it.
 
     The process must have been started with `engine_environment.child_environment`.
 

@@ -2,101 +2,110 @@
 
 It tells the coordinator at once what it has, so that a kill costs nothing from then on. It finishes
 the groups that are surely finished soon, gives the leases of the others back with everything sampled,
-and says that it goes. Its answers to a coordinator that is away end early: that one is most likely
-being stopped too.
+and says that it leaves. It waits only a short time for a coordinator that does not answer: that one is
+most likely being stopped too.
 """
 
 import asyncio
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
 
+from antiphon.core.errors import UnavailableError
 from antiphon.core.loop.leases import finishes_in_time
-from antiphon.core.records import GroupSubmission, LeaseProgress
+from antiphon.core.records import LeaseProgress
 from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight
-from antiphon.services.rollout.progress import Pace, gather, tokens_left
+from antiphon.services.rollout.progress import gather, tokens_left
+from antiphon.services.rollout.work import WorkInFlight
 from antiphon.system.wakeup import Wakeup
 
 FINISHING_SHARE = 0.5
 """Part of the grace time in which a group must surely be finished, or it is handed over at once."""
-LAST_WORD_S = 3.0
+HAND_OVER_S = 3.0
 """Of the grace time, kept for handing over what was not finished after all; and how long a coordinator
 is waited for that does not answer."""
 
 _log = structlog.get_logger(__name__)
 
 
-class Tell(Protocol):
-    """Sends a heartbeat that is no part of the rhythm."""
+class SendHeartbeat(Protocol):
+    """Sends a heartbeat at once, apart from the regular ones."""
 
     async def __call__(
         self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
     ) -> None:
-        """Tell of progress, of leases given up, and of leaving."""
+        """Report progress, leases that are given back, and leaving."""
         ...
 
 
 class Shutdown:
-    """The last minutes of one worker."""
+    """The end of one worker's life, from the moment it is asked to stop."""
 
-    def __init__(
-        self,
-        worker_name: str,
-        groups: MutableMapping[str, GroupInFlight],
-        unsubmitted: Mapping[str, GroupSubmission],
-        pace: Pace,
-        tell: Tell,
-        change: Wakeup,
-    ) -> None:
+    def __init__(self, worker_name: str, work: WorkInFlight, send: SendHeartbeat, change: Wakeup) -> None:
         """Prepare it.
 
         Args:
             worker_name: for the log.
-            groups: the worker's groups in flight, by lease; what is handed over is taken out.
-            unsubmitted: finished groups that are on their way to the coordinator.
-            pace: how fast the worker samples.
-            tell: sends a heartbeat.
+            work: the worker's groups; what is handed over is taken out.
+            send: sends a heartbeat.
             change: rung when a group was finished or handed in.
         """
         self._name = worker_name
-        self._groups, self._unsubmitted = groups, unsubmitted
-        self._pace, self._tell, self._change = pace, tell, change
+        self._work, self._send, self._change = work, send, change
+        self._asked = asyncio.Event()
+        self._deadline = 0.0
 
-    async def leave(self, engine: EngineDriver, stop_by: float, patience_s: float) -> None:
-        """Finish, hand over, say goodbye.
+    @property
+    def asked(self) -> bool:
+        """Whether the worker was asked to stop."""
+        return self._asked.is_set()
+
+    def ask(self, grace_s: float) -> None:
+        """Begin; the worker is gone within `grace_s` seconds."""
+        self._deadline = asyncio.get_running_loop().time() + grace_s
+        self._asked.set()
+
+    async def run(self, engine: EngineDriver, step_timeout_s: float) -> None:
+        """Wait until it is asked for; then finish, hand over, and say goodbye.
 
         Args:
             engine: samples the groups.
-            stop_by: on the event loop's clock, when the worker must be gone.
-            patience_s: longest wait for a step of the engine.
-
-        Raises:
-            UnavailableError: when the coordinator does not answer.
+            step_timeout_s: longest wait for a step of the engine.
         """
+        await self._asked.wait()
+        try:
+            await self._leave(engine, step_timeout_s)
+        except UnavailableError as error:
+            _log.warning(
+                "worker.unheard", worker=self._name, groups=len(self._work.groups), reason=str(error)
+            )
+
+    async def _leave(self, engine: EngineDriver, step_timeout_s: float) -> None:
         clock = asyncio.get_running_loop().time
-        groups = list(self._groups.values())
-        progress = await gather(groups, engine, patience_s)
-        await self._tell(progress)
-        finish_s = FINISHING_SHARE * (stop_by - clock())
-        per_token = self._pace.seconds_per_token
-        hopeless = [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)]
-        await self._hand_over(engine, hopeless, patience_s)
-        while (self._groups or self._unsubmitted) and (left_s := stop_by - LAST_WORD_S - clock()) > 0:
+        groups = list(self._work.groups.values())
+        progress = await gather(groups, engine, step_timeout_s)
+        await self._send(progress)
+        finish_s = FINISHING_SHARE * (self._deadline - clock())
+        per_token = self._work.speed.seconds_per_token
+        late = [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)]
+        await self._hand_over(engine, late, step_timeout_s)
+        while not self._work.idle and (left_s := self._deadline - HAND_OVER_S - clock()) > 0:
             await self._change.wait(left_s)
-        await self._hand_over(engine, list(self._groups.values()), patience_s)
-        await self._tell((), leaving=True)
+        await self._hand_over(engine, list(self._work.groups.values()), step_timeout_s)
+        await self._send((), leaving=True)
 
     async def _hand_over(
-        self, engine: EngineDriver, groups: Sequence[GroupInFlight], patience_s: float
+        self, engine: EngineDriver, groups: Sequence[GroupInFlight], step_timeout_s: float
     ) -> None:
         """Stop sampling groups and give their leases back, everything sampled included."""
-        running = [group for group in groups if group.lease.lease_id in self._groups]
+        sampled = self._work.groups
+        running = [group for group in groups if group.lease.lease_id in sampled]
         if not running:
             return
-        progress = await gather(running, engine, patience_s, stop=True)
+        progress = await gather(running, engine, step_timeout_s, stop=True)
         # What was finished meanwhile is on its way as a submission.
-        released = [g.lease.lease_id for g in running if self._groups.pop(g.lease.lease_id, None) is not None]
+        released = [g.lease.lease_id for g in running if sampled.pop(g.lease.lease_id, None) is not None]
         _log.info("worker.handed_over", worker=self._name, groups=len(released))
-        await self._tell(progress, released=tuple(released))
+        await self._send(progress, released=tuple(released))

@@ -1,6 +1,6 @@
 """Swap: which version a worker should sample with next, and when it may change over.
 
-elastic: the newest complete snapshot, at the next step boundary; requests in flight go on under
+elastic: the newest complete snapshot, at the next step boundary; requests in flight continue under
 it and their version spans say where. fixed: exactly the version that the coordinator wants, and
 only once nothing in flight needs the one that is held.
 """
@@ -31,7 +31,7 @@ class WeightView:
 
 
 def version_to_load(view: WeightView, mode: Mode, in_flight: bool = True) -> int | None:
-    """Return the version to load now, or None to go on with the one that is held.
+    """Return the version to load now, or None to keep the one that is held.
 
     Args:
         view: what the worker knows.

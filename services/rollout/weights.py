@@ -34,7 +34,7 @@ class WeightSource(Protocol):
     """Where snapshots come from and where their chunks are kept."""
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified; goes on where an earlier attempt stopped.
+        """Bring every chunk here, verified; continues where an earlier attempt stopped.
 
         Raises:
             UnavailableError: when the holder of the chunks does not answer.
@@ -86,7 +86,7 @@ class WeightSync:
         self._engine = engine
         self._mode = config.loop.mode
         self._kept = config.broadcast.snapshots_kept
-        self._patience_s = config.services.stall_timeout_s
+        self._stall_timeout_s = config.services.stall_timeout_s
         self._pause_s = config.coordinator.heartbeat_s
         self._run_id = run_id
         self._groups_in_flight = groups_in_flight
@@ -100,7 +100,7 @@ class WeightSync:
         self._newest: int | None = None
         self._wanted: int | None = None
         self._held: SnapshotManifest | None = None
-        self._gate = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """Fixed mode: held while weights are swapped and while a lease is asked for, because a lease
         that names a version must find it still loaded. Elastic leases name none."""
 
@@ -114,13 +114,13 @@ class WeightSync:
         """Digest of the weights that sample now."""
         return None if self._held is None else self._held.weights_digest
 
-    def hear(self, newest: int | None) -> None:
+    def note_newest(self, newest: int | None) -> None:
         """Note the newest announced version."""
         if newest is not None and (self._newest is None or newest > self._newest):
             self._newest = newest
             self._change.notify()
 
-    def want(self, version: int | None) -> None:
+    def note_wanted(self, version: int | None) -> None:
         """Note the version that the coordinator wants for the next group."""
         if version != self._wanted:
             self._wanted = version
@@ -131,16 +131,16 @@ class WeightSync:
         return leases_wait(self._view(), self._mode)
 
     @asynccontextmanager
-    async def steady(self) -> AsyncIterator[None]:
+    async def held_still(self) -> AsyncIterator[None]:
         """Keep the weights as they are while a lease is asked for, where leases name a version."""
         if self._mode == "elastic":
             yield
         else:
-            async with self._gate:
+            async with self._lock:
                 yield
 
     async def fetch_forever(self) -> None:
-        """Fetch what is wanted and what is newest, while sampling goes on.
+        """Fetch what is wanted and what is newest, while sampling continues.
 
         Raises:
             UnavailableError: when a snapshot cannot be had for services.stall_timeout_s.
@@ -177,7 +177,7 @@ class WeightSync:
                 # A holder that restarts, moves or sends a damaged chunk is asked again; its
                 # manifest too, because the origin may have another address by now.
                 _log.warning("snapshot.unfetched", version=version, error=str(error))
-                if loop.time() - since > self._patience_s:
+                if loop.time() - since > self._stall_timeout_s:
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
@@ -192,7 +192,7 @@ class WeightSync:
         manifest = await retry_unavailable(
             "coordinator.latest_manifest",
             lambda: self._coordinator.latest_manifest(version),
-            self._patience_s,
+            self._stall_timeout_s,
         )
         if manifest is None:
             raise UnavailableError(f"the coordinator has no manifest of version {version} yet")
@@ -212,12 +212,12 @@ class WeightSync:
         except (UnavailableError, IntegrityError) as error:
             await self._fetch_again(version, error)
             return
-        async with self.steady():
+        async with self.held_still():
             # A lease that names the held version, or another wish, may have come in meanwhile.
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
                 return
             failpoints.reach("worker.apply")
-            await self._engine.load(version, tensors, manifest.weights_digest, self._patience_s)
+            await self._engine.load(version, tensors, manifest.weights_digest, self._stall_timeout_s)
             self._held = manifest
         self._damaged_since = None
         _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
@@ -226,12 +226,12 @@ class WeightSync:
         self._change.notify()
 
     async def _fetch_again(self, version: int, error: AntiphonError) -> None:
-        """Forget a snapshot whose chunks were damaged here, for as long as patience lasts."""
+        """Forget a snapshot whose chunks were damaged here, for services.stall_timeout_s at most."""
         now = asyncio.get_running_loop().time()
         _log.warning("snapshot.damaged", version=version, error=str(error))
         if self._damaged_since is None:
             self._damaged_since = now
-        if now - self._damaged_since > self._patience_s:
+        if now - self._damaged_since > self._stall_timeout_s:
             raise error
         del self._complete[version]
         self._change.notify()

@@ -9,7 +9,6 @@ finishes what it surely can, hands the rest over, and leaves.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -17,13 +16,7 @@ from typing import TypeVar
 import structlog
 
 from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import UnavailableError
-from antiphon.core.records import (
-    PROTOCOL_VERSION,
-    GroupSubmission,
-    Lease,
-    LeaseProgress,
-)
+from antiphon.core.records import PROTOCOL_VERSION, Lease, LeaseProgress
 from antiphon.services.coordinator.api import (
     Coordinator,
     HeartbeatReply,
@@ -33,24 +26,23 @@ from antiphon.services.coordinator.api import (
     WorkerHello,
     WorkerWelcome,
 )
-from antiphon.services.rollout.engine.api import Engine, EngineOutput
+from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
-from antiphon.services.rollout.group import GroupInFlight, split_request_id
-from antiphon.services.rollout.progress import Pace as TokenPace
-from antiphon.services.rollout.progress import gather, usable_prefix
-from antiphon.services.rollout.shutdown import LAST_WORD_S, Shutdown
+from antiphon.services.rollout.progress import gather
+from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
 from antiphon.services.rollout.weights import Pace, WeightSource, WeightSync
+from antiphon.services.rollout.work import WorkInFlight
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
-REGISTER_PATIENCE_S = 300.0
-"""How long a worker knocks before it knows the run's own services.stall_timeout_s."""
+REGISTER_TIMEOUT_S = 300.0
+"""How long a worker tries to register, before it knows the run's own services.stall_timeout_s."""
 LEASE_WAIT_S = 5.0
 """How long one lease request is held open; the coordinator answers earlier when there is news."""
 FIRST_PAUSE_S = 0.02
-"""Pause after a lease request that brought nothing; it doubles while that goes on."""
+"""Pause after a lease request that brought nothing; it doubles up to `MOST_PAUSE_S`."""
 MOST_PAUSE_S = 0.5
 GRACE_S = 20.0
 """What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
@@ -99,29 +91,21 @@ class RolloutWorker:
         self._run_id = run_id
         self._make_engine = make_engine
         self._make_source = make_source
-        self._places = concurrent_groups
+        self._concurrent_groups = concurrent_groups
         self._pace = pace
         self._lease_wait_s = lease_wait_s
         self._drive = drive
         self._learner_key = learner_key
-        self._patience_s = REGISTER_PATIENCE_S
+        self._stall_timeout_s = REGISTER_TIMEOUT_S
         self._change = Wakeup()
         self._swapped = Wakeup()
-        self._welcome: WorkerWelcome | None = None
         self._engine: EngineDriver | None = None
         self._weights: WeightSync | None = None
-        self._groups: dict[str, GroupInFlight] = {}
-        self._unsubmitted: OrderedDict[str, GroupSubmission] = OrderedDict()
-        self._tokens_generated = 0
-        self._token_pace = TokenPace()
-        self._leaving = Shutdown(
-            worker_name, self._groups, self._unsubmitted, self._token_pace, self._tell, self._change
-        )
-        self._progress_patience_s = 1.0
-        self._reports = True
+        self._work = WorkInFlight(self._change)
+        self._shutdown = Shutdown(worker_name, self._work, self._send_heartbeat, self._change)
+        self._step_timeout_s = 1.0
+        self._reports_progress = True
         self._grace_s = GRACE_S
-        self._stop_by: float | None = None
-        self._stop_asked = asyncio.Event()
         self._ready_at: float | None = None
         self._draining = False
         self._done = asyncio.Event()
@@ -139,79 +123,73 @@ class RolloutWorker:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                work = tasks.create_task(self._work(ready))
-                tasks.create_task(self._cancel_when_done(work))
+                serving = tasks.create_task(self._serve(ready))
+                tasks.create_task(self._cancel_when_done(serving))
         except BaseExceptionGroup as group:
             raise _first_leaf(group) from group
         finally:
-            _log.info("worker.left", worker=self._name, tokens_generated=self._tokens_generated)
+            _log.info("worker.left", worker=self._name, tokens_generated=self._work.tokens_generated)
 
     def stop(self, grace_s: float | None = None) -> None:
         """Take nothing new, then leave within `grace_s` seconds; a second call leaves at once.
 
-        What was sampled so far is told to the coordinator immediately. Groups that are surely
+        What was sampled so far is reported to the coordinator immediately. Groups that are surely
         finished in half of the time are finished; the others are handed over for another worker to
         continue.
 
         Args:
             grace_s: by default the run's rollout.grace_s.
         """
-        if self._stop_by is not None:
-            _log.warning("worker.stopped", worker=self._name, abandoned=len(self._groups))
+        groups = len(self._work.groups)
+        if self._shutdown.asked:
+            _log.warning("worker.stopped", worker=self._name, abandoned=groups)
             self._done.set()
             return
-        if self._welcome is None:  # nobody knows it yet
+        if not self._work.worker_id:  # it is not registered, so there is nothing to hand over
             self._done.set()
         grace_s = self._grace_s if grace_s is None else grace_s
-        _log.info("worker.stopping", worker=self._name, groups=len(self._groups), grace_s=grace_s)
+        _log.info("worker.stopping", worker=self._name, groups=groups, grace_s=grace_s)
         self._draining = True
-        loop = asyncio.get_running_loop()
-        self._stop_by = loop.time() + grace_s
-        loop.call_later(grace_s, self._done.set)
-        self._stop_asked.set()
+        self._shutdown.ask(grace_s)
+        asyncio.get_running_loop().call_later(grace_s, self._done.set)
         self._change.notify()
 
-    async def _cancel_when_done(self, work: asyncio.Task[None]) -> None:
+    async def _cancel_when_done(self, serving: asyncio.Task[None]) -> None:
         await self._done.wait()
-        work.cancel()
+        serving.cancel()
 
-    async def _hand_over_when_stopped(self, engine: EngineDriver) -> None:
-        await self._stop_asked.wait()
-        assert self._stop_by is not None
-        try:
-            await self._leaving.leave(engine, self._stop_by, self._progress_patience_s)
-        except UnavailableError as error:
-            _log.warning("worker.unheard", worker=self._name, groups=len(self._groups), reason=str(error))
+    async def _shut_down_when_asked(self, engine: EngineDriver) -> None:
+        await self._shutdown.run(engine, self._step_timeout_s)
         self._done.set()
 
-    async def _tell(
+    async def _send_heartbeat(
         self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
     ) -> None:
-        """Send a heartbeat that is no part of the rhythm."""
+        """Send a heartbeat at once, apart from the regular ones."""
 
         async def beat() -> HeartbeatReply:
-            return await self._coordinator.heartbeat(self._beat(progress, released, leaving))
+            return await self._coordinator.heartbeat(self._heartbeat(progress, released, leaving))
 
-        reply = await retry_unavailable("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
+        reply = await retry_unavailable("coordinator.heartbeat", beat, HAND_OVER_S, self._name)
         if not reply.known and not leaving:
             await self._register()
-            await retry_unavailable("coordinator.heartbeat", beat, LAST_WORD_S, self._name)
+            await retry_unavailable("coordinator.heartbeat", beat, HAND_OVER_S, self._name)
 
-    async def _work(self, ready: Callable[[], None]) -> None:
+    async def _serve(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
         config = parse_config(welcome.config_yaml)
-        self._patience_s = config.services.stall_timeout_s
+        self._stall_timeout_s = config.services.stall_timeout_s
         self._grace_s = config.rollout.grace_s
-        self._progress_patience_s = welcome.heartbeat_s
-        self._reports = config.coordinator.partials_mib > 0
-        engine = self._drive(lambda: self._make_engine(config), self._collect)
+        self._step_timeout_s = welcome.heartbeat_s
+        self._reports_progress = config.coordinator.partials_mib > 0
+        engine = self._drive(lambda: self._make_engine(config), self._work.collect)
         weights = WeightSync(
             self._coordinator,
             self._make_source(config),
             engine,
             config,
             welcome.run_id,
-            self._groups_by_pin,
+            self._work.by_pin,
             self._change,
             self._swapped,
             self._pace,
@@ -221,7 +199,7 @@ class RolloutWorker:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(engine.run())
             tasks.create_task(self._heartbeats(engine, welcome.heartbeat_s))
-            tasks.create_task(self._hand_over_when_stopped(engine))
+            tasks.create_task(self._shut_down_when_asked(engine))
             tasks.create_task(weights.fetch_forever())
             tasks.create_task(self._sample(config, engine, weights, ready))
 
@@ -233,49 +211,48 @@ class RolloutWorker:
         ready()
         _log.info("worker.ready", worker=self._name, run=self._run_id)
         group_size = config.loop.group_size
-        samples = (self._places or config.rollout.concurrent_groups) * group_size
+        samples = (self._concurrent_groups or config.rollout.concurrent_groups) * group_size
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(weights.swap_forever())
             tasks.create_task(self._leases(engine, weights, samples, group_size))
             tasks.create_task(self._submissions())
 
     async def _register(self) -> WorkerWelcome:
-        hello = WorkerHello(self._name, PROTOCOL_VERSION, self._run_id, self._places or 0)
+        hello = WorkerHello(self._name, PROTOCOL_VERSION, self._run_id, self._concurrent_groups or 0)
         welcome = await self._reach("coordinator.register", lambda: self._coordinator.register(hello))
-        self._welcome = welcome
-        self._run_id = welcome.run_id
+        self._work.worker_id, self._run_id = welcome.worker_id, welcome.run_id
         _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
         return welcome
 
     async def _heartbeats(self, engine: EngineDriver, pause_s: float) -> None:
         async def beat() -> HeartbeatReply:
-            # Anew for each attempt: what is sampled and what is held go on changing.
-            groups = list(self._groups.values()) if self._reports else []
-            progress = await gather(groups, engine, self._progress_patience_s)
-            return await self._coordinator.heartbeat(self._beat(progress))
+            # Made anew for each attempt: what is sampled and what is held keeps changing.
+            groups = list(self._work.groups.values()) if self._reports_progress else []
+            progress = await gather(groups, engine, self._step_timeout_s)
+            return await self._coordinator.heartbeat(self._heartbeat(progress))
 
         while True:
             reply = await self._reach("coordinator.heartbeat", beat)
             if reply.known:
-                self._heed(reply)
-                # Other weights are told at once: the coordinator's gate counts with them.
+                self._apply_reply(reply)
+                # Other weights are reported at once: the coordinator's gate counts with them.
                 await self._rest(pause_s, reply.next_s)
             else:
-                # Its leases are named by their ids, so work in flight goes on under the new name.
+                # Its leases are named by their ids, so work in flight continues under the new name.
                 await self._register()
-                for group in self._groups.values():
+                for group in self._work.groups.values():
                     group.heard(())  # a coordinator that forgot the worker forgot its progress too
                 self._change.notify()
 
     async def _rest(self, pause_s: float, idle_pause_s: float) -> None:
-        """Wait for the next heartbeat: the longer pause holds while there is nothing to tell of."""
+        """Wait for the next heartbeat: the longer pause holds while there is nothing to report."""
         clock = asyncio.get_running_loop().time
         until = clock() + idle_pause_s
         while not await self._swapped.wait(pause_s):
-            if self._groups or self._unsubmitted or self._draining or clock() >= until:
+            if not self._work.idle or self._draining or clock() >= until:
                 return
 
-    def _beat(
+    def _heartbeat(
         self, progress: tuple[LeaseProgress, ...], released: tuple[str, ...] = (), leaving: bool = False
     ) -> WorkerHeartbeat:
         engine, weights = self._engine, self._weights
@@ -283,11 +260,11 @@ class RolloutWorker:
         if self._ready_at is not None:
             uptime_s = asyncio.get_running_loop().time() - self._ready_at
         return WorkerHeartbeat(
-            worker_id=self._worker_id(),
+            worker_id=self._work.worker_id,
             held_version=None if weights is None else weights.held_version,
             weights_digest=None if weights is None else weights.weights_digest,
-            lease_ids=(*self._groups, *self._unsubmitted),
-            tokens_generated=self._tokens_generated,
+            lease_ids=(*self._work.groups, *self._work.finished),
+            tokens_generated=self._work.tokens_generated,
             busy_s=0.0 if engine is None else engine.busy_s,
             uptime_s=uptime_s,
             progress=progress,
@@ -295,18 +272,18 @@ class RolloutWorker:
             leaving=leaving,
         )
 
-    def _heed(self, reply: HeartbeatReply) -> None:
+    def _apply_reply(self, reply: HeartbeatReply) -> None:
         for lease_id in reply.cancelled_leases:
-            group = self._groups.pop(lease_id, None)
+            group = self._work.groups.pop(lease_id, None)
             if group is not None and self._engine is not None:
                 self._engine.abort(group.request_ids())
                 _log.info("lease.cancelled", lease=lease_id, group=group.lease.group_id)
         for kept in reply.kept:
-            running = self._groups.get(kept.lease_id)
+            running = self._work.groups.get(kept.lease_id)
             if running is not None:
                 running.heard(kept.tokens)
         if self._weights is not None:
-            self._weights.hear(reply.newest_version)
+            self._weights.note_newest(reply.newest_version)
         if reply.run_finished:
             self._finish_run()
         if reply.cancelled_leases:
@@ -316,14 +293,13 @@ class RolloutWorker:
         """Keep up to `samples` requests in flight; an evaluation's group has one, others `group_size`."""
         pause_s = FIRST_PAUSE_S
         while not self._draining:
-            in_flight = sum(len(group.lease.seeds) for group in self._groups.values())
-            room = (samples - in_flight) // group_size
+            room = (samples - self._work.samples) // group_size
             if room < 1 or weights.pauses_leases():
                 await self._change.wait(self._lease_wait_s)
                 continue
             await self._pace()
             held_version = weights.held_version
-            async with weights.steady():
+            async with weights.held_still():
                 asking = partial(self._ask, engine, weights, room)
                 reply = await self._reach("coordinator.lease_group", asking)
                 self._accept(reply, engine, weights)
@@ -336,7 +312,7 @@ class RolloutWorker:
     async def _ask(self, engine: EngineDriver, weights: WeightSync, room: int) -> LeaseReply:
         # Made anew for each attempt: the worker may have got another id in between.
         request = LeaseRequest(
-            worker_id=self._worker_id(),
+            worker_id=self._work.worker_id,
             held_version=weights.held_version,
             groups=room,
             wait_s=self._lease_wait_s,
@@ -345,79 +321,41 @@ class RolloutWorker:
         return await self._coordinator.lease_group(request)
 
     def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightSync) -> None:
-        now = asyncio.get_running_loop().time()
         for lease in () if self._draining else reply.leases:
             if not _samples_with(lease, weights.held_version):
                 _log.warning(
                     "lease.unusable", lease=lease.lease_id, wants=lease.version, held=weights.held_version
                 )
                 continue
-            group = GroupInFlight(lease, now, usable_prefix(lease, engine))
-            self._take_on(group, engine)
+            self._work.take(lease, engine)
             _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)
-        weights.hear(reply.newest_version)
-        weights.want(reply.wanted_version)
+        weights.note_newest(reply.newest_version)
+        weights.note_wanted(reply.wanted_version)
         if reply.run_finished:
             self._finish_run()
 
-    def _take_on(self, group: GroupInFlight, engine: EngineDriver) -> None:
-        # The coordinator keeps what it sent along.
-        group.heard(
-            group.prefixes[i].stop if i in group.prefixes else 0 for i in range(len(group.lease.seeds))
-        )
-        if group.complete:  # its last holder was lost between its last token and handing in
-            self._hand_in(group)
-            return
-        self._groups[group.lease.lease_id] = group
-        engine.add(group.requests())
-
-    def _hand_in(self, group: GroupInFlight) -> None:
-        now = asyncio.get_running_loop().time()
-        self._unsubmitted[group.lease.lease_id] = group.submission(self._worker_id(), now)
-        self._change.notify()
-
-    def _collect(self, outputs: list[EngineOutput]) -> None:
-        for output in outputs:
-            self._tokens_generated += len(output.token_ids)
-            lease_id, sample_index = split_request_id(output.request_id)
-            group = self._groups.get(lease_id)
-            if group is None:
-                continue
-            elapsed_s = asyncio.get_running_loop().time() - group.started_at
-            self._token_pace.measure(elapsed_s, len(output.token_ids))
-            if group.take(sample_index, output):
-                del self._groups[lease_id]
-                self._hand_in(group)
-
     async def _submissions(self) -> None:
         while True:
-            if not self._unsubmitted:
+            if not self._work.finished:
                 await self._change.wait(self._lease_wait_s)
                 continue
-            lease_id, submission = next(iter(self._unsubmitted.items()))
+            lease_id, submission = next(iter(self._work.finished.items()))
             await self._pace()
             failpoints.reach("worker.upload.before")
             verdict = await self._reach(
                 "coordinator.submit_group", partial(self._coordinator.submit_group, submission)
             )
             failpoints.reach("worker.upload.after")
-            del self._unsubmitted[lease_id]
+            del self._work.finished[lease_id]
             _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
             self._change.notify()
-
-    def _groups_by_pin(self) -> tuple[int, int]:
-        pinned = sum(group.lease.version is not None for group in self._groups.values())
-        return pinned, len(self._groups) - pinned
-
-    def _worker_id(self) -> str:
-        return "" if self._welcome is None else self._welcome.worker_id
 
     def _finish_run(self) -> None:
         _log.info("run.finished", worker=self._name)
         self._done.set()
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await retry_unavailable(what, attempt, self._patience_s, self._name)
+        return await retry_unavailable(what, attempt, self._stall_timeout_s, self._name)
 
 
 def _samples_with(lease: Lease, held_version: int | None) -> bool:

@@ -1,7 +1,7 @@
-"""Wire of drafting: histories and figures to protos and back, forgiving where the others are strict.
+"""Wire of drafting: histories and statistics to protos and back, forgiving where the others are strict.
 
-Neither can change a token or a batch. So a history that cannot be read is no history, figures
-that cannot be meant are no figures, and a log line says so.
+Neither can change a token or a batch. So a history that cannot be read is no history, impossible
+statistics are no statistics, and a log line says so.
 """
 
 import math
@@ -60,9 +60,9 @@ def drafting_statistics_to_proto(x: r.DraftingStatistics) -> records_pb2.Draftin
 
 def drafting_statistics_from_proto(m: records_pb2.DraftingStatistics) -> r.DraftingStatistics | None:
     """Translate; None, and a line in the log, when a number is negative or not finite."""
-    figures = {name: getattr(m, name) for name in (*_COUNTS, *_MEASURES)}
-    for name, value in figures.items():
+    values = {name: getattr(m, name) for name in (*_COUNTS, *_MEASURES)}
+    for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             _log.warning("drafting.unreadable", field=name, value=value)
             return None
-    return r.DraftingStatistics(**figures)
+    return r.DraftingStatistics(**values)

@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.drafting.candidates import best_chain
 from antiphon.core.drafting.forest import DraftForest
 
 WINDOW = 6
@@ -17,7 +16,6 @@ WIDTH = 64
 
 texts = st.lists(st.integers(0, VOCABULARY - 1), max_size=24)
 wild = st.lists(st.integers(-3, VOCABULARY + 3), max_size=24)
-shares = st.sampled_from(["finished", "lockstep", "none"])
 documents = st.lists(st.tuples(wild, st.sampled_from([0.0, 0.2, 1.0, 3.0])), max_size=4)
 
 
@@ -43,13 +41,12 @@ class Fed:
 
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("group"), wild, documents, shares),
+        st.tuples(st.just("group"), wild, documents),
         st.tuples(st.just("shut"), st.integers(0, 5)),
         st.tuples(st.just("open"), st.integers(0, SLOTS - 1), st.integers(0, 5), st.integers(0, 30)),
         st.tuples(st.just("close"), st.integers(0, SLOTS - 1), st.booleans()),
         st.tuples(st.just("draft"), texts, st.integers(0, WINDOW), st.floats(0.0, 1.0)),
-        st.tuples(st.just("settle"), st.integers(-1, WINDOW + 1)),
-        st.tuples(st.just("tree"), st.integers(0, SLOTS - 1), st.integers(0, 12)),
+        st.tuples(st.just("learn"), st.integers(-1, WINDOW + 1)),
     ),
     max_size=30,
 )
@@ -61,9 +58,9 @@ def play(script: list[tuple]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarr
     groups: list[tuple[int, list[int]]] = []
     for name, *values in script:
         if name == "group":
-            prompt, completions, share = values
+            prompt, completions = values
             asked = [(np.array(text, dtype=np.int64), weight) for text, weight in completions]
-            groups.append((fed.forest.open_group(prompt, asked, 8, share, VOCABULARY), prompt))
+            groups.append((fed.forest.open_group(prompt, asked, 8, VOCABULARY), prompt))
         elif name == "shut" and groups:
             group, _ = groups.pop(values[0] % len(groups))
             fed.forest.close_group(group)
@@ -80,14 +77,9 @@ def play(script: list[tuple]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarr
             for slot in slots:
                 fed.rows[slot] = [*fed.rows[slot], *more][:WIDTH]
             yield fed.draft(slots, [limit] * len(slots), floor)
-        elif name == "settle" and fed.rows:
+        elif name == "learn" and fed.rows:
             slots = np.array(sorted(fed.rows), dtype=np.int64)
-            fed.forest.settle(slots, np.full(len(slots), values[0], dtype=np.int64))
-        elif name == "tree":
-            tree = fed.forest.grow_tree(*values)
-            assert len(tree.tokens) <= values[1]
-            assert np.all(tree.parents < np.arange(len(tree.parents)))
-            assert np.all((tree.tokens >= 0) & (tree.tokens < VOCABULARY))
+            fed.forest.learn(slots, np.full(len(slots), values[0], dtype=np.int64))
     for group, _ in groups:
         fed.forest.close_group(group)
     assert fed.forest.stored_tokens == 0
@@ -125,7 +117,7 @@ def test_text_taken_in_piece_by_piece_is_text_taken_in_at_once(prompt, completio
     for stops in ([], sorted(cut for cut in cuts if cut < len(own))):
         fed = Fed(DraftForest(1, WINDOW, 2))
         weighed = [(np.array(text, dtype=np.int32), 1.0) for text in completions]
-        group = fed.forest.open_group(prompt, weighed, 8, "finished", VOCABULARY)
+        group = fed.forest.open_group(prompt, weighed, 8, VOCABULARY)
         fed.forest.open_request(0, group, len(prompt), 40)
         for stop in stops:
             fed.rows[0] = [*prompt, *own[:stop]]
@@ -137,13 +129,13 @@ def test_text_taken_in_piece_by_piece_is_text_taken_in_at_once(prompt, completio
 
 
 @given(prompt=texts, completions=st.lists(texts, max_size=4), own=texts)
-def test_a_first_draft_continues_a_place_of_the_texts_where_its_context_recurs(
+def test_a_first_draft_continues_a_passage_of_the_texts_where_its_context_recurs(
     prompt, completions, own
 ) -> None:
     """The oracle knows nothing of chains: it searches every text for the last two tokens."""
     fed = Fed(DraftForest(1, WINDOW, 2))
     weighed = [(np.array(text, dtype=np.int32), 1.0) for text in completions]
-    group = fed.forest.open_group(prompt, weighed, 8, "finished", VOCABULARY)
+    group = fed.forest.open_group(prompt, weighed, 8, VOCABULARY)
     fed.forest.open_request(0, group, len(prompt), 40)
     fed.rows[0] = [*prompt, *own]
     drafts, counts, _ = fed.draft([0], [1], 0.0)
@@ -168,12 +160,10 @@ def test_what_other_groups_hold_changes_no_draft(prompt, text, others) -> None:
     for crowd in ([], others):
         fed = Fed(DraftForest(1, WINDOW, 2))
         strangers = [
-            fed.forest.open_group(other, [(np.array(other, dtype=np.int32), 5.0)], 8, "lockstep", VOCABULARY)
+            fed.forest.open_group(other, [(np.array(other, dtype=np.int32), 5.0)], 8, VOCABULARY)
             for other in crowd
         ]
-        group = fed.forest.open_group(
-            prompt, [(np.array(text, dtype=np.int32), 1.0)], 8, "finished", VOCABULARY
-        )
+        group = fed.forest.open_group(prompt, [(np.array(text, dtype=np.int32), 1.0)], 8, VOCABULARY)
         fed.forest.open_request(0, group, len(prompt), 40)
         for k, stranger in enumerate(strangers):
             fed.forest.open_request(1 + k, stranger, len(crowd[k]), 40)
@@ -187,34 +177,21 @@ def test_what_other_groups_hold_changes_no_draft(prompt, text, others) -> None:
     assert drafted[0] == drafted[1]
 
 
-@given(prompt=texts, completions=st.lists(texts, min_size=1, max_size=4), own=texts)
-def test_the_best_chain_of_a_tree_is_how_the_draft_begins(prompt, completions, own) -> None:
-    fed = Fed(DraftForest(1, WINDOW, 2))
-    weighed = [(np.array(text, dtype=np.int32), 1.0) for text in completions]
-    group = fed.forest.open_group(prompt, weighed, 8, "finished", VOCABULARY)
-    fed.forest.open_request(0, group, len(prompt), 40)
-    fed.rows[0] = [*prompt, *own]
-    drafts, counts, chances = fed.draft([0], [WINDOW], 0.0)
-    chain, odds = best_chain(fed.forest.grow_tree(0, 4_096), WINDOW, 0.0)
-    assert chain.tolist() == drafts[0, : counts[0]].tolist()
-    assert np.allclose(odds, chances[0, : counts[0]], rtol=1e-6)
-
-
 @settings(max_examples=30)
 @given(st.permutations(range(60)), st.integers(1, WINDOW))
 def test_a_text_seen_before_takes_the_fewest_passes_there_are(text, window) -> None:
     forest = DraftForest(1, WINDOW, 2)
-    group = forest.open_group([70, 71], [(np.array(text, dtype=np.int32), 1.0)], 60, "finished", 80)
+    group = forest.open_group([70, 71], [(np.array(text, dtype=np.int32), 1.0)], 60, 80)
     forest.open_request(0, group, 2, 60)
     row = np.array([[70, 71, *text]], dtype=np.int32)
-    place, passes = 2, 0
-    while place < 62:
-        limit = min(window, 62 - place - 1)
+    position, passes = 2, 0
+    while position < 62:
+        limit = min(window, 62 - position - 1)
         _, counts, _ = forest.draft(
-            np.zeros(1, dtype=np.int64), row, np.array([place]), np.array([limit]), 0.0
+            np.zeros(1, dtype=np.int64), row, np.array([position]), np.array([limit]), 0.0
         )
         assert counts[0] == limit
-        forest.settle(np.zeros(1, dtype=np.int64), counts.astype(np.int64))
-        place += int(counts[0]) + 1
+        forest.learn(np.zeros(1, dtype=np.int64), counts.astype(np.int64))
+        position += int(counts[0]) + 1
         passes += 1
     assert passes == -(-60 // (window + 1))

@@ -74,22 +74,17 @@ def open_bench(
         EngineSettings(model_dir=model_dir, max_model_len=max_model_len, sampler="native", **_SIZES), tensors
     )
     keyed = _start(EngineSettings(model_dir=model_dir, max_model_len=max_model_len, **_SIZES), tensors)
-    drafted = drafting_engine(model_dir, tensors, max_model_len, drafting)
-    return Bench(model_dir, native, keyed, drafted, max_model_len)
-
-
-def drafting_engine(
-    model_dir: Path, tensors: Mapping[str, Any], max_model_len: int, drafting: DraftingSection
-) -> VllmEngine:
-    """Start one engine that drafts, with these weights."""
-    settings = EngineSettings(
-        model_dir=model_dir,
-        max_model_len=max_model_len,
-        draft_tokens=drafting.max_window,
-        drafting=drafting,
-        **_SIZES,
+    drafted = _start(
+        EngineSettings(
+            model_dir=model_dir,
+            max_model_len=max_model_len,
+            draft_tokens=drafting.max_window,
+            drafting=drafting,
+            **_SIZES,
+        ),
+        tensors,
     )
-    return _start(settings, tensors)
+    return Bench(model_dir, native, keyed, drafted, max_model_len)
 
 
 def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
@@ -132,7 +127,7 @@ def greedy_work(model: ChainModel, repeats: int, prompts: int) -> list[GroupWork
 
 
 def wandering_work(model: ChainModel, bench: Bench, prompts: int, max_tokens: int) -> list[GroupWork]:
-    """Return chain prompts at temperature 1 with history of the same law, which says little."""
+    """Return chain prompts at temperature 1 with history of the same distribution, which says little."""
     sampling = SamplingParameters(max_tokens=max_tokens)
     asked = [index % len(model.chains) for index in range(prompts)]
     earlier = [
@@ -155,16 +150,14 @@ def wandering_work(model: ChainModel, bench: Bench, prompts: int, max_tokens: in
     ]
 
 
-def sampled_work(
-    run: RecordedRun, histories: Mapping[str, PromptHistory], prompts: int, group: int = GROUP
-) -> list[GroupWork]:
+def sampled_work(run: RecordedRun, histories: Mapping[str, PromptHistory], prompts: int) -> list[GroupWork]:
     """Return training prompts with their history of the epoch before, under fresh seeds."""
     sampling = run.config.sampling.parameters()
     return [
         GroupWork(
             prompt.key,
             prompt.token_ids,
-            request_seeds(run.config.run.seed, prompt.key, FRESH_EPOCH, group),
+            request_seeds(run.config.run.seed, prompt.key, FRESH_EPOCH, GROUP),
             sampling,
             histories.get(prompt.key),
         )
@@ -180,7 +173,7 @@ def unseen_work(run: RecordedRun, prompts: int) -> list[GroupWork]:
 
 @dataclass(frozen=True, slots=True)
 class RestoredHistory:
-    """An epoch's completions of every training prompt, and how they were come by."""
+    """An epoch's completions of every training prompt, and where they come from."""
 
     histories: Mapping[str, PromptHistory]
     recorded: int

@@ -4,7 +4,7 @@ Attention and MLP outputs are zero, so the residual stream holds the last token'
 ``logits = W rmsnorm(E[token])``. W leads from each token of a chain to the next and from a chain's
 last token to the end token; there is one chain per prompt, of log-normal length. Greedy decoding
 therefore recites the prompt's chain. At temperature 1 the scale of W decides how often sampling
-falls off it: at 14 with 8,192 tokens the chain goes on with probability 0.99, at 9 with 0.5.
+falls off it: at 14 with 8,192 tokens the chain continues with probability 0.99, at 9 with 0.5.
 """
 
 import json

@@ -52,7 +52,7 @@ class LoadResult:
     """CPU seconds of the process, drafter and index included."""
     steps: int
     outputs: Mapping[str, IntArray] = field(repr=False)
-    figures: DraftingStatistics | None
+    drafting: DraftingStatistics | None
     """Sums over all completions; None from an engine that cannot draft."""
 
     @property
@@ -70,7 +70,7 @@ class LoadRun:
         self._concurrency = concurrency
         self._waiting = [request for group in work for request in group.requests()][::-1]
         self._outputs: dict[str, IntArray] = {}
-        self._figures: list[DraftingStatistics | None] = []
+        self._drafting: list[DraftingStatistics | None] = []
         self._cpu_s = 0.0
         self._steps = 0
 
@@ -88,7 +88,7 @@ class LoadRun:
                 self._engine.add([self._waiting.pop() for _ in range(room)])
             for output in self._engine.step():
                 self._outputs[output.request_id] = output.token_ids
-                self._figures.append(output.drafting)
+                self._drafting.append(output.drafting)
             self._steps += 1
             now = time.process_time()
         self._cpu_s += now - begun
@@ -96,7 +96,7 @@ class LoadRun:
     def result(self) -> LoadResult:
         """Return what the run did so far."""
         tokens = sum(len(tokens) for tokens in self._outputs.values())
-        return LoadResult(tokens, self._cpu_s, self._steps, self._outputs, add_statistics(self._figures))
+        return LoadResult(tokens, self._cpu_s, self._steps, self._outputs, add_statistics(self._drafting))
 
 
 def run_load(engine: Engine, work: Sequence[GroupWork], concurrency: int) -> LoadResult:
@@ -138,15 +138,17 @@ class Comparison:
         """Return the median of a side's tokens per CPU-second."""
         return statistics.median(run.rate for run in self.runs[side])
 
-    def figures(self, side: str) -> DraftingStatistics:
+    def drafting(self, side: str) -> DraftingStatistics:
         """Return what drafting did over the counted runs of a side.
 
         Raises:
             ContractError: for a side whose engine cannot draft.
         """
-        found = add_statistics(run.figures for run in self.runs[side])
+        found = add_statistics(run.drafting for run in self.runs[side])
         if found is None:
-            raise ContractError(f"side {side} has no drafting figures; its engine was started without drafts")
+            raise ContractError(
+                f"side {side} has no drafting statistics; its engine was started without drafts"
+            )
         return found
 
 

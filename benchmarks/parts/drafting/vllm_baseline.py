@@ -1,8 +1,9 @@
 """vLLM on its own: the same engine core without any of our hooks, for comparison.
 
 Requests enter as token ids and leave as arrays, as in `services.rollout.engine.vllm_engine`; nothing is
-detokenised. Log-probabilities are not asked for and requests carry no seeds, which is the fastest
-vLLM can be. Methods: none, `ngram` (drafts from the request's own text), and `suffix` where the
+detokenised. Log-probabilities are not asked for and requests carry no seeds. It runs as our engines
+do, eager, on one thread and without async scheduling; compiled and on all cores vLLM is faster, which
+nothing here measures. Methods: none, `ngram` (drafts from the request's own text), and `suffix` where the
 package arctic-inference is installed.
 """
 
@@ -49,7 +50,7 @@ class PlainVllm:
     drafts = False
     continues = False
     vocabulary_size = 0
-    """Nobody hands it a prefix to check."""
+    """No request comes with a prefix to check."""
 
     def __init__(self, model_dir: Path, method: Method, max_model_len: int, max_num_seqs: int = 64) -> None:
         """Start it; other engines of this process may live beside it."""

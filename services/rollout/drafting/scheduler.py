@@ -3,7 +3,7 @@
 The engine tells it which requests came, what was verified and how long a step took; it answers
 with drafts. Groups share what their prompt's history and their finished siblings say. Nothing
 here knows vLLM, and nothing here can change a token: a draft is only ever a guess to verify. Nor
-can a fault in here end a run: the scheduler says so once, closes, and the engine goes on without it.
+can a fault in here end a run: the scheduler logs it once, closes, and the engine continues without it.
 
 Legend: B rows of the batch, one per request; slots are small numbers that stand for requests.
 """
@@ -22,7 +22,7 @@ from antiphon.core.config_sections import DraftingSection
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.drafting.history import weighted
-from antiphon.core.drafting.windows import make_window
+from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.records import DraftingStatistics, IntArray
 from antiphon.services.rollout.engine.api import EngineRequest
 
@@ -37,7 +37,7 @@ _F = TypeVar("_F")
 
 _log = structlog.get_logger(__name__)
 
-_REST = StepPlan(draft=False, floor=1.0)
+_NO_DRAFT = StepPlan(draft=False, floor=1.0)
 
 IDLE_SHARE = 8
 """Of the steps in which there is nothing to draft from, one in so many is shown to the gate."""
@@ -76,7 +76,7 @@ def _guarded(
                 return fallback
             try:
                 return method(scheduler, *arguments, **options)
-            # Whatever is wrong with a draft source, the run must go on: drafts only save time.
+            # Whatever is wrong with a draft source, the run must continue: drafts only save time.
             except Exception as error:  # noqa: BLE001
                 scheduler.close(f"the drafter failed: {type(error).__name__}: {error}")
                 return fallback
@@ -102,9 +102,7 @@ class DraftScheduler:
         self._max_window = max_window
         self._window_size = min(max_window, settings.max_window)
         self._vocabulary = vocabulary
-        self._drafter_s = self._sampler_s = 0.0
         self._drafter_share_s = self._sampler_share_s = 0.0
-        self._calls = 0
         self._size(slots)
         self.script: Script | None = None
         """Drafts come from here instead, ungated; for tests of the engine."""
@@ -116,16 +114,16 @@ class DraftScheduler:
         """Begin, or begin anew after a fault; no request may be in flight."""
         slots, settings = len(self._prompt_length), self._settings
         self._forest = DraftForest(slots, self._max_window, settings.min_match)
-        self._window = make_window(settings.window, slots, self._window_size)
+        self._windows = DraftWindows(slots, self._window_size)
         self._gate = DraftGate(settings.probe_steps)
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[int, str] = {}
         self._request_of: dict[int, str] = {}
         self._waiting: set[int] = set()
-        """Slots that the forest was not told of yet: nothing was drafted since they came."""
+        """Slots that the forest does not know yet: nothing was drafted since they came."""
         self._idle_steps = 0
         self._sourced = 0
-        self._plan = self._previous = _REST
+        self._plan = self._previous = _NO_DRAFT
         self.closed = False
         """Whether a fault ended drafting."""
 
@@ -140,21 +138,6 @@ class DraftScheduler:
         self._counts = np.zeros((slots, 4), dtype=np.int64)
         self._since = np.zeros((slots, 2), dtype=np.float64)
 
-    @property
-    def gain(self) -> float:
-        """Tokens per second relative to the last undrafted probe; 0 before the first."""
-        return self._gate.gain
-
-    @property
-    def drafter_ms(self) -> float:
-        """Mean milliseconds of one call of the drafter."""
-        return 1e3 * self._drafter_s / max(1, self._calls)
-
-    @property
-    def bytes_used(self) -> int:
-        """Bytes of the draft index."""
-        return self._forest.bytes_used
-
     @_guarded(None)
     def admit(self, slot: int, request: EngineRequest) -> None:
         """Take a request in; the first one of a group opens it, with its history."""
@@ -167,7 +150,7 @@ class DraftScheduler:
         self._group_of[slot] = name
         self._request_of[slot] = request.request_id
         self._waiting.add(slot)
-        self._window.open(slot)
+        self._windows.open(slot)
         self._prompt_length[slot] = len(request.prompt_token_ids)
         self._max_tokens[slot] = request.sampling.max_tokens
         self._counts[slot] = 0
@@ -181,7 +164,7 @@ class DraftScheduler:
             slot: the request's; it may be given to another one.
             completion: [T] int32 what was sampled, which its siblings may draft from; None when the
                 request was given up.
-            given: tokens of it that the request came with; the figures leave them out.
+            given: tokens of it that the request came with; the statistics leave them out.
 
         Returns:
             None once drafting has ended by a fault.
@@ -191,8 +174,8 @@ class DraftScheduler:
         group = self._groups[name]
         group.live -= 1
         self._sourced -= group.sourced
-        sibling = completion is not None and group.live > 0 and self._settings.siblings != "none"
-        if sibling and completion is not None:
+        sibling = completion is not None and group.live > 0
+        if completion is not None and sibling:
             self._follow(slot, group)
             self._take_in(slot, completion)
         if slot in self._waiting:
@@ -230,7 +213,7 @@ class DraftScheduler:
         elif self.on and self._sourced:
             self._plan = self._gate.plan(live)
         else:
-            self._plan = _REST
+            self._plan = _NO_DRAFT
         return self._plan.draft
 
     @_guarded(None)
@@ -256,14 +239,11 @@ class DraftScheduler:
         if self.script is not None:
             drafts = self._scripted(slots, token_ids, lengths, room)
         else:
-            limits = np.maximum(np.minimum(self._window.limits(slots), room), 0)
+            limits = np.maximum(np.minimum(self._windows.limits(slots), room), 0)
             tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
             widest = int(counts.max(initial=0))
             drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
-        spent = perf_counter() - begun
-        self._drafter_s += spent
-        self._drafter_share_s += spent / max(1, len(slots))
-        self._calls += 1
+        self._drafter_share_s += (perf_counter() - begun) / max(1, len(slots))
         return drafts
 
     @_guarded(None)
@@ -275,8 +255,8 @@ class DraftScheduler:
         counts[slots, 2] += accepted + (accepted < drafted)
         counts[slots, 3] += accepted
         if self.script is None:
-            self._window.settle(slots, drafted, accepted)
-            self._forest.settle(slots, accepted)
+            self._windows.learn(slots, drafted, accepted)
+            self._forest.learn(slots, accepted)
 
     @_guarded(None)
     def passed(self, slots: Int64Array) -> None:
@@ -286,7 +266,6 @@ class DraftScheduler:
     @_guarded(None)
     def sampled(self, requests: int, seconds: float) -> None:
         """Take note of the seconds that the sampler took for a step of `requests` rows."""
-        self._sampler_s += seconds
         self._sampler_share_s += seconds / max(1, requests)
 
     @_guarded(None)
@@ -302,14 +281,12 @@ class DraftScheduler:
         self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
 
     def _follow(self, slot: int, group: _Group) -> None:
-        """Tell the forest of a request, and of its group, if it was not told yet."""
+        """Let the forest follow a request, and open its group, unless it does so already."""
         if slot not in self._waiting:
             return
         self._waiting.remove(slot)
         if group.handle is None:
-            group.handle = self._forest.open_group(
-                group.prompt, group.past, group.capacity, self._settings.siblings, self._vocabulary
-            )
+            group.handle = self._forest.open_group(group.prompt, group.past, group.capacity, self._vocabulary)
             group.past = ()
         self._forest.open_request(
             slot, group.handle, int(self._prompt_length[slot]), int(self._max_tokens[slot])
@@ -326,14 +303,13 @@ class DraftScheduler:
     def _open_group(self, name: str, request: EngineRequest) -> _Group:
         settings, history = self._settings, request.history
         past = weighted(history, settings.recency, settings.reward_weight) if history else []
-        lockstep = settings.siblings == "lockstep" and bool(request.group)
         group = self._groups[name] = _Group(
             prompt=request.prompt_token_ids,
             past=past,
             capacity=request.sampling.max_tokens,
             handle=None,
             live=0,
-            sourced=bool(past) or lockstep,
+            sourced=bool(past),
             history=bool(past),
         )
         if group.sourced:

@@ -33,7 +33,7 @@ class EngineRequest:
     history: PromptHistory | None = None
     """Past completions of the prompt; the first request of a group decides."""
     prefix_token_ids: tuple[int, ...] = ()
-    """Completion tokens that are there already: sampling goes on after them, at the positions that
+    """Completion tokens that are there already: sampling continues after them, at the positions that
     follow theirs, and they count against `sampling.max_tokens`."""
 
 
@@ -106,7 +106,7 @@ class Engine(Protocol):
 
     @property
     def continues(self) -> bool:
-        """Tell whether it goes on after a prefix exactly as if it had sampled that itself."""
+        """Whether it continues a prefix exactly as if it had sampled that itself."""
         ...
 
     @property

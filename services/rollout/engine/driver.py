@@ -1,7 +1,7 @@
 """Engine driver: how the worker's event loop talks to whatever drives its engine.
 
 In production that is a thread of its own; in the simulation it is the event loop itself, in
-virtual time. Either way messages are obeyed at step boundaries, in the order in which they came.
+virtual time. Either way messages are executed at step boundaries, in the order in which they came.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ class EngineDriver(Protocol):
 
     @property
     def continues(self) -> bool:
-        """Whether the engine goes on after a prefix as if it had sampled that itself."""
+        """Whether the engine continues a prefix as if it had sampled that itself."""
         ...
 
     @property

@@ -319,7 +319,7 @@ def verify_chain(
     """Accept drafted tokens while they equal the drawn ones.
 
     Each request owns drafts + 1 consecutive rows: row j was computed after its first j drafts,
-    so `tokens` there is the token that belongs at that place if these drafts were right. What is
+    so `tokens` there is the token that belongs at that position if these drafts were right. What is
     emitted is therefore what would have been drawn without drafts.
 
     Args:

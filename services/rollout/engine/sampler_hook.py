@@ -1,7 +1,7 @@
 """Sampler hook: draws the tokens of vLLM's batches and keeps their log-probabilities.
 
-vLLM's runner calls `_sample` once per step with the logits of the whole batch. The hook stands in
-its place, finds every row's request in a table of its own and writes the log-probability of each
+vLLM's runner calls `_sample` once per step with the logits of the whole batch. The hook replaces
+it, finds every row's request in a table of its own and writes the log-probability of each
 drawn token straight into that table, so the engine carries none through its Python lists. Where a
 step verifies drafts, each request owns one row per draft and one more. With the native sampler
 vLLM draws the tokens and only the bookkeeping is ours.
@@ -102,7 +102,7 @@ class SamplerHook:
         vocabulary: int,
         scheduler: DraftScheduler | None,
     ) -> None:
-        """Take the place of `runner._sample`.
+        """Replace `runner._sample`.
 
         Args:
             runner: vLLM's V1 model runner.

@@ -17,7 +17,7 @@ def check_sampling(sampling: SamplingParameters, sampler: str) -> None:
     """Refuse sampling parameters that the engine would not honour exactly.
 
     Raises:
-        ConfigError: naming the field, its value and the mend.
+        ConfigError: naming the field, its value and the fix.
     """
     if not (isfinite(sampling.temperature) and sampling.temperature >= 0.0):
         raise ConfigError(f"sampling.temperature={sampling.temperature} is not possible; use 0 or more")

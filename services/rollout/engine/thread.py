@@ -1,6 +1,6 @@
-"""Engine thread: one thread owns the engine, and everybody else sends it messages.
+"""Engine thread: one thread owns the engine, and all others send it messages.
 
-Messages are obeyed at step boundaries only, so weights never change in the middle of a step.
+Messages are executed at step boundaries only, so weights never change in the middle of a step.
 While requests are unfinished the thread steps without pause; otherwise it sleeps. Finished
 completions go back to the event loop. A failure of the engine ends `run` with that error.
 """
@@ -53,7 +53,7 @@ class EngineThread(EngineDriver):
 
     @property
     def continues(self) -> bool:
-        """Whether the engine goes on after a prefix as if it had sampled that itself."""
+        """Whether the engine continues a prefix as if it had sampled that itself."""
         return self._continues
 
     @property
@@ -119,7 +119,7 @@ class EngineThread(EngineDriver):
             None when the engine did not come to a step boundary within `timeout_s` seconds.
         """
 
-        def obey(engine: Engine) -> list[EngineProgress]:
+        def execute(engine: Engine) -> list[EngineProgress]:
             found = engine.progress(since)
             if stop:
                 engine.abort(list(since))
@@ -127,7 +127,7 @@ class EngineThread(EngineDriver):
 
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._ask(obey)
+                return await self._ask(execute)
         except TimeoutError:
             return None
 
@@ -141,13 +141,13 @@ class EngineThread(EngineDriver):
             UnavailableError: when the engine did not take them within `timeout_s` seconds.
         """
 
-        def obey(engine: Engine) -> tuple[int | None, str | None]:
+        def execute(engine: Engine) -> tuple[int | None, str | None]:
             engine.load_weights(version, tensors, weights_digest)
             return engine.version, engine.weights_digest
 
         try:
             async with asyncio.timeout(timeout_s):
-                echoed = await self._ask(obey)
+                echoed = await self._ask(execute)
         except TimeoutError:
             raise UnavailableError(
                 f"the rollout engine did not take version {version} within {timeout_s:g} s; look at its log"
@@ -166,11 +166,11 @@ class EngineThread(EngineDriver):
             if not answer.done():
                 answer.set_result(result)
 
-        def obey(engine: Engine) -> None:
+        def execute(engine: Engine) -> None:
             result = command(engine)
             self._call_soon(lambda: resolve(result))
 
-        self._mailbox.put(obey)
+        self._mailbox.put(execute)
         return await answer
 
     def _drive(self) -> None:
@@ -180,13 +180,13 @@ class EngineThread(EngineDriver):
         self._call_soon(self._started.set)
         try:
             while not self._stopping.is_set():
-                self._obey(engine)
+                self._execute_messages(engine)
                 if engine.unfinished:
                     self._advance(engine)
         finally:
             engine.close()
 
-    def _obey(self, engine: Engine) -> None:
+    def _execute_messages(self, engine: Engine) -> None:
         wait = engine.unfinished == 0
         while True:
             try:

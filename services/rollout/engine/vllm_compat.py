@@ -1,4 +1,4 @@
-"""vLLM compatibility: small guarded mends of the installed release, each with its reason."""
+"""vLLM compatibility: small guarded fixes of the installed release, each with its reason."""
 
 import builtins
 from collections.abc import Mapping

@@ -27,18 +27,12 @@ from antiphon.services.broadcast.snapshot import weights_digest as digest_of
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
-from antiphon.services.rollout.engine.environment import (
-    EngineSettings,
-    child_environment,
-    prepare_environment,
-)
+from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
 from antiphon.services.rollout.engine.sampling_rules import check_sampling
 from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries
 from antiphon.services.rollout.engine.vllm_plugin import register
 from antiphon.services.rollout.engine.weight_swap import check_readable, repack_heads
-
-__all__ = ["EngineSettings", "VllmEngine", "child_environment", "prepare_environment"]
 
 
 @dataclass(slots=True)
@@ -85,49 +79,37 @@ class VllmEngine:
         alone = device.type == "cpu" and settings.threads == 1
         self._clock = time.thread_time if alone else time.perf_counter
         self._drafter: HistoryDrafter | None = None
-        self._scheduler: DraftScheduler | None = None
+        self.scheduler: DraftScheduler | None = None
+        """Decides what is drafted; None in an engine without drafting."""
         if settings.draft_tokens:
-            self._scheduler = DraftScheduler(
+            self.scheduler = DraftScheduler(
                 settings.drafting, settings.draft_tokens, settings.max_num_seqs, self.vocabulary_size
             )
             self._drafter = runner.drafter
             # Else vLLM pads a prompt of one token, or cached but for one, with token ids of -1.
             self._core.scheduler.num_spec_tokens = 0
-        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size, self._scheduler)
-        if self._drafter is not None and self._scheduler is not None:
-            self._drafter.bind(runner, self._hook, self._scheduler)
-        self._sampler: str = settings.sampler
+        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size, self.scheduler)
+        if self._drafter is not None and self.scheduler is not None:
+            self._drafter.bind(runner, self._hook, self.scheduler)
+        self.sampler: str = settings.sampler
+        """Name of the sampler in use: keyed or native."""
         self._live: dict[str, _Live] = {}
         self._internal_ids: dict[str, str] = {}
         self._counter = 0
         self._plain_parameters: dict[int, Any] = {}
         self._read_prompts()
-        self._version: int | None = None
-        self._digest: str | None = None
-        self._rehearsing = False
-        self.continues = True
-        """Whether prefixes are to be trusted to change nothing; the self-test decides."""
-
-    @property
-    def version(self) -> int | None:
+        self.version: int | None = None
         """Policy version of the weights that sample now; None before the first snapshot."""
-        return self._version
-
-    @property
-    def weights_digest(self) -> str | None:
+        self.weights_digest: str | None = None
         """Digest of the tensors that `load_weights` handed to vLLM, computed from them, or None.
 
         It speaks of what went in: on CPU vLLM repacks linear weights for its kernels, so not all
-        of them can be read back. Before it is echoed, names and shapes were checked against the
+        of them can be read back. Before it is set, names and shapes were checked against the
         model directory, every parameter that stayed readable was compared with its tensor, and
-        output heads were probed.
-        """
-        return self._digest
-
-    @property
-    def sampler(self) -> str:
-        """Name of the sampler in use: keyed or native."""
-        return self._sampler
+        output heads were probed."""
+        self._rehearsing = False
+        self.continues = True
+        """Whether prefixes are to be trusted to change nothing; the startup check decides."""
 
     @property
     def unfinished(self) -> int:
@@ -140,14 +122,14 @@ class VllmEngine:
         Args:
             version: policy version of the tensors.
             tensors: checkpoint name -> torch tensor; a tied lm_head.weight may be left out.
-            weights_digest: digest of the payload the tensors came from; recomputed and echoed.
+            weights_digest: digest of the payload the tensors came from; recomputed and kept.
 
         Raises:
             IntegrityError: when tensors are missing, unknown, of another shape or digest (the
                 weights in use are then untouched), or when vLLM did not take them (nothing is
                 served until the next load).
         """
-        if version == self._version and weights_digest == self._digest:
+        if version == self.version and weights_digest == self.weights_digest:
             return
         self._check_tensors(tensors)
         if (found := digest_of(tensors)) != weights_digest:
@@ -156,12 +138,12 @@ class VllmEngine:
                 "fetch the snapshot again"
             )
         # From here to the end the engine holds neither the old policy nor the new one.
-        self._version = self._digest = None
+        self.version = self.weights_digest = None
         self._runner.reload_weights(weights_iterator=((name, tensors[name]) for name in self._expected))
         repack_heads(self._runner.get_model())
         check_readable(self._runner.get_model(), tensors)
         self._core.reset_prefix_cache(reset_running_requests=True)
-        self._version, self._digest = version, weights_digest
+        self.version, self.weights_digest = version, weights_digest
         for live in self._live.values():
             done = len(live.request.output_token_ids)
             if live.spans[-1][1] == done:
@@ -175,7 +157,7 @@ class VllmEngine:
             ContractError: for a repeated id, an impossible prompt, or before any weights.
             ConfigError: for sampling parameters this engine cannot honour.
         """
-        if self._version is None and not self._rehearsing:
+        if self.version is None and not self._rehearsing:
             raise ContractError("the engine holds no snapshot yet; load_weights must come before add")
         for request in requests:
             self._check_request(request)
@@ -196,7 +178,7 @@ class VllmEngine:
 
     def _advance(self) -> Any:
         """Run one step of the engine core and return its outputs, drafts for the next one handed in."""
-        drafter, scheduler = self._drafter, self._scheduler
+        drafter, scheduler = self._drafter, self.scheduler
         if drafter is None or scheduler is None:
             outputs, executed = self._core.step_fn()
             self._core.post_step(executed)
@@ -255,8 +237,8 @@ class VllmEngine:
         for internal_id in internal:
             del self._live[internal_id]
             slot = self._table.release(internal_id)
-            if self._scheduler is not None:
-                self._scheduler.release(slot, None)
+            if self.scheduler is not None:
+                self.scheduler.release(slot, None)
 
     def close(self) -> None:
         """Free the engine; it is not used again."""
@@ -274,23 +256,18 @@ class VllmEngine:
         if self._live:
             raise ConfigError(f"the sampler cannot change while {len(self._live)} requests are in flight")
         self._hook.use(sampler)
-        self._sampler = sampler
+        self.sampler = sampler
         self._read_prompts()
 
     def _read_prompts(self) -> None:
         # In parts, or in one go: vLLM draws at the end of each part, and on CPU its own sampler cannot
         # take back what that drew from a request's generator.
-        self._core.scheduler.scheduler_config.enable_chunked_prefill = self._sampler == "keyed"
+        self._core.scheduler.scheduler_config.enable_chunked_prefill = self.sampler == "keyed"
 
     @property
     def drafts(self) -> bool:
         """Tell whether the engine drafts, so that history is of use to it."""
-        return self._scheduler is not None and self._scheduler.on
-
-    @property
-    def scheduler(self) -> DraftScheduler | None:
-        """The scheduler that drafts, for its figures; None in an engine without drafting."""
-        return self._scheduler
+        return self.scheduler is not None and self.scheduler.on
 
     def use_drafts(self, on: bool) -> None:
         """Switch drafting on or off while no request is in flight.
@@ -300,15 +277,15 @@ class VllmEngine:
         """
         if self._live:
             raise ConfigError(f"drafting cannot change while {len(self._live)} requests are in flight")
-        if self._scheduler is None:
+        if self.scheduler is None:
             if on:
                 raise ConfigError(
                     "drafting.enabled needs an engine started with room for drafts; start it anew"
                 )
             return
-        if on and self._scheduler.closed:
-            self._scheduler.open()
-        self._scheduler.on = on
+        if on and self.scheduler.closed:
+            self.scheduler.open()
+        self.scheduler.on = on
 
     @contextmanager
     def scripted_drafts(self, script: Script) -> Iterator[None]:
@@ -320,13 +297,13 @@ class VllmEngine:
         Raises:
             ConfigError: in an engine without drafting.
         """
-        if self._scheduler is None:
+        if self.scheduler is None:
             raise ConfigError("drafts need an engine started with draft_tokens > 0; start it anew")
-        self._scheduler.script = script
+        self.scheduler.script = script
         try:
             yield
         finally:
-            self._scheduler.script = None
+            self.scheduler.script = None
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -375,7 +352,7 @@ class VllmEngine:
     def _check_request(self, request: EngineRequest) -> None:
         if request.request_id in self._internal_ids:
             raise ContractError(f"request {request.request_id} is already in flight; ids must be unique")
-        check_sampling(request.sampling, self._sampler)
+        check_sampling(request.sampling, self.sampler)
         prompt = (*request.prompt_token_ids, *request.prefix_token_ids)
         if not request.prompt_token_ids or min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
             raise ContractError(
@@ -410,7 +387,7 @@ class VllmEngine:
             "output_kind": RequestOutputKind.FINAL_ONLY,
             "skip_clone": True,
         }
-        if self._sampler == "native":
+        if self.sampler == "native":
             # Its stream starts anew, and must not repeat what the prefix was drawn with.
             seed = derive_seed("continued", request.seed, known) if known else request.seed
             return SamplingParams(
@@ -446,8 +423,8 @@ class VllmEngine:
             )
         )
         slot = self._table.admit(internal_id, request.seed, request.sampling)
-        if self._scheduler is not None:
-            self._scheduler.admit(slot, request)
+        if self.scheduler is not None:
+            self.scheduler.admit(slot, request)
         self._core.add_request(core_request, wave)
         self._internal_ids[request.request_id] = internal_id
         self._live[internal_id] = _Live(
@@ -455,7 +432,7 @@ class VllmEngine:
             request=core_request,
             given=len(request.prompt_token_ids) + len(request.prefix_token_ids),
             prefix=request.prefix_token_ids,
-            spans=[(self._version or 0, 0)],
+            spans=[(self.version or 0, 0)],
         )
         return internal_id
 
@@ -467,11 +444,11 @@ class VllmEngine:
         count = len(token_ids)
         logprobs = self._logprobs(internal_id, live, 0, count)
         slot = self._table.release(internal_id)
-        figures = None
-        if self._scheduler is not None:
-            # Siblings draft from all of it; the figures are about what was sampled here.
+        drafting = None
+        if self.scheduler is not None:
+            # Siblings draft from all of it; the statistics are about what was sampled here.
             whole = np.array([*live.prefix, *token_ids.tolist()], dtype=np.int32)
-            figures = self._scheduler.release(slot, whole, len(live.prefix))
+            drafting = self.scheduler.release(slot, whole, len(live.prefix))
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
@@ -482,7 +459,7 @@ class VllmEngine:
             spans,
             FinishReason(reason),
             request_id=live.external_id,
-            drafting=figures,
+            drafting=drafting,
         )
 
     def _logprobs(self, internal_id: str, live: _Live, start: int, stop: int) -> FloatArray:
@@ -490,7 +467,7 @@ class VllmEngine:
         logprobs = self._table.logprobs(internal_id, live.given + start, live.given + stop)
         if not np.isfinite(logprobs).all():
             raise IntegrityError(
-                f"the weights of version {self._version} gave a log-probability that is not finite in "
+                f"the weights of version {self.version} gave a log-probability that is not finite in "
                 f"request {live.external_id}; the snapshot is damaged or training diverged"
             )
         return logprobs
@@ -509,7 +486,7 @@ def _start_core(settings: EngineSettings) -> Any:
         model=str(settings.model_dir),
         skip_tokenizer_init=True,
         dtype=settings.dtype,
-        # vLLM drafts for nobody once one sequence comes within a draft of the end.
+        # vLLM drafts for no request once one sequence comes within a draft of the end.
         max_model_len=settings.max_model_len + drafts,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=max(2048, settings.max_model_len, settings.max_num_seqs * (1 + drafts)),

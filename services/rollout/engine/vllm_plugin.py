@@ -1,8 +1,8 @@
-"""vLLM plugin: mends one defect of vLLM 0.32 on CPU, once, and only where it shows.
+"""vLLM plugin: fixes one defect of vLLM 0.32 on CPU, once, and only where it shows.
 
 vLLM's rejection sampler spreads every request's temperature, top-k and top-p over the rows of its
 drafts. On CPU the stand-in for that kernel writes 32-bit values into a copy, so the rows are
-divided by uninitialised memory (vllm-project/vllm#55005, mended upstream by #55006). Only vLLM's
+divided by uninitialised memory (vllm-project/vllm#55005, fixed upstream by #55006). Only vLLM's
 own sampler is hurt, and only where it verifies drafts; the keyed sampler has no part in it.
 
 vLLM loads this through the entry point `vllm.general_plugins`; the engine calls `register` as
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 def register() -> None:
-    """Put the guard in place, where platform and version call for it; calling again does nothing."""
+    """Install the guard where platform and version call for it; calling again does nothing."""
     import vllm
     from vllm.platforms import current_platform
 
@@ -68,7 +68,7 @@ def guard(module: ModuleType, version: str) -> None:
         chosen = original if is_sound(original, x.device) else spread
         module.expand_batch_to_tokens = chosen  # type: ignore[attr-defined]
         if chosen is spread:
-            _log.info("vllm.mended", function="expand_batch_to_tokens", vllm=version)
+            _log.info("vllm.fixed", function="expand_batch_to_tokens", vllm=version)
         return chosen(x, cu_num_tokens, num_tokens, replace_from, replace_to)
 
     module.expand_batch_to_tokens = decide  # type: ignore[attr-defined]

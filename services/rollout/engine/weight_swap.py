@@ -1,7 +1,7 @@
 """Weight swap: what vLLM's reload leaves undone on CPU, and the check that a swap took hold.
 
 vLLM packs linear weights for its CPU kernels. A reload packs them anew, except for an output
-head tied to the embedding: no tensor of its own arrives for it, so it would go on answering with
+head tied to the embedding: no tensor of its own arrives for it, so it would keep answering with
 the packed copy of the weights before (vLLM 0.32).
 """
 

@@ -1,4 +1,4 @@
-"""Law test: do sampled tokens follow a distribution that is known exactly?
+"""Distribution check: do sampled tokens follow a distribution that is known exactly?
 
 Tokens drawn from one distribution are counted; tokens drawn from many different ones are first
 carried to the unit interval, where all of them must be uniform.
@@ -20,7 +20,7 @@ Float64Array = npt.NDArray[np.float64]
 Z_LIMIT = 6.0
 """A sound sampler exceeds it about once in 10^9 tests."""
 
-LAW_CASES = (
+SAMPLING_CASES = (
     SamplingParameters(temperature=1.0, max_tokens=1),
     SamplingParameters(temperature=0.7, max_tokens=1),
     SamplingParameters(temperature=1.0, top_k=8, top_p=0.9, max_tokens=1),
@@ -36,7 +36,7 @@ class DistributionCheck:
     degrees: int
     """Degrees of freedom of the test; 0 where the policy left nothing to chance."""
     z: float
-    """Chi-square statistic as a standard normal number; large means another law."""
+    """Chi-square statistic as a standard normal number; large means another distribution."""
     impossible: int
     """Sampled tokens that the distribution rules out."""
     logprob_error: float
@@ -102,7 +102,7 @@ class PreferredFirst:
         self._below = np.empty_like(below)
         self._below[order] = below
 
-    def place(self, token: int, preferred: int, within: float) -> float:
+    def point(self, token: int, preferred: int, within: float) -> float:
         """Return where a drawn token lies: uniform in [0, 1) if it was drawn from this distribution.
 
         The randomised probability integral transform; the preferred token fills the beginning, so
@@ -120,10 +120,10 @@ class PreferredFirst:
         return float(self._below[token] + moved + within * p[token])
 
 
-def uniform_z(places: Float64Array) -> tuple[float, int]:
+def uniform_z(points: Float64Array) -> tuple[float, int]:
     """Return how far [N] numbers are from uniform in [0, 1), as `chi_square_z` does."""
-    bins = min(16, len(places) // 16)
+    bins = min(16, len(points) // 16)
     if bins < 2:
         return 0.0, 0
-    counts = np.bincount(np.minimum((places * bins).astype(np.int64), bins - 1), minlength=bins)
+    counts = np.bincount(np.minimum((points * bins).astype(np.int64), bins - 1), minlength=bins)
     return chi_square_z(counts.astype(np.float64), np.full(bins, 1 / bins))

@@ -1,9 +1,9 @@
-"""Draft test: before drafts are verified in earnest, the engine shows that they change nothing.
+"""Draft check: before drafts are verified in earnest, the engine shows that they change nothing.
 
-Law: do tokens at drafted places follow the engine's own distribution, whatever was drafted?
+Distribution: do tokens at drafted positions follow the engine's own, whatever was drafted?
 Identity: are tokens and log-probabilities with right, half-right and senseless drafts those
 without drafts? With the keyed sampler they must be; vLLM's own sampler uses its random stream up
-differently when it verifies, so there the law alone decides.
+differently when it verifies, so there the distribution alone decides.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from antiphon.core.seeds import derive_seed, generator
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
-    LAW_CASES,
+    SAMPLING_CASES,
     DistributionCheck,
     Float64Array,
     PreferredFirst,
@@ -48,11 +48,11 @@ class IdentityCheck:
 class DraftReport:
     """What drafts were seen to change in the engine in use."""
 
-    law: tuple[DistributionCheck, ...]
+    distributions: tuple[DistributionCheck, ...]
     identity: IdentityCheck | None
     """None with vLLM's own sampler: its tokens depend on what was drafted, by design."""
     accepted: int
-    """Drafted tokens that the engine accepted during the test."""
+    """Drafted tokens that the engine accepted during the check."""
     dtype: str
 
     def why_not(self, bits: bool) -> str | None:
@@ -61,10 +61,10 @@ class DraftReport:
         Args:
             bits: the run's mode needs answers that are the same bit for bit.
         """
-        worst = max(self.law, key=lambda check: (not check.holds, check.z))
+        worst = max(self.distributions, key=lambda check: (not check.holds, check.z))
         if not worst.holds:
             return (
-                f"tokens at drafted places do not follow the engine's distribution ({worst.sampling}: "
+                f"tokens at drafted positions do not follow the engine's distribution ({worst.sampling}: "
                 f"z={worst.z:.1f}, {worst.impossible} impossible tokens)"
             )
         if not self.accepted:
@@ -84,29 +84,29 @@ class DraftReport:
         return None
 
 
-def run_draft_test(
+def run_draft_check(
     engine: VllmEngine, prompt: tuple[int, ...], requests: Sequence[EngineRequest], draws: int, seed: int
 ) -> DraftReport:
-    """Test an idle engine that drafts; call inside its rehearsal.
+    """Check an idle engine that drafts; call inside its rehearsal.
 
     Args:
         engine: `engine.drafts` must be true; nothing may be in flight.
-        prompt: token ids the law is tested after.
-        requests: what the identity is tested on.
+        prompt: token ids the distribution is checked after.
+        requests: what the identity is checked on.
         draws: requests sampled for each way of sampling.
-        seed: seed of the test's own streams.
+        seed: seed of the check's own streams.
     """
     known = _known_distributions(engine, prompt)
-    law, accepted = [], 0
-    for case in LAW_CASES:
-        check, taken = _check_law(engine, prompt, case, known, draws, seed)
-        law.append(check)
+    distributions, accepted = [], 0
+    for case in SAMPLING_CASES:
+        check, taken = _check_distribution(engine, prompt, case, known, draws, seed)
+        distributions.append(check)
         accepted += taken
     identity = None
     if engine.sampler == "keyed":
         identity, taken = _check_identity(engine, requests, seed)
         accepted += taken
-    return DraftReport(tuple(law), identity, accepted, engine.settings.dtype)
+    return DraftReport(tuple(distributions), identity, accepted, engine.settings.dtype)
 
 
 def _known_distributions(engine: VllmEngine, prompt: tuple[int, ...]) -> dict[tuple[int, ...], Float64Array]:
@@ -124,7 +124,7 @@ def _known_distributions(engine: VllmEngine, prompt: tuple[int, ...]) -> dict[tu
     return known
 
 
-def _check_law(
+def _check_distribution(
     engine: VllmEngine,
     prompt: tuple[int, ...],
     case: SamplingParameters,
@@ -134,7 +134,7 @@ def _check_law(
 ) -> tuple[DistributionCheck, int]:
     chance = generator("self-test-draft-law", seed)
     sampling = replace(case, max_tokens=3)
-    laws = {prefix: PreferredFirst(processed(row, case)) for prefix, row in known.items()}
+    after = {prefix: PreferredFirst(processed(row, case)) for prefix, row in known.items()}
     stray: list[list[int]] = chance.integers(engine.vocabulary_size, size=(draws, 2)).tolist()
 
     def drafts(index: int, start: int) -> list[int]:
@@ -151,17 +151,17 @@ def _check_law(
         return drafts(int(request_id.rpartition("-")[2]), so_far[0]) if len(so_far) == 1 else []
 
     requests = [
-        EngineRequest(f"draft-law-{i}", prompt, derive_seed("self-test-drafts", seed, i), sampling)
+        EngineRequest(f"drafted-{i}", prompt, derive_seed("self-test-drafts", seed, i), sampling)
         for i in range(draws)
     ]
     with engine.scripted_drafts(script):
         outputs = run_to_end(engine, requests)
-    places, impossible, error = [], 0, 0.0
+    points, impossible, error = [], 0, 0.0
     within = chance.random((draws, 2))
     for index, output in enumerate(outputs):
         tokens = output.token_ids.tolist()
         for at in range(1, len(tokens)):
-            exact = laws.get(tuple(tokens[:at]))
+            exact = after.get(tuple(tokens[:at]))
             if exact is None:
                 break
             p = float(exact.probabilities[tokens[at]])
@@ -171,9 +171,9 @@ def _check_law(
             error = max(error, abs(float(output.logprobs[at]) - float(np.log(p))))
             if exact.probabilities.max() < 0.999:
                 preferred = drafts(index, tokens[0])[at - 1]
-                places.append(exact.place(tokens[at], preferred, float(within[index, at - 1])))
-    z, degrees = uniform_z(np.array(places))
-    return DistributionCheck(case, len(places), degrees, z, impossible, error), _accepted(outputs)
+                points.append(exact.point(tokens[at], preferred, float(within[index, at - 1])))
+    z, degrees = uniform_z(np.array(points))
+    return DistributionCheck(case, len(points), degrees, z, impossible, error), _accepted(outputs)
 
 
 def _check_identity(

@@ -1,10 +1,10 @@
-"""Self-test: before a worker serves, its engine shows that it draws from its own distribution.
+"""Startup check: before a worker serves, its engine shows that it draws from its own distribution.
 
-Three questions are put to the engine in use, on whatever weights it holds. Law: do sampled tokens
-follow the distribution that the engine itself computes for the prompt (its prompt scoring, in
+Three questions are put to the engine in use, on whatever weights it holds. Distribution: do sampled
+tokens follow the one that the engine itself computes for the prompt (its prompt scoring, in
 which the sampler has no part)? Bits: are tokens and log-probabilities of a request the same alone
-and in a full batch, and when it goes on from tokens that another engine sampled? Drafts: do they
-change anything? Fixed mode needs law and bits, elastic mode the law; drafts, and in fixed mode the
+and in a full batch, and when it is continued from tokens that another engine sampled? Drafts: do they
+change anything? Fixed mode needs the first two, elastic mode the first; drafts, and in fixed mode the
 groups of lost workers, are used only where they are seen to change nothing.
 """
 
@@ -18,14 +18,14 @@ from antiphon.core.seeds import derive_seed, generator
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
-    LAW_CASES,
+    SAMPLING_CASES,
     DistributionCheck,
     Float64Array,
     chi_square_z,
     processed,
     run_to_end,
 )
-from antiphon.services.rollout.selfcheck.draft_check import DraftReport, compare, run_draft_test
+from antiphon.services.rollout.selfcheck.draft_check import DraftReport, compare, run_draft_check
 
 MIXED = (
     SamplingParameters(temperature=1.0),
@@ -33,15 +33,15 @@ MIXED = (
     SamplingParameters(temperature=0.0),
     SamplingParameters(temperature=1.0, top_k=8, top_p=0.9),
 )
-"""Ways of sampling that share a batch in the tests of bits and of drafts."""
+"""Ways of sampling that share a batch in the checks of bits and of drafts."""
 
 
 @dataclass(frozen=True, slots=True)
-class SelfTestReport:
+class StartupReport:
     """What the engine in use was seen to do."""
 
     sampler: str
-    law: tuple[DistributionCheck, ...]
+    distributions: tuple[DistributionCheck, ...]
     tokens_equal: bool
     """Tokens of a request were the same alone and in a full batch."""
     bits_equal: bool
@@ -49,38 +49,40 @@ class SelfTestReport:
     logprob_difference: float
     """Largest difference as long as tokens were the same, nats."""
     continues: bool
-    """So they were when the request went on from the middle of its completion."""
+    """So they were when the request was continued from the middle of its completion."""
     drafts: DraftReport | None
     """None for an engine that does not draft."""
 
     @property
-    def law_holds(self) -> bool:
+    def distributions_hold(self) -> bool:
         """Tell whether undrafted tokens follow the policy's distribution."""
-        return all(check.holds for check in self.law)
+        return all(check.holds for check in self.distributions)
 
     def drafts_hold(self, bits: bool) -> bool:
         """Tell whether drafts may be used; `bits` asks for answers that are equal bit for bit."""
         return self.drafts is not None and self.drafts.why_not(bits) is None
 
 
-def run_self_test(
+def run_startup_check(
     engine: VllmEngine, prompt: Sequence[int] | None = None, draws: int = 768, seed: int = 0
-) -> SelfTestReport:
-    """Test law, bits and drafts on an idle engine; takes about two seconds for a small model.
+) -> StartupReport:
+    """Check distribution, bits and drafts on an idle engine; takes about two seconds for a small model.
 
     Args:
         engine: nothing may be in flight. Drafts are left on or off as they were.
-        prompt: token ids the law is tested at; by default the one of 8 random prompts after
-            which the engine's distribution is widest, so that the test can tell laws apart.
+        prompt: token ids the distribution is checked at; by default the one of 8 random prompts after
+            which the engine's distribution is widest, so that the check can tell distributions apart.
         draws: tokens sampled for each way of sampling.
-        seed: seed of the test's own streams.
+        seed: seed of the check's own streams.
     """
     drafting = engine.drafts
     with engine.rehearsal():
         start = tuple(prompt) if prompt is not None else _widest_prompt(engine, seed)
         engine.use_drafts(False)
         logprobs = engine.distribution(start)
-        law = tuple(_check_law(engine, start, case, logprobs, draws, seed) for case in LAW_CASES)
+        distributions = tuple(
+            _check_distribution(engine, start, case, logprobs, draws, seed) for case in SAMPLING_CASES
+        )
         requests = _mixed_requests(engine, seed)
         chosen = requests[:: max(1, len(requests) // 4)]
         alone = [run_to_end(engine, [request])[0] for request in chosen]
@@ -88,10 +90,10 @@ def run_self_test(
         engine.use_drafts(drafting)
         bits = compare(alone, [everyone[request.request_id] for request in chosen])
         continued = compare(alone, _continued(engine, chosen, alone))
-        drafts = run_draft_test(engine, start, requests, draws // 2, seed) if drafting else None
-    return SelfTestReport(
+        drafts = run_draft_check(engine, start, requests, draws // 2, seed) if drafting else None
+    return StartupReport(
         sampler=engine.sampler,
-        law=law,
+        distributions=distributions,
         tokens_equal=not bits.flipped,
         bits_equal=bits.bits_equal,
         logprob_difference=bits.logprob_difference,
@@ -140,7 +142,7 @@ def _widest_prompt(engine: VllmEngine, seed: int) -> tuple[int, ...]:
     return max(prompts, key=entropy)
 
 
-def _check_law(
+def _check_distribution(
     engine: VllmEngine,
     prompt: tuple[int, ...],
     sampling: SamplingParameters,
@@ -151,7 +153,7 @@ def _check_law(
     outputs = run_to_end(
         engine,
         [
-            EngineRequest(f"law-{i}", prompt, derive_seed("self-test", seed, i), sampling)
+            EngineRequest(f"drawn-{i}", prompt, derive_seed("self-test", seed, i), sampling)
             for i in range(draws)
         ],
     )

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from antiphon.core.drafting.arena import BlockMap
-from antiphon.core.drafting.candidates import DraftTree, best_chain
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.errors import ContractError
 
@@ -24,12 +23,12 @@ def tokens(*values: int) -> np.ndarray:
 class Rows:
     """A forest with one group, and requests whose texts are typed in."""
 
-    def __init__(self, *completions, share="finished", window=8, min_match=2, prompt=PROMPT) -> None:
+    def __init__(self, *completions, window=8, min_match=2, prompt=PROMPT) -> None:
         self.forest = DraftForest(2, window, min_match)
         self.prompt = list(prompt)
         self.window = window
         self.group = self.forest.open_group(
-            self.prompt, [(np.asarray(c), w) for c, w in completions], 64, share, VOCABULARY
+            self.prompt, [(np.asarray(c), w) for c, w in completions], 64, VOCABULARY
         )
         self.texts: dict[int, list[int]] = {}
 
@@ -85,39 +84,30 @@ def test_the_prompt_is_a_source() -> None:
     assert Rows(prompt=[5, 6, 7, 8, 9, 4]).open().draft(5, 6)[:3] == [7, 8, 9]
 
 
-def test_a_text_goes_on_beside_the_one_it_followed_after_a_token_nobody_foresaw() -> None:
+def test_a_text_goes_on_beside_the_one_it_followed_after_a_token_that_no_text_foresaw() -> None:
     rows = Rows((STORY, 1.0), min_match=3).open()
     rows.draft(*STORY[:6])
     assert rows.draft(500)[:4] == STORY[7:11]
 
 
 def test_siblings_see_a_finished_text_when_it_is_whole() -> None:
-    rows = Rows(share="finished").open(0).open(1)
+    rows = Rows().open(0).open(1)
     rows.draft(*STORY[:12], slot=0)
     assert rows.draft(slot=1) == []
     rows.forest.close_request(0, finished=True)
     assert rows.draft(slot=1) == STORY[:8]
 
 
-def test_an_unfinished_or_unshared_text_is_forgotten() -> None:
-    for share, finished in (("finished", False), ("none", True)):
-        rows = Rows(share=share).open(0).open(1)
-        rows.draft(*STORY[:12], slot=0)
-        rows.forest.close_request(0, finished=finished)
-        assert rows.draft(slot=1) == []
-
-
-def test_siblings_in_lockstep_see_every_token_already() -> None:
-    rows = Rows(share="lockstep").open(0).open(1)
+def test_an_unfinished_text_is_forgotten() -> None:
+    rows = Rows().open(0).open(1)
     rows.draft(*STORY[:12], slot=0)
-    assert rows.draft(slot=1) == STORY[:8]
     rows.forest.close_request(0, finished=False)
-    assert rows.draft(*STORY[:3], slot=1) == STORY[3:11]
+    assert rows.draft(slot=1) == []
 
 
 def test_one_group_never_sees_another() -> None:
     rows = Rows().open()
-    rows.forest.open_group(PROMPT, [(np.array(STORY), 1.0)], 8, "finished", VOCABULARY)
+    rows.forest.open_group(PROMPT, [(np.array(STORY), 1.0)], 8, VOCABULARY)
     assert rows.draft(*STORY[:4]) == []
 
 
@@ -152,30 +142,30 @@ def test_the_floor_ends_a_draft_and_outcomes_move_it() -> None:
     assert rows.draft(floor=middle) == everything[:5]
     for _ in range(50):
         rows.draft()
-        rows.forest.settle(ints(0), ints(0))
+        rows.forest.learn(ints(0), ints(0))
     assert len(rows.draft(floor=middle)) < 5
     for _ in range(400):
         rows.draft()
-        rows.forest.settle(ints(0), ints(8))
+        rows.forest.learn(ints(0), ints(8))
     assert rows.draft(floor=0.9) == everything
 
 
 def test_an_outcome_counts_once_and_strange_ones_are_bounded() -> None:
     rows = Rows((STORY, 1.0)).open()
     rows.draft()
-    rows.forest.settle(ints(0), ints(8))
+    rows.forest.learn(ints(0), ints(8))
     once = (rows.forest._memory.hits.copy(), rows.forest._memory.misses.copy())
-    rows.forest.settle(ints(0), ints(8))
-    rows.forest.settle(ints(55, -3), ints(4, 4))
+    rows.forest.learn(ints(0), ints(8))
+    rows.forest.learn(ints(55, -3), ints(4, 4))
     assert np.array_equal(once[0], rows.forest._memory.hits)
     rows.draft()
-    rows.forest.settle(ints(0), ints(1_000))
+    rows.forest.learn(ints(0), ints(1_000))
     rows.draft()
-    rows.forest.settle(ints(0), ints(-5))
+    rows.forest.learn(ints(0), ints(-5))
     assert np.all(rows.forest._memory.hits >= 0)
 
 
-def test_a_row_shorter_than_before_and_a_slot_nobody_opened_get_no_draft() -> None:
+def test_a_row_shorter_than_before_and_a_slot_that_is_not_open_get_no_draft() -> None:
     rows = Rows((STORY, 1.0)).open()
     rows.draft(*STORY[:4])
     row = tokens(*PROMPT, *STORY[:2])[None, :]
@@ -191,33 +181,12 @@ def test_a_slot_opened_again_starts_anew() -> None:
     assert rows.draft() == STORY[:8]
 
 
-def test_a_tree_holds_both_branches_and_its_best_chain_is_the_draft() -> None:
-    one, other = [10, 11, 50, 51, 52], [10, 11, 60, 61]
-    rows = Rows((one, 1.0), (other, 0.9)).open()
-    drafted = rows.draft(10, 11)
-    tree = rows.forest.grow_tree(0, 16)
-    assert set(tree.tokens.tolist()) >= {50, 51, 60, 61}
-    assert all(parent < node for node, parent in enumerate(tree.parents.tolist()))
-    chain, chances = best_chain(tree, 8, 0.0)
-    assert chain.tolist() == drafted == [50, 51, 52]
-    assert np.all(np.diff(chances) <= 0)
-    assert rows.draft() == drafted
-    assert len(rows.forest.grow_tree(0, 3).tokens) == 3
-    assert len(rows.forest.grow_tree(0, 0).tokens) == len(rows.forest.grow_tree(5, 4).tokens) == 0
-
-
-def test_best_chain_of_an_empty_tree_is_empty() -> None:
-    empty = DraftTree(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
-    assert best_chain(empty, 8, 0.0)[0].tolist() == []
-
-
 def test_closed_groups_give_their_memory_back() -> None:
     forest = DraftForest(4, 8, 2)
     sizes = []
     for _ in range(6):
         groups = [
-            forest.open_group(PROMPT, [(np.arange(5_000) % 900, 1.0)] * 4, 256, "finished", VOCABULARY)
-            for _ in range(3)
+            forest.open_group(PROMPT, [(np.arange(5_000) % 900, 1.0)] * 4, 256, VOCABULARY) for _ in range(3)
         ]
         for slot, group in enumerate(groups):
             forest.open_request(slot, group, len(PROMPT), 64)
@@ -236,7 +205,7 @@ def test_a_stored_token_takes_at_most_64_bytes() -> None:
     forest = DraftForest(64, 16, 3)
     for _ in range(8):
         texts = [(source.integers(0, 8_192, 1_000).astype(np.int32), 1.0) for _ in range(64)]
-        forest.open_group(PROMPT, texts, 8 * 256, "finished", 8_192)
+        forest.open_group(PROMPT, texts, 8 * 256, 8_192)
     assert forest.bytes_used / forest.stored_tokens <= 64
 
 
@@ -268,4 +237,4 @@ def test_blocks_merge_when_they_touch() -> None:
     assert blocks.lend(12) == 0
     blocks.free(0, 12)
     blocks.free(starts[3], 4)
-    assert (blocks.top, blocks.lent) == (0, 0)
+    assert blocks.top == 0

@@ -47,7 +47,8 @@ def weights(folders):
 
 @pytest.fixture(scope="module", params=[0, 6], ids=["plain", "drafting"])
 def engine(request, folders):
-    from antiphon.services.rollout.engine.vllm_engine import EngineSettings, VllmEngine
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     started = VllmEngine(
         EngineSettings(

@@ -1,4 +1,4 @@
-"""Drafts on the real vLLM engine: no draft, right or wrong, changes a token, a law or a log-probability."""
+"""Drafts on the real vLLM engine: none changes a token, the distribution or a log-probability."""
 
 import gc
 import inspect
@@ -54,7 +54,7 @@ def make_model(folder):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
-                parameter.mul_(6.0)  # far from uniform, so that laws can be told apart
+                parameter.mul_(6.0)  # far from uniform, so that distributions can be told apart
     model.save_pretrained(folder)
     return model
 
@@ -62,7 +62,8 @@ def make_model(folder):
 def start(folder, **changes):
     from safetensors.torch import load_file
 
-    from antiphon.services.rollout.engine.vllm_engine import EngineSettings, VllmEngine
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     settings = {"max_model_len": MAX_LEN, "max_num_seqs": SEQUENCES, "kv_cache_bytes": 32 << 20, **changes}
     engine = VllmEngine(EngineSettings(model_dir=folder, **settings))
@@ -265,10 +266,10 @@ def test_a_history_that_lies_changes_nothing(engine, plain, lie):
 
 BREAKABLE = [
     "_forest.draft",
-    "_forest.settle",
+    "_forest.learn",
     "_forest.open_group",
     "_forest.close_request",
-    "_window.limits",
+    "_windows.limits",
     "_gate.observe",
 ]
 
@@ -325,18 +326,18 @@ def test_drafts_cannot_be_switched_in_mid_air(engine):
     assert not engine.drafts
 
 
-def test_the_self_test_holds_on_a_sound_engine(engine):
-    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+def test_the_startup_check_holds_on_a_sound_engine(engine):
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
-    report = run_self_test(engine, draws=600)
-    assert report.law_holds and report.drafts is not None and engine.drafts
+    report = run_startup_check(engine, draws=600)
+    assert report.distributions_hold and report.drafts is not None and engine.drafts
     assert report.drafts_hold(bits=False) and report.drafts_hold(bits=report.bits_equal)
-    assert all(check.degrees > 3 and check.logprob_error < 1e-4 for check in report.drafts.law)
+    assert all(check.degrees > 3 and check.logprob_error < 1e-4 for check in report.drafts.distributions)
     assert report.drafts.identity.requests > 60 and report.drafts.accepted > 100
 
 
-def test_the_self_test_sees_drafts_that_are_waved_through(engine, monkeypatch):
-    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+def test_the_startup_check_sees_drafts_that_are_waved_through(engine, monkeypatch):
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     def credulous(tokens, drafts, drafts_per_request):
         starts = np.cumsum(drafts_per_request + 1) - (drafts_per_request + 1)
@@ -347,29 +348,29 @@ def test_the_self_test_sees_drafts_that_are_waved_through(engine, monkeypatch):
         return ks.verify_chain(tokens, drafts, drafts_per_request)
 
     monkeypatch.setattr(sampler_hook, "verify_chain", credulous)
-    report = run_self_test(engine, draws=600)
-    assert report.law_holds and not report.drafts_hold(bits=False)
+    report = run_startup_check(engine, draws=600)
+    assert report.distributions_hold and not report.drafts_hold(bits=False)
     assert "do not follow" in report.drafts.why_not(bits=False)
 
 
-def test_the_self_test_sees_tokens_that_depend_on_drafts(engine, monkeypatch):
-    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+def test_the_startup_check_sees_tokens_that_depend_on_drafts(engine, monkeypatch):
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     def moved(keys, positions):
         verifying = len(keys) != len(engine._hook.slots)
         return ks.uniforms(keys, positions + (1 << 20 if verifying else 0))
 
     monkeypatch.setattr(sampler_hook, "uniforms", moved)
-    report = run_self_test(engine, draws=600)
-    assert report.law_holds and all(check.holds for check in report.drafts.law)
+    report = run_startup_check(engine, draws=600)
+    assert report.distributions_hold and all(check.holds for check in report.drafts.distributions)
     assert "changed tokens in" in report.drafts.why_not(bits=False)
 
 
-def test_the_native_sampler_keeps_its_law_with_drafts(engine):
-    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+def test_the_native_sampler_keeps_its_distribution_with_drafts(engine):
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     engine.use_sampler("native")
-    report = run_self_test(engine, draws=600)
+    report = run_startup_check(engine, draws=600)
     assert report.drafts.identity is None and report.drafts_hold(bits=False)
     assert "native" in report.drafts.why_not(bits=True)
 
@@ -453,7 +454,7 @@ def assert_likely(zs: dict) -> None:
     assert smallest * len(zs) > 0.01, {k: round(z, 2) for k, z in zs.items() if p_value(z) < 0.01}
 
 
-def test_drafted_tokens_follow_the_known_law_in_every_state(drawn):
+def test_drafted_tokens_follow_the_known_distribution_in_every_state(drawn):
     zs = {}
     for case, (exact, tokens, logprobs) in drawn.items():
         before = np.concatenate([np.full((len(tokens), 1), 5), tokens[:, :-1]], axis=1)
@@ -469,7 +470,7 @@ def test_drafted_tokens_follow_the_known_law_in_every_state(drawn):
     assert_likely(zs)
 
 
-def test_the_first_three_tokens_follow_the_known_law(known):
+def test_the_first_three_tokens_follow_the_known_distribution(known):
     chain, engine = known
     zs = {}
     for case, sampling in CASES.items():
@@ -477,12 +478,12 @@ def test_the_first_three_tokens_follow_the_known_law(known):
         logprobs = [np.log(chain.exact_distribution(token)) for token in range(STATES)]
         exact = np.array([processed(row, parameters) for row in logprobs])
         tokens, _ = sample_known(engine, case, 3, 16 * BATCH, "short")
-        law = exact[5]
+        expected = exact[5]
         for position in range(3):
             zs[case, position] = chi_square_z(
-                np.bincount(tokens[:, position], minlength=STATES).astype(float), law
+                np.bincount(tokens[:, position], minlength=STATES).astype(float), expected
             )[0]
-            law = law @ exact
+            expected = expected @ exact
     assert_likely(zs)
 
 
@@ -490,11 +491,11 @@ def test_positions_and_requests_are_independent(drawn):
     """The places of neighbours on the unit interval fill the unit square evenly."""
     zs, chance, side = {}, np.random.default_rng(SEED + 3), 8
     for case, (exact, tokens, _) in drawn.items():
-        laws = [PreferredFirst(row) for row in exact]
+        known = [PreferredFirst(row) for row in exact]
         before = np.concatenate([np.full((len(tokens), 1), 5), tokens[:, :-1]], axis=1)
         within = chance.random(tokens.shape)
         places = np.array([
-            [laws[b].place(int(t), 0, float(w)) for b, t, w in zip(*rows, strict=True)]
+            [known[b].point(int(t), 0, float(w)) for b, t, w in zip(*rows, strict=True)]
             for rows in zip(before.tolist(), tokens.tolist(), within, strict=True)
         ])  # fmt: skip
         cells = np.minimum((places * side).astype(int), side - 1)

@@ -1,4 +1,4 @@
-"""Keyed sampling: the law, the rounding edges, and independence of everything but the key."""
+"""Keyed sampling: the distribution, the rounding edges, and independence of everything but the key."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_numbers_are_uniform_along_positions_and_across_seeds():
     assert abs(np.corrcoef(along, across)[0, 1]) < 0.02
 
 
-# --- the law ------------------------------------------------------------------------------------
+# --- the distribution ---------------------------------------------------------------------------
 
 
 @pytest.fixture

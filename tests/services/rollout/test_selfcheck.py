@@ -1,4 +1,4 @@
-"""What an engine's self-test concludes: which laws it tells apart, and when drafts stay off."""
+"""What an engine's startup check concludes: which distributions it tells apart, and when drafts stay off."""
 
 from dataclasses import replace
 from math import erfc, sqrt
@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import FinishReason, SamplingParameters
 from antiphon.services.rollout.engine.api import EngineOutput
-from antiphon.services.rollout.selfcheck import distribution_check as law
+from antiphon.services.rollout.selfcheck import distribution_check as check
 from antiphon.services.rollout.selfcheck.draft_check import DraftReport, IdentityCheck, compare
 from tests.support.loop_model import make_config
 
-SOUND = law.DistributionCheck(SamplingParameters(), 500, 15, 0.4, 0, 1e-7)
+SOUND = check.DistributionCheck(SamplingParameters(), 500, 15, 0.4, 0, 1e-7)
 SAME = IdentityCheck(requests=64, flipped=0, logprob_difference=0.0, bits_equal=True)
 
 
@@ -26,8 +26,8 @@ def report(**changes) -> DraftReport:
     ("seen", "elastic", "fixed"),
     [
         (report(), None, None),
-        (report(law=(SOUND, replace(SOUND, z=7.0))), "do not follow", "do not follow"),
-        (report(law=(SOUND, replace(SOUND, impossible=1))), "1 impossible", "1 impossible"),
+        (report(distributions=(SOUND, replace(SOUND, z=7.0))), "do not follow", "do not follow"),
+        (report(distributions=(SOUND, replace(SOUND, impossible=1))), "1 impossible", "1 impossible"),
         (report(accepted=0), "accepted none", "accepted none"),
         (report(identity=None), None, "native"),
         (report(identity=replace(SAME, flipped=1)), "changed tokens in 1 of 64", "changed tokens"),
@@ -62,33 +62,33 @@ def test_comparing_answers():
 def test_the_statistic_is_standard_normal_whatever_the_degrees(degrees):
     chance = np.random.default_rng(degrees)
     p = np.full(degrees + 1, 1 / (degrees + 1))
-    zs = np.array([law.chi_square_z(chance.multinomial(4000, p).astype(float), p)[0] for _ in range(4000)])
+    zs = np.array([check.chi_square_z(chance.multinomial(4000, p).astype(float), p)[0] for _ in range(4000)])
     for limit in (1.0, 2.0):
         wanted = 0.5 * erfc(limit / sqrt(2))
         assert abs((zs > limit).mean() - wanted) < 0.015
-    assert zs.max() < law.Z_LIMIT
+    assert zs.max() < check.Z_LIMIT
 
 
 @pytest.mark.parametrize("preferred", [0, 2, 4])
 def test_places_are_uniform_and_show_a_favoured_token(preferred):
     chance = np.random.default_rng(1)
     p = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
-    laid = law.PreferredFirst(p)
+    laid = check.PreferredFirst(p)
     tokens = chance.choice(5, size=4000, p=p)
     within = chance.random(4000)
-    places = np.array([laid.place(int(t), preferred, float(w)) for t, w in zip(tokens, within, strict=True)])
-    assert places.min() >= 0 and places.max() < 1
-    assert law.uniform_z(places)[0] < 4 and law.uniform_z(places)[1] == 15
+    points = np.array([laid.point(int(t), preferred, float(w)) for t, w in zip(tokens, within, strict=True)])
+    assert points.min() >= 0 and points.max() < 1
+    assert check.uniform_z(points)[0] < 4 and check.uniform_z(points)[1] == 15
     if p[preferred]:
         tokens[:600] = preferred  # 600 of 4,000 drafts waved through
         bent = np.array(
-            [laid.place(int(t), preferred, float(w)) for t, w in zip(tokens, within, strict=True)]
+            [laid.point(int(t), preferred, float(w)) for t, w in zip(tokens, within, strict=True)]
         )
-        assert law.uniform_z(bent)[0] > law.Z_LIMIT
+        assert check.uniform_z(bent)[0] > check.Z_LIMIT
 
 
 def test_too_few_places_say_nothing():
-    assert law.uniform_z(np.array([0.5] * 31)) == (0.0, 0)
+    assert check.uniform_z(np.array([0.5] * 31)) == (0.0, 0)
 
 
 class LightEngine:
@@ -105,11 +105,11 @@ class LightEngine:
 def build(monkeypatch, tmp_path):
     from antiphon.services.rollout import process as service
     from antiphon.services.rollout.engine import vllm_engine
-    from antiphon.services.rollout.selfcheck import startup_check as self_test
+    from antiphon.services.rollout.selfcheck import startup_check
 
     def run(drafts, *, mode="elastic", distribution_check=SOUND):
-        seen = self_test.SelfTestReport("keyed", (distribution_check,), True, True, 0.0, True, drafts)
-        monkeypatch.setattr(self_test, "run_self_test", lambda engine: seen)
+        seen = startup_check.StartupReport("keyed", (distribution_check,), True, True, 0.0, True, drafts)
+        monkeypatch.setattr(startup_check, "run_startup_check", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
         monkeypatch.setattr(service, "local_model_directory", lambda path: tmp_path)
         return service.build_engine(make_config(mode=mode, max_staleness=0 if mode == "fixed" else 2))
@@ -135,6 +135,6 @@ def test_fixed_mode_asks_for_equal_bits(build):
     assert build(uneven).drafts and not build(uneven, mode="fixed").drafts
 
 
-def test_another_law_without_drafts_ends_the_worker(build):
+def test_another_distribution_without_drafts_ends_the_worker(build):
     with pytest.raises(IntegrityError, match="do not follow"):
         build(report(), distribution_check=replace(SOUND, z=9.0))

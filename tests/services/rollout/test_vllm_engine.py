@@ -67,7 +67,8 @@ def weights(models):
 
 @pytest.fixture(scope="module")
 def idle_engine(models):
-    from antiphon.services.rollout.engine.vllm_engine import EngineSettings, VllmEngine
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     engine = VllmEngine(
         EngineSettings(
@@ -279,16 +280,16 @@ def test_engine_scores_prompts_as_transformers_does(engine, models):
     assert engine.unfinished == 0
 
 
-def test_self_test_passes_on_a_sound_engine_and_fails_on_a_bent_one(engine, monkeypatch):
+def test_startup_check_passes_on_a_sound_engine_and_fails_on_a_bent_one(engine, monkeypatch):
     from antiphon.services.rollout.engine import sampler_hook
-    from antiphon.services.rollout.selfcheck.startup_check import run_self_test
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
-    report = run_self_test(engine, draws=600)
-    assert all(check.degrees > 3 for check in report.law)
-    assert report.law_holds and report.tokens_equal and report.bits_equal
-    assert max(check.logprob_error for check in report.law) < 1e-4
+    report = run_startup_check(engine, draws=600)
+    assert all(check.degrees > 3 for check in report.distributions)
+    assert report.distributions_hold and report.tokens_equal and report.bits_equal
+    assert max(check.logprob_error for check in report.distributions) < 1e-4
     monkeypatch.setattr(sampler_hook, "draw", lambda logits, u, rows: ks.draw(logits / 1.3, u, rows))
-    assert not run_self_test(engine, draws=600).law_holds
+    assert not run_startup_check(engine, draws=600).distributions_hold
 
 
 def test_abort_forgets_and_ids_can_be_used_again(engine):
@@ -364,7 +365,8 @@ def test_before_any_snapshot_nothing_is_served(engine, monkeypatch):
 
 
 def test_bad_model_directories_are_named(tmp_path, models):
-    from antiphon.services.rollout.engine.vllm_engine import EngineSettings, VllmEngine
+    from antiphon.services.rollout.engine.environment import EngineSettings
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     with pytest.raises(ConfigError, match=r"config\.json"):
         VllmEngine(EngineSettings(model_dir=tmp_path))

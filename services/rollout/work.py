@@ -1,0 +1,70 @@
+"""Work in flight: the groups that a worker has leased and the coordinator has not taken back yet."""
+
+import asyncio
+from collections.abc import Sequence
+
+from antiphon.core.records import GroupSubmission, Lease
+from antiphon.services.rollout.engine.api import EngineOutput
+from antiphon.services.rollout.engine.driver import EngineDriver
+from antiphon.services.rollout.group import GroupInFlight, split_request_id
+from antiphon.services.rollout.progress import Pace, usable_prefix
+from antiphon.system.wakeup import Wakeup
+
+
+class WorkInFlight:
+    """Groups that are sampled, and finished ones until their submission was answered, by lease id."""
+
+    def __init__(self, change: Wakeup) -> None:
+        """Start with nothing; `change` is rung when a group was finished."""
+        self._change = change
+        self.worker_id = ""
+        """What the coordinator calls this worker; empty before it is registered."""
+        self.groups: dict[str, GroupInFlight] = {}
+        self.finished: dict[str, GroupSubmission] = {}
+        self.tokens_generated = 0
+        self.speed = Pace()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is sampled and nothing waits to be handed in."""
+        return not self.groups and not self.finished
+
+    @property
+    def samples(self) -> int:
+        """Requests of the groups that are sampled."""
+        return sum(len(group.lease.seeds) for group in self.groups.values())
+
+    def by_pin(self) -> tuple[int, int]:
+        """Return (groups whose lease names a version, other groups) of those that are sampled."""
+        pinned = sum(group.lease.version is not None for group in self.groups.values())
+        return pinned, len(self.groups) - pinned
+
+    def take(self, lease: Lease, engine: EngineDriver) -> None:
+        """Sample a lease from where its last holder came to."""
+        group = GroupInFlight(lease, asyncio.get_running_loop().time(), usable_prefix(lease, engine))
+        # The coordinator keeps what it sent along.
+        group.heard(group.prefixes[i].stop if i in group.prefixes else 0 for i in range(len(lease.seeds)))
+        if group.complete:  # its last holder was lost between its last token and handing in
+            self._finish(group)
+        else:
+            self.groups[lease.lease_id] = group
+            engine.add(group.requests())
+
+    def collect(self, outputs: Sequence[EngineOutput]) -> None:
+        """Take in completions from the engine; those of groups that are not sampled any more are dropped."""
+        for output in outputs:
+            self.tokens_generated += len(output.token_ids)
+            lease_id, sample_index = split_request_id(output.request_id)
+            group = self.groups.get(lease_id)
+            if group is None:
+                continue
+            elapsed_s = asyncio.get_running_loop().time() - group.started_at
+            self.speed.measure(elapsed_s, len(output.token_ids))
+            if group.take(sample_index, output):
+                del self.groups[lease_id]
+                self._finish(group)
+
+    def _finish(self, group: GroupInFlight) -> None:
+        now = asyncio.get_running_loop().time()
+        self.finished[group.lease.lease_id] = group.submission(self.worker_id, now)
+        self._change.notify()
