@@ -52,13 +52,14 @@ def worker(
     bundle = find_credentials(credentials_folder(credentials))
     work_dir.mkdir(parents=True, exist_ok=True)
     return run_service(
-        lambda: serve_worker(
+        lambda stop: serve_worker(
             coordinator,
             name,
             run,
             work_dir,
             lambda: write_ready_file(ready_file, 0),
             credentials=bundle,
+            stop=stop,
         )
     )
 

@@ -88,7 +88,7 @@ async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[Coo
 @asynccontextmanager
 async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) -> AsyncIterator[str]:
     from antiphon.services.coordinator.server import serve_coordinator
-    from antiphon.system.processes import configure_logs
+    from antiphon.system.logs import configure_logs
 
     configure_logs("warning")  # its log belongs to nobody here, and standard output to the answer
     host = "127.0.0.1"

@@ -41,7 +41,7 @@ from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key
-from antiphon.system.processes import configure_logs
+from antiphon.system.logs import configure_logs
 
 _log = structlog.get_logger(__name__)
 

@@ -10,14 +10,11 @@ import ctypes
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import structlog
-
-from antiphon.core.errors import ConfigError
+from antiphon.system.logs import configure_logs
 
 PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
 """Names the process whose death ends this one; unset for services that people start."""
@@ -39,37 +36,6 @@ def tie_to_parent(number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
-def configure_logs(level: str = "info") -> None:
-    """Send structured logs to standard error, one line per event.
-
-    Args:
-        level: least severe level shown, unless ANTIPHON_LOG names another.
-
-    Raises:
-        ConfigError: when ANTIPHON_LOG names none.
-    """
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_log_level(level)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        # A cached logger would write to this very stream for ever, closed or not, and evade `capture_logs`.
-        cache_logger_on_first_use=False,
-    )
-
-
-def _log_level(default: str) -> str:
-    level = os.environ.get("ANTIPHON_LOG", default).lower()
-    if level not in {"debug", "info", "warning", "error"}:
-        raise ConfigError(f"ANTIPHON_LOG={level} is no log level; use debug, info, warning or error")
-    return level
-
-
 def write_ready_file(path: Path | None, port: int) -> None:
     """Say that the service can work: JSON {pid, port}, whole or not at all."""
     if path is None:
@@ -80,8 +46,28 @@ def write_ready_file(path: Path | None, port: int) -> None:
     temporary.replace(path)
 
 
-def run_service(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
+class StopRequest:
+    """Tells a service that it is asked to stop; the process's signals are handled nowhere else."""
+
+    def __init__(self) -> None:
+        self._told: list[Callable[[], None]] = []
+
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the event loop each time the process is asked to stop."""
+        self._told.append(callback)
+
+    def ask(self) -> bool:
+        """Ask the service to stop; False when it gave nothing to call yet."""
+        for callback in self._told:
+            callback()
+        return bool(self._told)
+
+
+def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
     """Run a service until it ends by itself or SIGTERM or SIGINT asks it to.
+
+    Args:
+        start: begins the service; one that does not use the `StopRequest` is cancelled instead.
 
     Returns:
         The exit code: 0 when it ended by itself or on SIGTERM, 130 on SIGINT.
@@ -91,14 +77,16 @@ def run_service(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
     return asyncio.run(_until_signalled(start))
 
 
-async def _until_signalled(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
+async def _until_signalled(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(start())
+    stop = StopRequest()
+    task = asyncio.ensure_future(start(stop))
     received: list[signal.Signals] = []
 
     def leave(number: signal.Signals) -> None:
         received.append(number)
-        task.cancel()
+        if not stop.ask():
+            task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave, number)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from antiphon.services.wire.arrays import logprobs_to_bytes
 from antiphon.services.wire.status import learner_status_to_proto
 from antiphon.services.wire.steps import snapshot_manifest_to_proto, step_result_to_proto
 from antiphon.system.clock import wall_clock
+from antiphon.system.processes import StopRequest
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
 """As `opening.open_learner`."""
@@ -94,8 +94,9 @@ async def serve_learner(
     open_service: OpenLearner | None = None,
     credentials: Credentials | None = None,
     signer: SigningKey | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
-    """Train for one run, and serve its snapshots, until a signal says to leave.
+    """Train for one run, and serve its snapshots, until the process is asked to stop.
 
     The learner first returns to the coordinator's committed version and announces the newest
     snapshots from its own address; only then it is ready.
@@ -112,6 +113,7 @@ async def serve_learner(
         open_service: makes the learner from its parts; by default DeepSpeed trains.
         credentials: the services' bundle; None serves without encryption, on loopback alone.
         signer: signs manifests and checkpoints; by default the key in the run's folder.
+        stop: asks to stop; None never does.
 
     Raises:
         ConfigError: when the model, a checkpoint's settings or the port cannot be used.
@@ -126,16 +128,15 @@ async def serve_learner(
         signer = signer or learner_signer(run_dir, None)
         open_service = partial(open_learner, signer=signer, audits=audits)
     leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leave.set)
+    if stop is not None:
+        stop.tell(leave.set)
     chunks = ChunkStore(run_dir / "chunks")
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     store = open_store(store_root, config.record)
     service = open_service(config, run_id, run_dir, store, chunks, coordinator)
     security = None
     if credentials is not None:
-        guard = Guard(needed_token_key(credentials), run_id, wall_clock, loop.time)
+        guard = Guard(needed_token_key(credentials), run_id, wall_clock, asyncio.get_running_loop().time)
         security = Security(credentials, guard)
     origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
 from antiphon.services.wire.status import reward_status_to_proto
 from antiphon.system.clock import wall_clock
+from antiphon.system.processes import StopRequest
 
 
 class RewardServicer(reward_pb2_grpc.RewardServicer):
@@ -73,8 +73,9 @@ async def serve_reward(
     ready: Callable[[int], None],
     reward_with: tuple[Environment, Decoder] | None = None,
     credentials: Credentials | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
-    """Judge the groups of one run until it is finished or a signal says to leave.
+    """Judge the groups of one run until it is finished or the process is asked to stop.
 
     Args:
         config: the run's resolved configuration.
@@ -85,6 +86,7 @@ async def serve_reward(
         ready: called with the port once the judge can work.
         reward_with: environment and decoder to use instead of those that `config` names.
         credentials: the services' bundle; None serves without encryption, on loopback alone.
+        stop: asks to stop; None never does.
 
     Raises:
         ConfigError: when the environment, the tokenizer or the port cannot be used.
@@ -97,12 +99,12 @@ async def serve_reward(
     service = RewardService(
         coordinator, environment, codec, run_id, client_id, config.services.stall_timeout_s
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop)
+    if stop is not None:
+        stop.tell(service.stop)
     security = None
     if credentials is not None:
-        security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, loop.time))
+        clock = asyncio.get_running_loop().time
+        security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, clock))
     server, bound = await start_reward(service, host, port, security)
     try:
         await service.run(lambda: ready(bound))
