@@ -9,7 +9,7 @@ from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import WorkerState
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
-from antiphon.core.trust.access_tokens import name_of_worker
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.fleet import Fleet
 
 
