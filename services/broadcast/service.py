@@ -45,10 +45,6 @@ class BroadcastService(Broadcast):
         self._store = store
         self._uplink = Uplink(uplink_bytes_per_s)
 
-    async def get_manifest(self, version: int | None) -> SnapshotManifest:
-        """Return the manifest of `version`, or of the newest snapshot held."""
-        return self._store.manifest(version)
-
     async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         """Yield (digest, bytes) in the order asked for, no faster than the uplink cap."""
         for digest in digests:

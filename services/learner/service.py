@@ -17,7 +17,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
-from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
+from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -46,7 +46,7 @@ class LearnerService(Learner):
         prepare: Callable[[], None] | None = None,
         audits: bool = False,
     ) -> None:
-        """Prepare; the engine is made by `restore`. `opening.open_learner` knows the production parts.
+        """Prepare; the engine is made by `restore`. `server.open_learner` knows the production parts.
 
         Args:
             config: the run's configuration.
@@ -98,18 +98,13 @@ class LearnerService(Learner):
         """Write the snapshot of `version` and announce it."""
         return await self._once(f"publish {version}", lambda: self._publish(version))
 
-    async def checkpoint(self) -> int:
-        """Write a checkpoint of the present version and return the version."""
-        async with self._turn:
-            return await self._on_thread(self._trainer.save)
-
     async def restore(self) -> int:
-        """Return to the coordinator's committed version: newest checkpoint, then recorded batches."""
-        return await self._once("restore", self._restore_in_turn)
+        """Return to the coordinator's committed version: newest checkpoint, then recorded batches.
 
-    async def score_tokens(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the learner's logprobs of `completion` after `prompt`, [T] float32, nats."""
-        return await self._on_thread(lambda: self._trainer.score(prompt, completion))
+        Raises:
+            IntegrityError: when steps that are repeated give other digests than the committed ones.
+        """
+        return await self._once("restore", self._restore_in_turn)
 
     async def status(self) -> LearnerStatus:
         """Return the learner at a glance."""

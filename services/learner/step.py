@@ -6,15 +6,14 @@ in a replay, leads to the digests that were committed.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, ContractError, IntegrityError
-from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, VersionSpan
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.records import BatchRow
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import decode_batch
@@ -129,36 +128,6 @@ class Trainer(Training):
         }
         self._checkpoints.write(self.version, lambda folder: engine.save(folder, state))
         return self.version
-
-    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the logprobs [T] of `completion` after `prompt`, float32 nats.
-
-        Raises:
-            ContractError: when there is nothing to score, or a token that the model does not know.
-        """
-        engine, given = self._held(), [*prompt, *completion.tolist()]
-        if not len(prompt) or not completion.size:
-            raise ContractError("a prompt and a completion of at least one token each are needed to score")
-        if not 0 <= min(given) <= max(given) < engine.vocabulary:
-            raise ContractError(
-                f"token ids lie in [{min(given)}, {max(given)}], but the model knows "
-                f"0..{engine.vocabulary - 1}"
-            )
-        row = BatchRow(
-            group_id="score",
-            prompt_key="score",
-            sample_index=0,
-            prompt_token_ids=np.asarray(prompt, dtype=np.int32),
-            token_ids=completion,
-            behaviour_logprobs=np.zeros(len(completion), dtype=np.float32),
-            spans=(VersionSpan(self.version, 0, len(completion)),),
-            finish_reason=FinishReason.STOP,
-            reward=0.0,
-            advantage=0.0,
-        )
-        (batch,) = make_micro_batches([row], self.version, 1)
-        found: FloatArray = engine.logprobs(batch)[0].numpy()
-        return found
 
     def _load(self, version: int) -> None:
         state = self._held().load(self._checkpoints.folder(version))

@@ -197,17 +197,6 @@ class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]
         callback((("authorization", f"Bearer {read_token(self._path)}"),), None)
 
 
-async def healthy(address: str, timeout_s: float, credentials: Credentials | None = None) -> bool:
-    """Tell whether the server at `address` says it serves, within `timeout_s` seconds."""
-    async with open_channel(address, credentials) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError:
-            return False
-    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-
 def answers_errors(handler: _Handler) -> _Handler:
     """Wrap a servicer method so that errors of our tree become gRPC statuses."""
     if inspect.isasyncgenfunction(handler):

@@ -30,9 +30,8 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         "AnnounceSnapshot Drain Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },
-    "Broadcast": {Scope.PULL: "GetManifest GetChunks"},
-    "Learner": {Scope.ADMIN: "Step Publish Checkpoint Restore ScoreTokens Status"},
-    "Reward": {Scope.ADMIN: "Status"},
+    "Broadcast": {Scope.PULL: "GetChunks"},
+    "Learner": {Scope.ADMIN: "Step Publish Status"},
 }
 SCOPE_OF: dict[str, Scope] = {
     f"/antiphon.{service}/{method}": scope

@@ -6,9 +6,8 @@ Reading what was written gives an equal record; messages that cannot be meant ra
 from antiphon.core import records as r
 from antiphon.core import status as core_status
 from antiphon.core.errors import ContractError
-from antiphon.protos import coordinator_pb2, learner_pb2, reward_pb2
+from antiphon.protos import coordinator_pb2, learner_pb2
 from antiphon.services.learner import api as learner_api
-from antiphon.services.reward import api as reward_api
 from antiphon.services.wire.arrays import optional
 from antiphon.services.wire.steps import step_commit_from_proto, step_commit_to_proto
 
@@ -141,23 +140,3 @@ def learner_status_to_proto(x: learner_api.LearnerStatus) -> learner_pb2.Learner
 def learner_status_from_proto(m: learner_pb2.LearnerStatus) -> learner_api.LearnerStatus:
     """Translate."""
     return learner_api.LearnerStatus(version=m.version, state=m.state, idle_s=m.idle_s, busy_s=m.busy_s)
-
-
-def reward_status_to_proto(x: reward_api.RewardStatus) -> reward_pb2.RewardStatus:
-    """Translate."""
-    return reward_pb2.RewardStatus(
-        groups_rewarded=x.groups_rewarded,
-        trajectories_rewarded=x.trajectories_rewarded,
-        reward_s=x.reward_s,
-        state=x.state,
-    )
-
-
-def reward_status_from_proto(m: reward_pb2.RewardStatus) -> reward_api.RewardStatus:
-    """Translate."""
-    return reward_api.RewardStatus(
-        groups_rewarded=m.groups_rewarded,
-        trajectories_rewarded=m.trajectories_rewarded,
-        reward_s=m.reward_s,
-        state=m.state,
-    )
