@@ -1,4 +1,4 @@
-"""token: let a worker into a run for a while, see what a token allows, take it back."""
+"""token: access tokens let a worker into a run for a while, see what a token allows, take it back."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from antiphon.core.errors import ConfigError
 if TYPE_CHECKING:
     from antiphon.core.trust.access_tokens import Scope
 
-app = App(name="token", help="Create, show or revoke the tokens that let workers into a run.")
+app = App(name="token", help="Create, show or revoke the access tokens that let workers into a run.")
 
 
 @app.command
@@ -25,7 +25,7 @@ def create(
     max_leases: int = 64,
     keys: Path | None = None,
 ) -> int:
-    """Write a token into the worker's bundle.
+    """Write an access token into the worker's bundle.
 
     Args:
         worker: the worker's name, as in its certificate.
@@ -42,7 +42,7 @@ def create(
     from antiphon.services.security.keys import TOKEN_KEY, load_key, write_private
 
     if not 0.0 < hours <= 24.0 * 366:
-        raise ConfigError(f"--hours {hours:g} is not within a year; tokens are meant to be short-lived")
+        raise ConfigError(f"--hours {hours:g} is not within a year; access tokens are short-lived")
     folder = keys or home_directory() / KEYS
     bundle = folder / "workers" / worker
     if not (bundle / "cert.pem").exists():
@@ -58,7 +58,7 @@ def create(
 
 @app.command
 def show(token: Path) -> int:
-    """Say what a token allows and whether its signature is right.
+    """Say what an access token allows and whether its signature is right.
 
     Args:
         token: the file, or a bundle that holds one.
@@ -74,7 +74,7 @@ def show(token: Path) -> int:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"there is no token in {path}: {error}; `antiphon token create` makes one"
+            f"there is no access token in {path}: {error}; `antiphon token create` makes one"
         ) from None
     claims = load_claims(text, None)
     public = load_public(home_directory() / KEYS, TOKEN_KEY)
@@ -95,7 +95,7 @@ def show(token: Path) -> int:
 
 @app.command
 def revoke(name: str, *, run: str | None = None, reason: str = "") -> int:
-    """Let a token, by its id, or a worker, by its name, count no more in a run that is going on.
+    """Let a token, by its id, or a worker, by its name, count no more in a run.
 
     Args:
         name: the token's id or the worker's name.

@@ -154,7 +154,7 @@ def open_run(
         claimed: told the run's directory as soon as this process has it, before anything starts.
 
     Raises:
-        ConfigError: before anything is started, for what cannot be meant.
+        ConfigError: before anything is started, for what is invalid.
         AntiphonError: when a service does not start; its own sentence is quoted.
     """
     opened = time.perf_counter()
@@ -260,7 +260,7 @@ def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:
 
 
 def _close_records(recorder: Recorder, directory: Path) -> None:
-    """Write what is queued; a run that was interrupted makes up for the rest when it goes on."""
+    """Write what is queued; a run that was interrupted makes up for the rest when it continues."""
     finished = run_directory.is_finished(directory)
     recorder.close(RECORD_TIMEOUT_S if finished else INTERRUPTED_RECORD_S)
 

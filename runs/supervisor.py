@@ -68,7 +68,7 @@ class Supervisor:
         Args:
             run_dir: where logs and ready files go.
             restart_limit: how often one service is started again.
-            on_failure: told in words when a service could not be kept alive.
+            on_failure: told why when a service could not be kept alive.
         """
         self._run_dir = run_dir
         self._restart_limit = restart_limit

@@ -175,7 +175,7 @@ class LearnerService(Learner):
             f"step {step} on batch {batch.digest[:12]} was not committed: {error}; then start the run again"
         )
         _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
-        await self._patiently("pausing the run", lambda: self._coordinator.pause(reason))
+        await self._retried("pausing the run", lambda: self._coordinator.pause(reason))
         if self._trainer.version != self._version:
             await self._restore()
         raise IntegrityError(reason) from error
@@ -185,7 +185,7 @@ class LearnerService(Learner):
         if commit is None:
             raise IntegrityError("there is nothing to commit; restore the learner")
         failpoints.reach("learner.commit.before")
-        await self._patiently(f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit))
+        await self._retried(f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit))
         failpoints.reach("learner.commit.after")
         self._version = commit.version
         self._last_commit = commit
@@ -213,7 +213,7 @@ class LearnerService(Learner):
     async def _recorded(self, step: int) -> StepResult:
         commit = self._last_commit
         if commit is None or commit.step != step:
-            found = await self._patiently("reading the commits", lambda: self._coordinator.commits(step - 1))
+            found = await self._retried("reading the commits", lambda: self._coordinator.commits(step - 1))
             commit = next((entry for entry in found if entry.step == step), None)
         if commit is None:
             raise IntegrityError(
@@ -227,7 +227,7 @@ class LearnerService(Learner):
         seen: tuple[str, float] | None = None
         since_s = loop.time()
         while True:
-            reply = await self._patiently(
+            reply = await self._retried(
                 f"pulling the batch of step {step}",
                 lambda: self._coordinator.pull_batch(step, min(POLL_S, limit_s)),
             )
@@ -249,7 +249,7 @@ class LearnerService(Learner):
         failpoints.reach("learner.publish.before")
         manifest = await loop.run_in_executor(self._publishing, self._publisher.write, version, self.origin)
         failpoints.reach("learner.announce.before")
-        await self._patiently(
+        await self._retried(
             f"announcing version {version}", lambda: self._coordinator.announce_snapshot(manifest)
         )
         _log.info("snapshot.published", version=version, bytes=manifest.payload_bytes)
@@ -260,7 +260,7 @@ class LearnerService(Learner):
             return await self._restore()
 
     async def _restore(self) -> int:
-        commits = await self._patiently("reading the commits", lambda: self._coordinator.commits(-1))
+        commits = await self._retried("reading the commits", lambda: self._coordinator.commits(-1))
         self._state = "restoring"
         try:
             await self._on_thread(lambda: self._replay(commits))
@@ -293,7 +293,7 @@ class LearnerService(Learner):
         needed = range(oldest + -oldest % loop.publish_interval, committed + 1, loop.publish_interval)
         stored = self._publisher.stored()
         first = min((version for version in needed if version not in stored), default=committed)
-        # Going back to the base weights repeats the whole run. Elastic mode goes on from the newest
+        # Going back to the base weights repeats the whole run. Elastic mode continues from the newest
         # snapshot instead; fixed mode cannot sample its next step without the one that is missing.
         sound = self._trainer.newest_checkpoint(first) is not None
         return first if sound or loop.mode == "fixed" else committed
@@ -327,7 +327,7 @@ class LearnerService(Learner):
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._training, work)
 
-    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+    async def _retried(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         return await retry_unavailable(what, attempt, self._config.services.stall_timeout_s)
 
 

@@ -167,23 +167,23 @@ def _train_updates(
     # Later updates clip against the weights the step began with; the first one holds them.
     proximal: list[list[torch.Tensor] | None] = [None]
     proximal += [[engine.logprobs(batch) for batch in batches] for batches in updates[1:]]
-    figures = [engine.update(batches, old) for batches, old in zip(updates, proximal, strict=True)]
+    done = [engine.update(batches, old) for batches, old in zip(updates, proximal, strict=True)]
     # Only the first update sees the weights that the step began with.
-    return _metrics(updates, figures), drifts(updates[0], figures[0].tokens)
+    return _metrics(updates, done), drifts(updates[0], done[0].tokens)
 
 
-def _metrics(updates: list[list[MicroBatch]], figures: list[UpdateMetrics]) -> dict[str, float]:
+def _metrics(updates: list[list[MicroBatch]], done: list[UpdateMetrics]) -> dict[str, float]:
     batches = [batch for part in updates for batch in part]
-    tokens = [found for update in figures for found in update.tokens]
+    tokens = [found for update in done for found in update.tokens]
     total = sum(batch.completion_tokens for batch in batches)
     positions = sum(batch.positions for batch in batches)
     clipped = sum(
         found.clip_share * batch.completion_tokens for batch, found in zip(batches, tokens, strict=True)
     )
     return {
-        "loss": sum(update.loss for update in figures) / len(figures),
-        "gradient_norm": sum(update.gradient_norm for update in figures) / len(figures),
-        "learning_rate": figures[-1].learning_rate,
+        "loss": sum(update.loss for update in done) / len(done),
+        "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
+        "learning_rate": done[-1].learning_rate,
         "clip_share": clipped / total,
         "completion_tokens": float(total),
         "trajectories": float(sum(len(batch.advantages) for batch in batches)),

@@ -93,7 +93,7 @@ class RewardService:
         Raises:
             ContractError: when the coordinator serves another run, or a group names a problem the
                 environment does not have.
-            UnavailableError: when the coordinator was away for longer than the patience.
+            UnavailableError: when the coordinator was away for longer than `patience_s`.
         """
         try:
             await self._check_run()

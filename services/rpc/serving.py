@@ -74,14 +74,14 @@ _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     grpc.StatusCode.PERMISSION_DENIED: ContractError,
 }
 _NOT_BELIEVED = ("certificate", "handshake", "ssl_error", "tls")
-"""Words in a failed connection's details that no patience mends."""
+"""Words in a failed connection's details that no repetition fixes."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a server shows, and who judges the calls it gets."""
+    """What a server shows, and what decides on the calls it gets."""
 
     credentials: Credentials
     guard: Guard
