@@ -103,7 +103,7 @@ def serve(folder: Path) -> int:
 
     config = load_config(folder / "config.yaml")
     return run_service(
-        lambda: serve_coordinator(
+        lambda stop: serve_coordinator(
             config,
             RUN_ID,
             folder,
@@ -112,6 +112,7 @@ def serve(folder: Path) -> int:
             0,
             lambda port: write_ready_file(folder / "ready", port),
             LoadPrompts(),
+            stop=stop,
         )
     )
 

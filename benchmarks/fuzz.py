@@ -33,7 +33,7 @@ from antiphon.services.wire import rewards as wire_rewards
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
-from antiphon.system.processes import configure_logs
+from antiphon.system.logs import configure_logs
 
 EXAMPLES = 60
 """Inputs of one target before the next one has its turn."""

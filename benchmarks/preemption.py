@@ -62,7 +62,7 @@ from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rpc.serving import stop_server
-from antiphon.system.processes import configure_logs
+from antiphon.system.logs import configure_logs
 
 RUN_ID = "preemption"
 JOIN_S = 60.0

@@ -31,9 +31,11 @@ def certs(
         days: how long certificates last.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.core.trust.access_tokens import ANY_RUN, WORKER_NAME, Scope, TokenClaims
+    from antiphon.core.trust.access_tokens import ANY_RUN, Scope, TokenClaims
+    from antiphon.core.trust.worker_names import WORKER_NAME
+    from antiphon.services.security.access_tokens import make_token, new_token_id
     from antiphon.services.security.certificates import ensure_authority, issue
-    from antiphon.services.security.credentials import KEYS, SERVICES_NAME, make_token, new_token_id
+    from antiphon.services.security.credentials import KEYS, SERVICES_NAME
     from antiphon.services.security.keys import (
         LEARNER_KEY,
         TOKEN_KEY,

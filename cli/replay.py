@@ -39,7 +39,7 @@ def replay(
     from antiphon.cli.arguments import home_directory
     from antiphon.core.reporting.replay_checks import choose_steps
     from antiphon.runs.replay_source import find_artifacts
-    from antiphon.system.processes import configure_logs
+    from antiphon.system.logs import configure_logs
 
     configure_logs("warning")
     if step is not None and (first is not None or last is not None):

@@ -34,7 +34,7 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     """Run one configuration with a view for people; return the exit code."""
     from antiphon.cli.up import running_prefect
     from antiphon.cli.view import make_view
-    from antiphon.system.processes import configure_logs
+    from antiphon.system.logs import configure_logs
 
     configure_logs("warning")
     home = home_directory()

@@ -58,7 +58,7 @@ def coordinator(*, flags: ServiceFlags) -> int:
     store.mkdir(parents=True, exist_ok=True)
     port = config.services.coordinator_port if flags.port is None else flags.port
     return run_service(
-        lambda: serve_coordinator(
+        lambda stop: serve_coordinator(
             config,
             run_id,
             run_dir,
@@ -67,6 +67,7 @@ def coordinator(*, flags: ServiceFlags) -> int:
             port,
             lambda bound: write_ready_file(flags.ready_file, bound),
             credentials=find_credentials(credentials_folder(flags.credentials, config)),
+            stop=stop,
         )
     )
 
@@ -90,7 +91,7 @@ def learner(*, flags: ServiceFlags) -> int:
 
     folder = credentials_folder(flags.credentials, config)
     return run_service(
-        lambda: serve_learner(
+        lambda stop: serve_learner(
             config,
             run_id,
             run_dir,
@@ -101,6 +102,7 @@ def learner(*, flags: ServiceFlags) -> int:
             lambda bound: write_ready_file(flags.ready_file, bound),
             credentials=find_credentials(folder),
             signer=learner_signer(run_dir, None if folder is None else Path(folder)),
+            stop=stop,
         )
     )
 
@@ -119,7 +121,7 @@ def reward(*, flags: ServiceFlags) -> int:
     from antiphon.system.processes import run_service, write_ready_file
 
     return run_service(
-        lambda: serve_reward(
+        lambda stop: serve_reward(
             config,
             flags.run_id or config.run.name,
             address,
@@ -127,6 +129,7 @@ def reward(*, flags: ServiceFlags) -> int:
             flags.port or 0,
             lambda bound: write_ready_file(flags.ready_file, bound),
             credentials=find_credentials(credentials_folder(flags.credentials, config)),
+            stop=stop,
         )
     )
 

@@ -1,4 +1,4 @@
-"""token: let a worker into a run for a while, see what a token allows, take it back."""
+"""token: access tokens let a worker into a run for a while, see what a token allows, take it back."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from antiphon.core.errors import ConfigError
 if TYPE_CHECKING:
     from antiphon.core.trust.access_tokens import Scope
 
-app = App(name="token", help="Create, show or revoke the tokens that let workers into a run.")
+app = App(name="token", help="Create, show or revoke the access tokens that let workers into a run.")
 
 
 @app.command
@@ -25,7 +25,7 @@ def create(
     max_leases: int = 64,
     keys: Path | None = None,
 ) -> int:
-    """Write a token into the worker's bundle.
+    """Write an access token into the worker's bundle.
 
     Args:
         worker: the worker's name, as in its certificate.
@@ -37,11 +37,12 @@ def create(
     """
     from antiphon.cli.arguments import home_directory
     from antiphon.core.trust.access_tokens import TokenClaims
-    from antiphon.services.security.credentials import KEYS, make_token, new_token_id
+    from antiphon.services.security.access_tokens import make_token, new_token_id
+    from antiphon.services.security.credentials import KEYS
     from antiphon.services.security.keys import TOKEN_KEY, load_key, write_private
 
     if not 0.0 < hours <= 24.0 * 366:
-        raise ConfigError(f"--hours {hours:g} is not within a year; tokens are meant to be short-lived")
+        raise ConfigError(f"--hours {hours:g} is not within a year; access tokens are short-lived")
     folder = keys or home_directory() / KEYS
     bundle = folder / "workers" / worker
     if not (bundle / "cert.pem").exists():
@@ -57,29 +58,33 @@ def create(
 
 @app.command
 def show(token: Path) -> int:
-    """Say what a token allows and whether its signature is right.
+    """Say what an access token allows and whether its signature is right.
 
     Args:
         token: the file, or a bundle that holds one.
     """
     from antiphon.cli.arguments import home_directory
-    from antiphon.core.trust.access_tokens import load_claims, signed_bytes, split_token
+    from antiphon.core.errors import ContractError
+    from antiphon.services.security.access_tokens import load_claims
     from antiphon.services.security.credentials import KEYS
-    from antiphon.services.security.keys import TOKEN_KEY, load_public, verifies
+    from antiphon.services.security.keys import TOKEN_KEY, load_public
 
     path = token / "token" if token.is_dir() else token
     try:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"there is no token in {path}: {error}; `antiphon token create` makes one"
+            f"there is no access token in {path}: {error}; `antiphon token create` makes one"
         ) from None
-    payload, signature = split_token(text)
-    claims = load_claims(payload)
+    claims = load_claims(text, None)
     public = load_public(home_directory() / KEYS, TOKEN_KEY)
     signed = "cannot be checked without keys/tokens.pub"
     if public is not None:
-        signed = "right" if verifies(public, signed_bytes(payload), signature) else "WRONG"
+        try:
+            load_claims(text, public)
+            signed = "right"
+        except ContractError:
+            signed = "WRONG"
     left_h = (claims.expires_at - datetime.now(UTC).timestamp()) / 3600
     print(f"token {claims.token_id}\nworker {claims.worker_name}\nrun {claims.run_id}")
     print(f"scopes {', '.join(claims.scopes)}\nleases at most {claims.max_leases}")
@@ -90,7 +95,7 @@ def show(token: Path) -> int:
 
 @app.command
 def revoke(name: str, *, run: str | None = None, reason: str = "") -> int:
-    """Let a token, by its id, or a worker, by its name, count no more in a run that is going on.
+    """Let a token, by its id, or a worker, by its name, count no more in a run.
 
     Args:
         name: the token's id or the worker's name.

@@ -2,10 +2,7 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +11,14 @@ from typing import Any
 import psutil
 
 from antiphon.cli.arguments import home_directory
-from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.core.errors import ConfigError
 from antiphon.runs import s3_server
 from antiphon.runs.prefect_server import HOST, answers, begin_prefect_server, check_port
 from antiphon.system.ports import free_port
+from antiphon.system.processes import ChildProcess, stop_groups, wait_ready
 
 START_TIMEOUT_S = 180.0
 """Longest wait for a page; the first start of each makes its database."""
-
-POLL_S = 0.2
-"""Pause between two looks at a server that starts or stops."""
 
 SAY_S = 5.0
 """Longest silence while a page starts."""
@@ -49,6 +44,10 @@ class Page:
             return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
+
+    def how_it_ended(self) -> str:
+        """Return all that is known of the end of a process that an earlier command started."""
+        return "ended at once"
 
 
 def up(*, prefect_port: int = 4200, mlflow_port: int = 5000, s3: bool = False, s3_port: int = 8333) -> int:
@@ -98,14 +97,9 @@ def down() -> int:
     home = home_directory()
     pages = read_pages(home)
     living = [page for page in pages.values() if page.alive()]
+    stop_groups([page for page in living if page.name == "s3"], s3_server.STOP_GRACE_S)
+    stop_groups([page for page in living if page.name != "s3"], STOP_GRACE_S)
     for page in living:
-        os.killpg(page.pid, signal.SIGTERM)
-    started = time.perf_counter()
-    for page in living:
-        grace = s3_server.STOP_GRACE_S if page.name == "s3" else STOP_GRACE_S
-        while page.alive() and time.perf_counter() < started + grace:
-            time.sleep(POLL_S)
-        _kill_group(page.pid)
         if page.name == "s3":
             s3_server.remove_sockets(home / "s3")
         print(f"{page.name}: stopped")
@@ -160,35 +154,17 @@ def _begin_mlflow(home: Path, port: int) -> Page:
     folder = home / "mlflow"
     (folder / "artifacts").mkdir(parents=True, exist_ok=True)
     port = port or free_port()
-    arguments = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
+    arguments = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
+    arguments += ["--workers", "1"]
     arguments += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     arguments += ["--default-artifact-root", str(folder / "artifacts")]
     environment = {**os.environ, "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-    with _log(home, "mlflow").open("ab") as output:
-        process = subprocess.Popen(
-            arguments,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = ChildProcess(arguments, _log(home, "mlflow"), environment, outlive=True)
     return _page("mlflow", f"http://{HOST}:{port}", process)
 
 
-def _page(name: str, url: str, process: "subprocess.Popen[bytes]") -> Page:
+def _page(name: str, url: str, process: ChildProcess) -> Page:
     return Page(name, url, process.pid, psutil.Process(process.pid).create_time())
 
 
@@ -203,22 +179,13 @@ def _wait(page: Page, home: Path) -> None:
         UnavailableError: when its server ended or did not answer in time; it is stopped then.
     """
     health = f"{page.url}/api/health" if page.name == "prefect" else f"{page.url}/health"
-    started = said = time.perf_counter()
-    while not answers(health):
-        now = time.perf_counter()
-        if not page.alive() or now - started > START_TIMEOUT_S:
-            ended = not page.alive()
-            _kill_group(page.pid)
-            how = "ended at once" if ended else f"was silent for {START_TIMEOUT_S:g} s"
-            raise UnavailableError(f"the {page.name} server {how}; see {_log(home, page.name)}")
-        if now - said > SAY_S:
-            said = now
-            print(f"{page.name}: starting, {now - started:.0f} s so far", file=sys.stderr, flush=True)
-        time.sleep(POLL_S)
+    said_s = 0.0
 
+    def tell(waited_s: float) -> None:
+        nonlocal said_s
+        if waited_s - said_s > SAY_S:
+            said_s = waited_s
+            print(f"{page.name}: starting, {waited_s:.0f} s so far", file=sys.stderr, flush=True)
 
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # all of it is gone
+    name, log = f"the {page.name} server", _log(home, page.name)
+    wait_ready(page, name, log, lambda: answers(health), START_TIMEOUT_S, tell)

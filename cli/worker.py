@@ -8,8 +8,7 @@ from pathlib import Path
 
 from antiphon.cli.arguments import check_address, credentials_folder, home_directory
 from antiphon.core.errors import ConfigError
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+from antiphon.core.trust.worker_names import WORKER_NAME
 
 
 def worker(
@@ -35,7 +34,7 @@ def worker(
     """
     check_address(coordinator, "--coordinator")
     name = name or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:48] or 'host'}-{os.getpid()}"
-    if not _NAME.fullmatch(name):
+    if not WORKER_NAME.fullmatch(name):
         raise ConfigError(f"--name {name} is not possible; use letters, digits, dot, dash, underscore")
     work_dir = work_dir or home_directory() / "workers" / name
     _start_with_engine_environment(
@@ -52,13 +51,14 @@ def worker(
     bundle = find_credentials(credentials_folder(credentials))
     work_dir.mkdir(parents=True, exist_ok=True)
     return run_service(
-        lambda: serve_worker(
+        lambda stop: serve_worker(
             coordinator,
             name,
             run,
             work_dir,
             lambda: write_ready_file(ready_file, 0),
             credentials=bundle,
+            stop=stop,
         )
     )
 

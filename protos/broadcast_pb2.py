@@ -22,21 +22,19 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
-from antiphon.protos import coordinator_pb2 as antiphon_dot_protos_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ntiphon/protos/broadcast.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a!antiphon/protos/coordinator.proto\" \n\rChunksRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\"(\n\x05\x43hunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x32\x91\x01\n\tBroadcast\x12K\n\x0bGetManifest\x12 .antiphon.OptionalVersionRequest\x1a\x1a.antiphon.SnapshotManifest\x12\x37\n\tGetChunks\x12\x17.antiphon.ChunksRequest\x1a\x0f.antiphon.Chunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61ntiphon/protos/broadcast.proto\x12\x08\x61ntiphon\" \n\rChunksRequest\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\"(\n\x05\x43hunk\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x32\x44\n\tBroadcast\x12\x37\n\tGetChunks\x12\x17.antiphon.ChunksRequest\x1a\x0f.antiphon.Chunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'antiphon.protos.broadcast_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHUNKSREQUEST']._serialized_start=111
-  _globals['_CHUNKSREQUEST']._serialized_end=143
-  _globals['_CHUNK']._serialized_start=145
-  _globals['_CHUNK']._serialized_end=185
-  _globals['_BROADCAST']._serialized_start=188
-  _globals['_BROADCAST']._serialized_end=333
+  _globals['_CHUNKSREQUEST']._serialized_start=45
+  _globals['_CHUNKSREQUEST']._serialized_end=77
+  _globals['_CHUNK']._serialized_start=79
+  _globals['_CHUNK']._serialized_end=119
+  _globals['_BROADCAST']._serialized_start=121
+  _globals['_BROADCAST']._serialized_end=189
 # @@protoc_insertion_point(module_scope)

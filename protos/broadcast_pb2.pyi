@@ -1,5 +1,3 @@
-from antiphon.protos import records_pb2 as _records_pb2
-from antiphon.protos import coordinator_pb2 as _coordinator_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

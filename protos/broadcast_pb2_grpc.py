@@ -4,8 +4,6 @@ import grpc
 import warnings
 
 from antiphon.protos import broadcast_pb2 as antiphon_dot_protos_dot_broadcast__pb2
-from antiphon.protos import coordinator_pb2 as antiphon_dot_protos_dot_coordinator__pb2
-from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -36,11 +34,6 @@ class BroadcastStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GetManifest = channel.unary_unary(
-                '/antiphon.Broadcast/GetManifest',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.FromString,
-                _registered_method=True)
         self.GetChunks = channel.unary_stream(
                 '/antiphon.Broadcast/GetChunks',
                 request_serializer=antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.SerializeToString,
@@ -51,12 +44,6 @@ class BroadcastStub:
 class BroadcastServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def GetManifest(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetChunks(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -66,11 +53,6 @@ class BroadcastServicer:
 
 def add_BroadcastServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetManifest': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetManifest,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.SerializeToString,
-            ),
             'GetChunks': grpc.unary_stream_rpc_method_handler(
                     servicer.GetChunks,
                     request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.FromString,
@@ -86,33 +68,6 @@ def add_BroadcastServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Broadcast:
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def GetManifest(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Broadcast/GetManifest',
-            antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
-            antiphon_dot_protos_dot_records__pb2.SnapshotManifest.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def GetChunks(request,

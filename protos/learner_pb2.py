@@ -26,7 +26,7 @@ from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 from antiphon.protos import coordinator_pb2 as antiphon_dot_protos_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a!antiphon/protos/coordinator.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"\x1f\n\x0cVersionReply\x12\x0f\n\x07version\x18\x01 \x01(\x03\"2\n\x0cScoreRequest\x12\x0e\n\x06prompt\x18\x01 \x03(\x05\x12\x12\n\ncompletion\x18\x02 \x03(\x05\"\x1e\n\nScoreReply\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\"O\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06idle_s\x18\x03 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x32\xdb\x02\n\x07Learner\x12\x33\n\x04Step\x12\x15.antiphon.StepRequest\x1a\x14.antiphon.StepResult\x12?\n\x07Publish\x12\x18.antiphon.VersionRequest\x1a\x1a.antiphon.SnapshotManifest\x12\x35\n\nCheckpoint\x12\x0f.antiphon.Empty\x1a\x16.antiphon.VersionReply\x12\x32\n\x07Restore\x12\x0f.antiphon.Empty\x1a\x16.antiphon.VersionReply\x12;\n\x0bScoreTokens\x12\x16.antiphon.ScoreRequest\x1a\x14.antiphon.ScoreReply\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a!antiphon/protos/coordinator.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"O\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06idle_s\x18\x03 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x32\xb3\x01\n\x07Learner\x12\x33\n\x04Step\x12\x15.antiphon.StepRequest\x1a\x14.antiphon.StepResult\x12?\n\x07Publish\x12\x18.antiphon.VersionRequest\x1a\x1a.antiphon.SnapshotManifest\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,14 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STEPRESULT']._serialized_start=109
   _globals['_STEPRESULT']._serialized_end=192
-  _globals['_VERSIONREPLY']._serialized_start=194
-  _globals['_VERSIONREPLY']._serialized_end=225
-  _globals['_SCOREREQUEST']._serialized_start=227
-  _globals['_SCOREREQUEST']._serialized_end=277
-  _globals['_SCOREREPLY']._serialized_start=279
-  _globals['_SCOREREPLY']._serialized_end=309
-  _globals['_LEARNERSTATUS']._serialized_start=311
-  _globals['_LEARNERSTATUS']._serialized_end=390
-  _globals['_LEARNER']._serialized_start=393
-  _globals['_LEARNER']._serialized_end=740
+  _globals['_LEARNERSTATUS']._serialized_start=194
+  _globals['_LEARNERSTATUS']._serialized_end=273
+  _globals['_LEARNER']._serialized_start=276
+  _globals['_LEARNER']._serialized_end=455
 # @@protoc_insertion_point(module_scope)

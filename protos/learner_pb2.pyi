@@ -1,9 +1,8 @@
 from antiphon.protos import records_pb2 as _records_pb2
 from antiphon.protos import coordinator_pb2 as _coordinator_pb2
-from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -17,26 +16,6 @@ class StepResult(_message.Message):
     idle_s: float
     train_s: float
     def __init__(self, commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., idle_s: _Optional[float] = ..., train_s: _Optional[float] = ...) -> None: ...
-
-class VersionReply(_message.Message):
-    __slots__ = ("version",)
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
-
-class ScoreRequest(_message.Message):
-    __slots__ = ("prompt", "completion")
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
-    COMPLETION_FIELD_NUMBER: _ClassVar[int]
-    prompt: _containers.RepeatedScalarFieldContainer[int]
-    completion: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., completion: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class ScoreReply(_message.Message):
-    __slots__ = ("logprobs",)
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    logprobs: bytes
-    def __init__(self, logprobs: _Optional[bytes] = ...) -> None: ...
 
 class LearnerStatus(_message.Message):
     __slots__ = ("version", "state", "idle_s", "busy_s")

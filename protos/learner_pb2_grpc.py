@@ -46,21 +46,6 @@ class LearnerStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.FromString,
                 _registered_method=True)
-        self.Checkpoint = channel.unary_unary(
-                '/antiphon.Learner/Checkpoint',
-                request_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_learner__pb2.VersionReply.FromString,
-                _registered_method=True)
-        self.Restore = channel.unary_unary(
-                '/antiphon.Learner/Restore',
-                request_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_learner__pb2.VersionReply.FromString,
-                _registered_method=True)
-        self.ScoreTokens = channel.unary_unary(
-                '/antiphon.Learner/ScoreTokens',
-                request_serializer=antiphon_dot_protos_dot_learner__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_learner__pb2.ScoreReply.FromString,
-                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/antiphon.Learner/Status',
                 request_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
@@ -78,24 +63,6 @@ class LearnerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Publish(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Checkpoint(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Restore(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ScoreTokens(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,21 +86,6 @@ def add_LearnerServicer_to_server(servicer, server):
                     servicer.Publish,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.SerializeToString,
-            ),
-            'Checkpoint': grpc.unary_unary_rpc_method_handler(
-                    servicer.Checkpoint,
-                    request_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
-                    response_serializer=antiphon_dot_protos_dot_learner__pb2.VersionReply.SerializeToString,
-            ),
-            'Restore': grpc.unary_unary_rpc_method_handler(
-                    servicer.Restore,
-                    request_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
-                    response_serializer=antiphon_dot_protos_dot_learner__pb2.VersionReply.SerializeToString,
-            ),
-            'ScoreTokens': grpc.unary_unary_rpc_method_handler(
-                    servicer.ScoreTokens,
-                    request_deserializer=antiphon_dot_protos_dot_learner__pb2.ScoreRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_learner__pb2.ScoreReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -195,87 +147,6 @@ class Learner:
             '/antiphon.Learner/Publish',
             antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.SnapshotManifest.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Checkpoint(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Learner/Checkpoint',
-            antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
-            antiphon_dot_protos_dot_learner__pb2.VersionReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Restore(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Learner/Restore',
-            antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
-            antiphon_dot_protos_dot_learner__pb2.VersionReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ScoreTokens(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Learner/ScoreTokens',
-            antiphon_dot_protos_dot_learner__pb2.ScoreRequest.SerializeToString,
-            antiphon_dot_protos_dot_learner__pb2.ScoreReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,15 +36,3 @@ class RewardsReply(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     def __init__(self, accepted: _Optional[bool] = ...) -> None: ...
-
-class RewardStatus(_message.Message):
-    __slots__ = ("groups_rewarded", "trajectories_rewarded", "reward_s", "state")
-    GROUPS_REWARDED_FIELD_NUMBER: _ClassVar[int]
-    TRAJECTORIES_REWARDED_FIELD_NUMBER: _ClassVar[int]
-    REWARD_S_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    groups_rewarded: int
-    trajectories_rewarded: int
-    reward_s: float
-    state: str
-    def __init__(self, groups_rewarded: _Optional[int] = ..., trajectories_rewarded: _Optional[int] = ..., reward_s: _Optional[float] = ..., state: _Optional[str] = ...) -> None: ...

@@ -1,7 +1,7 @@
-"""Attach: the coordinator of a run that is going on, or one started on its journal to be asked.
+"""Attach: the coordinator of a running run, or one started on its journal to be asked.
 
-A run that rests has no coordinator; its journal has everything a coordinator knows, so one is
-started in this process for as long as the question takes. It grants nothing, as nobody asks it.
+A stopped run has no coordinator; its journal has everything a coordinator knows, so one is
+started in this process for as long as the question takes. It grants nothing, as no worker asks it.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def coordinator_address(directory: Path, config: RunConfig) -> str | None:
 
 
 async def look(address: str, run_id: str, credentials: Credentials | None = None) -> RunStatus | None:
-    """Ask the coordinator at `address`; None when nobody answers there, or for another run."""
+    """Ask the coordinator at `address`; None when none answers there, or for another run."""
     client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
     try:
         found = await client.status()
@@ -50,7 +50,7 @@ async def commits_of(address: str, credentials: Credentials | None = None) -> Se
     """Return all commits of the run whose coordinator answers at `address`, in order.
 
     Raises:
-        UnavailableError: when nobody answers there.
+        UnavailableError: when none answers there.
     """
     client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
     try:
@@ -61,7 +61,7 @@ async def commits_of(address: str, credentials: Credentials | None = None) -> Se
 
 @asynccontextmanager
 async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[CoordinatorClient, bool]]:
-    """Yield a coordinator of the run and whether the run is going on.
+    """Yield a coordinator of the run and whether the run is running.
 
     Raises:
         UnavailableError: when the journal could not be replayed in time.
@@ -88,9 +88,9 @@ async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[Coo
 @asynccontextmanager
 async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) -> AsyncIterator[str]:
     from antiphon.services.coordinator.server import serve_coordinator
-    from antiphon.system.processes import configure_logs
+    from antiphon.system.logs import configure_logs
 
-    configure_logs("warning")  # its log belongs to nobody here, and standard output to the answer
+    configure_logs("warning")  # its log is of no use here, and standard output to the answer
     host = "127.0.0.1"
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(

@@ -1,6 +1,6 @@
 """Run directory: where a run keeps what it must find again, and who may use it.
 
-A configuration names its run: the same command goes on with the run it left unfinished, and
+A configuration names its run: the same command continues the run it left unfinished, and
 starts the next one once that is complete. A lock keeps two processes from living the same run.
 """
 

@@ -41,7 +41,7 @@ from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key
-from antiphon.system.processes import configure_logs
+from antiphon.system.logs import configure_logs
 
 _log = structlog.get_logger(__name__)
 
@@ -154,7 +154,7 @@ def open_run(
         claimed: told the run's directory as soon as this process has it, before anything starts.
 
     Raises:
-        ConfigError: before anything is started, for what cannot be meant.
+        ConfigError: before anything is started, for what is invalid.
         AntiphonError: when a service does not start; its own sentence is quoted.
     """
     opened = time.perf_counter()
@@ -264,7 +264,7 @@ def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:
 
 
 def _close_records(recorder: Recorder, directory: Path) -> None:
-    """Write what is queued; a run that was interrupted makes up for the rest when it goes on."""
+    """Write what is queued; a run that was interrupted makes up for the rest when it continues."""
     finished = run_directory.is_finished(directory)
     recorder.close(RECORD_TIMEOUT_S if finished else INTERRUPTED_RECORD_S)
 

@@ -5,12 +5,8 @@ served again later. Never the ephemeral in-process server: that gives up after 2
 """
 
 import os
-import runpy
-import signal
-import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -19,9 +15,9 @@ from pathlib import Path
 
 import structlog
 
-from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.core.errors import ConfigError
 from antiphon.system.ports import free_port, is_free
-from antiphon.system.processes import PARENT_VARIABLE, tie_to_parent
+from antiphon.system.processes import ChildProcess, tied_command, wait_ready
 
 _log = structlog.get_logger(__name__)
 
@@ -29,9 +25,6 @@ HOST = "127.0.0.1"
 
 STOP_GRACE_S = 10.0
 """Seconds a server gets between SIGTERM and SIGKILL."""
-
-POLL_S = 0.2
-"""Pause between two looks at a server that is starting."""
 
 _SCHEDULING = ("SCHEDULER", "LATE_RUNS", "TRIGGERS", "PAUSE_EXPIRATIONS")
 """Background services that only deployments and automations need."""
@@ -71,8 +64,7 @@ class PrefectServer:
 
     url: str
     """What PREFECT_API_URL should be."""
-    process: "subprocess.Popen[bytes]"
-    log: Path
+    process: ChildProcess
 
     @property
     def pid(self) -> int:
@@ -90,23 +82,12 @@ class PrefectServer:
         Raises:
             UnavailableError: when the server ended, or did not answer in time; it is gone then.
         """
-        started = time.perf_counter()
-        while not answers(f"{self.url}/health"):
-            waited = time.perf_counter() - started
-            if self.process.poll() is not None:
-                raise UnavailableError(
-                    f"the Prefect server ended with status {self.process.returncode}: {_tail(self.log)}"
-                )
-            if waited > timeout_s:
-                self.stop()
-                raise UnavailableError(
-                    f"the Prefect server did not answer within {timeout_s:g} s; see {self.log}"
-                )
-            time.sleep(POLL_S)
+        health, log = f"{self.url}/health", self.process.log
+        wait_ready(self.process, "the Prefect server", log, lambda: answers(health), timeout_s)
 
     def stop(self) -> None:
         """Stop the server and everything it started; it writes its database first."""
-        stop_process(self.process)
+        self.process.stop(STOP_GRACE_S)
 
 
 class PrefectSupervisor:
@@ -139,29 +120,13 @@ class PrefectSupervisor:
             if status is None or self.restarts >= RESTARTS:
                 continue
             self.restarts += 1
-            _log.warning(
-                "prefect.restarted", status=status, start=self.restarts + 1, log=str(self._server.log)
-            )
+            log = self._server.process.log
+            _log.warning("prefect.restarted", status=status, start=self.restarts + 1, log=str(log))
             try:
-                self._server = begin_prefect_server(self._home, port, self._server.log)
+                self._server = begin_prefect_server(self._home, port, log)
             except ConfigError as error:  # the port was given away; it may become free again
                 _log.warning("prefect.unstarted", reason=str(error))
         self._server.stop()
-
-
-def stop_process(process: "subprocess.Popen[bytes]") -> None:
-    """End a process that leads its own group: SIGTERM, some patience, SIGKILL."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_GRACE_S)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # nobody of its group is left
 
 
 def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False) -> PrefectServer:
@@ -181,21 +146,21 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
         check_port(port, "--prefect-port")
     port = port or free_port()
     url = f"http://{HOST}:{port}/api"
+    arguments = [
+        sys.executable,
+        "-P",
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    ]
     environment = server_environment(home, url, schedules=outlive)
-    if not outlive:
-        environment[PARENT_VARIABLE] = str(os.getpid())
-    log.parent.mkdir(parents=True, exist_ok=True)
-    arguments = [sys.executable, "-P", "-m", "antiphon.runs.prefect_server", HOST, str(port)]
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            arguments,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return PrefectServer(url, process, log)
+    arguments = arguments if outlive else tied_command(arguments)
+    return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))
 
 
 def start_prefect_server(home: Path, port: int, log: Path, timeout_s: float) -> PrefectServer:
@@ -214,11 +179,7 @@ def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
     """Return the variables a server runs with: own database, no reports to anybody, little noise."""
     folder = home / "prefect"
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("PREFECT_") and name != PARENT_VARIABLE
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= _database_choice(os.environ)
     environment |= {
         "PREFECT_HOME": str(folder),
@@ -251,19 +212,3 @@ def client_environment(url: str, home: Path) -> dict[str, str]:
 def _database_choice(environment: Mapping[str, str]) -> dict[str, str]:
     names = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
     return {name: environment[name] for name in names if name in environment}
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return " | ".join(line.strip() for line in lines[-5:] if line.strip()) or "it wrote nothing"
-
-
-def _serve(host: str, port: str) -> None:
-    """Become a Prefect server that dies with its parent."""
-    tie_to_parent()
-    sys.argv = ["prefect", "server", "start", "--host", host, "--port", port]
-    runpy.run_module("prefect", run_name="__main__")
-
-
-if __name__ == "__main__":
-    _serve(*sys.argv[1:])

@@ -14,7 +14,7 @@ from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
 
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
-"""Addresses to listen on that nobody can dial."""
+"""Addresses to listen on that cannot be dialled."""
 CHECKED_PROMPTS = 256
 """Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
 

@@ -5,26 +5,22 @@ one bucket, one key that is made once and kept in a file only its owner may read
 leaves no process, and starting it again on the same folder finds every object.
 """
 
-import ctypes
 import hashlib
 import json
 import os
 import secrets
-import signal
-import subprocess
-import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.core.errors import ConfigError
 from antiphon.lineage.store.artifact_store import write_atomically
 from antiphon.system.ports import free_ports, is_free
+from antiphon.system.processes import ChildProcess, tied_command, wait_ready
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
@@ -32,13 +28,6 @@ START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL. The filer often waits for itself when asked to end; what it
 has acknowledged is in its files by then."""
-KILL_S = 10.0
-"""Longest wait for the kernel to take a killed server away."""
-POLL_S = 0.05
-"""Pause between two looks at a server that starts."""
-
-_PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
-_PR_SET_PDEATHSIG = 1
 _PROBE = ".antiphon-ready"
 _PORTS = {
     "master": "-master.port",
@@ -60,8 +49,7 @@ class S3Server:
     access_key: str
     secret_key: str
     bucket: str
-    process: "subprocess.Popen[bytes]"
-    log: Path
+    process: ChildProcess
 
     def __repr__(self) -> str:
         # Keys must not reach a log by way of a traceback or a failed assertion.
@@ -84,30 +72,19 @@ class S3Server:
         Raises:
             UnavailableError: when it ended or was silent for too long; it is gone then.
         """
-        deadline = time.perf_counter() + timeout_s
         client = _client(self)
-        while not _works(client, self.bucket):
-            if self.process.poll() is not None:
-                raise UnavailableError(
-                    f"the S3 server ended with status {self.process.returncode}; see {self.log}"
-                )
-            if time.perf_counter() > deadline:
-                self.stop()
-                raise UnavailableError(f"the S3 server was silent for {timeout_s:g} s; see {self.log}")
-            time.sleep(POLL_S)
+        wait_ready(
+            self.process,
+            "the S3 server",
+            self.process.log,
+            lambda: _works(client, self.bucket),
+            timeout_s,
+        )
 
     def stop(self) -> None:
         """End the server and whatever it started; its files stay."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(KILL_S)
-        with suppress(ProcessLookupError):  # nobody of its group is left
-            os.killpg(self.process.pid, signal.SIGKILL)
-        remove_sockets(self.log.parent)
+        self.process.stop(STOP_GRACE_S)
+        remove_sockets(self.process.log.parent)
 
 
 def remove_sockets(folder: Path) -> None:
@@ -171,22 +148,10 @@ def begin_s3(folder: Path, port: int = 0, bucket: str = "antiphon", outlive: boo
     folder = folder.absolute()
     access, secret = _keys(folder)
     ports = _ports(folder, port)
-    environment = dict(os.environ)
-    environment.pop(_PARENT_VARIABLE, None)
-    if not outlive:
-        environment[_PARENT_VARIABLE] = str(os.getpid())
-    log = folder / "server.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(program), *_arguments(folder, ports)],
-            env=environment,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return S3Server(f"http://{HOST}:{ports['s3']}", access, secret, bucket, process, log)
+    arguments = [str(program), *_arguments(folder, ports)]
+    arguments = arguments if outlive else tied_command(arguments)
+    process = ChildProcess(arguments, folder / "server.log", outlive=outlive, folder=folder)
+    return S3Server(f"http://{HOST}:{ports['s3']}", access, secret, bucket, process)
 
 
 def credentials_file(folder: Path) -> Path:
@@ -263,7 +228,7 @@ def _ports(folder: Path, port: int) -> dict[str, int]:
 
 
 def _client(server: S3Server) -> Any:
-    # Named here: botocore takes a quarter of a second, and the server's own process imports this.
+    # Named here: botocore takes a quarter of a second, and most who import this start no server.
     import botocore.session
     from botocore.config import Config
 
@@ -290,17 +255,3 @@ def _works(client: Any, bucket: str) -> bool:
     except (BotoCoreError, ClientError):
         return False
     return True
-
-
-def _become(program: str, arguments: list[str]) -> None:
-    """Tie this process to its starter, if it names one, and turn it into the server."""
-    named = os.environ.get(_PARENT_VARIABLE, "")
-    if named:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if str(os.getppid()) != named:
-            return  # the starter died before the tie was made
-    os.execv(program, [program, *arguments])
-
-
-if __name__ == "__main__":
-    _become(sys.argv[1], sys.argv[2:])

@@ -5,23 +5,23 @@ ends it with the flow, and it takes the script's process group with it, politely
 """
 
 import json
-import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
-from antiphon.system.processes import PARENT_VARIABLE, tie_to_parent
+from antiphon.system.processes import ChildProcess, tie_to_parent
 
 GRACE_S = 30.0
 """Seconds a script gets between SIGTERM and SIGKILL, enough for a run to stop its services."""
 
-TAIL_LINES = 8
-"""Last lines of a failed script that the error quotes."""
+LOOK_S = 0.1
+"""Pause between two looks at a script that runs."""
 
 
 def run_script(command: str, project: Path, timeout_s: float, log: Path) -> dict[str, Any]:
@@ -42,29 +42,19 @@ def run_script(command: str, project: Path, timeout_s: float, log: Path) -> dict
     if not words or not (project / words[0]).is_file():
         name = words[0] if words else "without a name"
         raise ConfigError(f"there is no script {name} under {project}; give its path from there")
-    arguments = [sys.executable, "-P", "-m", "antiphon.runs.script", str(project / words[0]), *words[1:]]
-    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        guard = subprocess.Popen(
-            arguments,
-            cwd=project,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = guard.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise UnavailableError(f"{command} took longer than {timeout_s:g} s; see {log}") from None
-        finally:
-            _end(guard)
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    arguments = [sys.executable, "-P", "-m", "antiphon.runs.script", str(log.absolute())]
+    arguments += [str(project / words[0]), *words[1:]]
+    log.unlink(missing_ok=True)
+    guard = ChildProcess(arguments, log, folder=project)
+    try:
+        status = guard.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"{command} took longer than {timeout_s:g} s; see {log}") from None
+    finally:
+        guard.stop(2 * GRACE_S)
     if status != 0:
-        raise AntiphonError(f"{command} ended with status {status}: {' | '.join(lines[-TAIL_LINES:])}")
-    return _last_object(command, lines)
+        raise AntiphonError(f"{command} {guard.how_it_ended()}")
+    return _last_object(command, guard.lines())
 
 
 def _last_object(command: str, lines: Sequence[str]) -> dict[str, Any]:
@@ -78,47 +68,18 @@ def _last_object(command: str, lines: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(2 * GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(GRACE_S)
-
-
-def guard(arguments: Sequence[str]) -> int:
+def guard(log: Path, arguments: Sequence[str]) -> int:
     """Run a script as a child and end its whole process group when this process is asked to end."""
-    leave = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-    signal.pthread_sigmask(signal.SIG_BLOCK, leave)
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: asked.append(number))
     tie_to_parent(signal.SIGTERM)  # asked, not killed, so that it can end the group
-    environment = {name: value for name, value in os.environ.items() if name != PARENT_VARIABLE}
-    script = subprocess.Popen(
-        [sys.executable, "-P", *arguments],
-        env=environment,
-        start_new_session=True,
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, leave),
-    )
-    while script.poll() is None:
-        if signal.sigwait(leave) != signal.SIGCHLD:
-            _end_group(script)
-            return 1
-    _end_group(script)  # what it may have left behind
-    return int(script.returncode)
-
-
-def _end_group(script: "subprocess.Popen[bytes]") -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(script.pid, number)
-        except ProcessLookupError:
-            return
-        try:
-            script.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            continue
+    script = ChildProcess([sys.executable, "-P", *arguments], log, outlive=True)
+    while script.alive() and not asked:
+        time.sleep(LOOK_S)
+    script.stop(GRACE_S)  # with what it may have left behind
+    return 1 if asked else int(script.returncode)
 
 
 if __name__ == "__main__":
-    sys.exit(guard(sys.argv[1:]))
+    sys.exit(guard(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""Provision: start, watch, restart and stop the services of a run on this machine.
+"""Supervisor: start, watch, restart and stop the services of a run on this machine.
 
 One thread owns every child process, because the kernel ties a child's life to the thread that
 started it: when this process dies, however it dies, its services die with it.
@@ -8,8 +8,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.system.processes import KILL_S, ChildProcess, quote, stop_groups
 
 _log = structlog.get_logger(__name__)
 
@@ -28,9 +27,6 @@ WATCH_S = 0.1
 
 STOP_GRACE_S = 20.0
 """Seconds a service gets between SIGTERM and SIGKILL."""
-
-LOG_TAIL_LINES = 12
-"""Last lines of a service's log that an error message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +48,8 @@ class _Child:
     spec: ServiceSpec
     port: int
     """Kept over restarts, so that addresses stay valid."""
-    process: subprocess.Popen[bytes] | None = None
+    process: ChildProcess | None = None
     starts: int = 0
-    log_start: int = 0
-    """Bytes of the log that earlier processes wrote."""
     leaving: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
 
@@ -74,7 +68,7 @@ class Supervisor:
         Args:
             run_dir: where logs and ready files go.
             restart_limit: how often one service is started again.
-            on_failure: told in words when a service could not be kept alive.
+            on_failure: told why when a service could not be kept alive.
         """
         self._run_dir = run_dir
         self._restart_limit = restart_limit
@@ -123,7 +117,7 @@ class Supervisor:
         return {
             name: child.process.pid
             for name, child in self._children.items()
-            if child.process is not None and child.process.poll() is None
+            if child.process is not None and child.process.alive()
         }
 
     def restarts(self) -> dict[str, int]:
@@ -162,17 +156,8 @@ class Supervisor:
         arguments += ["--ready-file", str(ready_file)]
         if spec.arguments[0] == "serve":
             arguments += ["--port", str(child.port)]
-        environment = {**os.environ, **spec.environment, "ANTIPHON_PARENT_PID": str(os.getpid())}
-        with self.log_path(spec.name).open("ab") as log:
-            child.log_start = log.tell()
-            child.process = subprocess.Popen(
-                arguments,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        environment = {**os.environ, **spec.environment}
+        child.process = ChildProcess(arguments, self.log_path(spec.name), environment)
         child.starts += 1
         _log.debug("service.started", name=spec.name, pid=child.process.pid, start=child.starts)
 
@@ -211,42 +196,21 @@ class Supervisor:
         return self._run_dir / "services" / f"{name}.json"
 
     def _last_words(self, name: str) -> str:
-        try:
-            with self.log_path(name).open("rb") as log:
-                log.seek(self._children[name].log_start)
-                lines = log.read().decode(errors="replace").splitlines()
-        except FileNotFoundError:
-            return "it wrote nothing"
+        process = self._children[name].process
+        lines = [] if process is None else process.lines()
         errors = [line for line in lines if line.startswith("antiphon: ")]
-        if errors:
-            return errors[-1].removeprefix("antiphon: ")
-        return " | ".join(lines[-LOG_TAIL_LINES:]) or "it wrote nothing"
+        return errors[-1].removeprefix("antiphon: ") if errors else quote(lines)
 
     def _stop_all(self) -> None:
-        living = [c for c in self._children.values() if c.process is not None and c.process.poll() is None]
-        for child in living:
-            child.leaving = True
-            _signal_group(child.process, signal.SIGTERM)
-        deadline = time.perf_counter() + STOP_GRACE_S
-        for child in living:
-            assert child.process is not None
-            try:
-                child.process.wait(max(0.0, deadline - time.perf_counter()))
-            except subprocess.TimeoutExpired:
-                _log.warning("service.killed", name=child.spec.name)
+        processes = []
         for child in list(self._children.values()):
+            child.leaving = True
             if child.process is not None:
-                _signal_group(child.process, signal.SIGKILL)
-                child.process.wait(STOP_GRACE_S)
-
-
-def _signal_group(process: subprocess.Popen[bytes] | None, number: int) -> None:
-    if process is None:
-        return
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return
+                processes.append(child.process)
+        for killed in stop_groups(processes, STOP_GRACE_S):
+            _log.warning("service.killed", log=str(killed.log))
+        for process in processes:
+            process.wait(KILL_S)
 
 
 def service_specs(

@@ -1,7 +1,8 @@
-"""Process: what every long-running process of Antiphon does alike.
+"""Process: what every long-running process of Antiphon does alike, and how others are started and stopped.
 
-It dies with the process that started it, says when it is ready, ends in order when asked to,
-and writes its log to standard error, from where its supervisor takes it.
+A service dies with the process that started it, says when it is ready, ends in order when asked to,
+and writes its log to standard error. A child is the leader of its own process group, has its
+output in a file, and is asked to stop before it is killed.
 """
 
 import asyncio
@@ -10,17 +11,24 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-import structlog
-
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import UnavailableError
+from antiphon.system.logs import configure_logs
 
 PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
 """Names the process whose death ends this one; unset for services that people start."""
+POLL_S = 0.05
+"""Pause between two looks at a process that starts or stops."""
+KILL_S = 10.0
+"""Longest wait for the kernel to take a killed process away."""
+TAIL_LINES = 12
+"""Last lines of a log that an error message quotes."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,35 +47,150 @@ def tie_to_parent(number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
-def configure_logs(level: str = "info") -> None:
-    """Send structured logs to standard error, one line per event.
+def tied_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that makes a program die with its parent which does not know `tie_to_parent`."""
+    return [sys.executable, "-P", "-m", "antiphon.system.processes", *arguments]
+
+
+class ChildProcess(subprocess.Popen[bytes]):
+    """A process that leads its own group, so that it is stopped with everything that it started."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        outlive: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            arguments: the program and its arguments.
+            log: file that its output is appended to.
+            environment: its variables; by default those of this process.
+            outlive: keep it when this process ends; otherwise a service, or a program within
+                `tied_command`, dies with the thread that called this.
+            folder: its working directory; by default that of this process.
+        """
+        variables = dict(os.environ if environment is None else environment)
+        variables.pop(PARENT_VARIABLE, None)
+        if not outlive:
+            variables[PARENT_VARIABLE] = str(os.getpid())
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._log_start = output.tell()
+            super().__init__(
+                arguments,
+                env=variables,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def alive(self) -> bool:
+        """Tell whether it still runs."""
+        return self.poll() is None
+
+    def how_it_ended(self) -> str:
+        """Return its exit status and its last words."""
+        return f"ended with status {self.returncode}: {quote(self.lines())}"
+
+    def lines(self) -> list[str]:
+        """Return the lines of the log that this process wrote, without empty ones."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+
+    def stop(self, grace_s: float) -> None:
+        """Stop it and everything it started, as `stop_groups`."""
+        stop_groups([self], grace_s)
+        self.wait(KILL_S)
+
+
+def quote(lines: Sequence[str]) -> str:
+    """Return the last lines of a log for an error message."""
+    return " | ".join(line.strip() for line in lines[-TAIL_LINES:]) or "it wrote nothing"
+
+
+class GroupLeader(Protocol):
+    """A process that leads its own group, started by this process or by an earlier one."""
+
+    @property
+    def pid(self) -> int:
+        """Process id, and id of its group."""
+        ...
+
+    def alive(self) -> bool:
+        """Tell whether it still runs."""
+        ...
+
+    def how_it_ended(self) -> str:
+        """Return how it ended, for an error message."""
+        ...
+
+
+_Leader = TypeVar("_Leader", bound=GroupLeader)
+
+
+def stop_groups(leaders: Sequence[_Leader], grace_s: float) -> list[_Leader]:
+    """Stop process groups: SIGTERM, up to `grace_s` seconds for all their leaders, SIGKILL to what is left.
+
+    Returns:
+        The leaders that had to be killed.
+    """
+    living = [leader for leader in leaders if leader.alive()]
+    for leader in living:
+        _signal_group(leader, signal.SIGTERM)
+    deadline = time.perf_counter() + grace_s
+    while any(leader.alive() for leader in living) and time.perf_counter() < deadline:
+        time.sleep(POLL_S)
+    killed = [leader for leader in living if leader.alive()]
+    for leader in leaders:
+        _signal_group(leader, signal.SIGKILL)
+    return killed
+
+
+def _signal_group(leader: GroupLeader, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # none of the group is left
+        os.killpg(leader.pid, number)
+
+
+def wait_ready(
+    leader: GroupLeader,
+    name: str,
+    log: Path,
+    answers: Callable[[], bool],
+    timeout_s: float,
+    tell: Callable[[float], None] = lambda waited_s: None,
+) -> None:
+    """Wait until a server that was started answers.
 
     Args:
-        level: least severe level shown, unless ANTIPHON_LOG names another.
+        leader: the server's process.
+        name: what the errors call it.
+        log: file with its output.
+        answers: tells whether it answers.
+        timeout_s: longest wait, seconds.
+        tell: called again and again with the seconds waited so far.
 
     Raises:
-        ConfigError: when ANTIPHON_LOG names none.
+        UnavailableError: when it ended, or did not answer in time; nothing of it is left then.
     """
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(_log_level(level)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        # A cached logger would write to this very stream for ever, closed or not, and evade `capture_logs`.
-        cache_logger_on_first_use=False,
-    )
-
-
-def _log_level(default: str) -> str:
-    level = os.environ.get("ANTIPHON_LOG", default).lower()
-    if level not in {"debug", "info", "warning", "error"}:
-        raise ConfigError(f"ANTIPHON_LOG={level} is no log level; use debug, info, warning or error")
-    return level
+    started = time.perf_counter()
+    while not answers():
+        waited_s = time.perf_counter() - started
+        if not leader.alive():
+            raise UnavailableError(f"{name} {leader.how_it_ended()}; see {log}")
+        if waited_s > timeout_s:
+            stop_groups([leader], KILL_S)
+            raise UnavailableError(f"{name} did not answer within {timeout_s:g} s; see {log}")
+        tell(waited_s)
+        time.sleep(POLL_S)
 
 
 def write_ready_file(path: Path | None, port: int) -> None:
@@ -80,8 +203,28 @@ def write_ready_file(path: Path | None, port: int) -> None:
     temporary.replace(path)
 
 
-def run_service(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
+class StopRequest:
+    """Tells a service that it is asked to stop; the process's signals are handled nowhere else."""
+
+    def __init__(self) -> None:
+        self._told: list[Callable[[], None]] = []
+
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the event loop each time the process is asked to stop."""
+        self._told.append(callback)
+
+    def ask(self) -> bool:
+        """Ask the service to stop; False when it gave nothing to call yet."""
+        for callback in self._told:
+            callback()
+        return bool(self._told)
+
+
+def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
     """Run a service until it ends by itself or SIGTERM or SIGINT asks it to.
+
+    Args:
+        start: begins the service; one that does not use the `StopRequest` is cancelled instead.
 
     Returns:
         The exit code: 0 when it ended by itself or on SIGTERM, 130 on SIGINT.
@@ -91,17 +234,24 @@ def run_service(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
     return asyncio.run(_until_signalled(start))
 
 
-async def _until_signalled(start: Callable[[], Coroutine[Any, Any, None]]) -> int:
+async def _until_signalled(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(start())
+    stop = StopRequest()
+    task = asyncio.ensure_future(start(stop))
     received: list[signal.Signals] = []
 
     def leave(number: signal.Signals) -> None:
         received.append(number)
-        task.cancel()
+        if not stop.ask():
+            task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave, number)
     with contextlib.suppress(asyncio.CancelledError):
         await task
     return 130 if received and received[0] == signal.SIGINT else 0
+
+
+if __name__ == "__main__":
+    tie_to_parent()
+    os.execvp(sys.argv[1], sys.argv[1:])

@@ -17,7 +17,7 @@ from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
-from antiphon.core.trust.access_tokens import name_of_worker
+from antiphon.core.trust.worker_names import name_of_worker
 
 
 def newest_possible_version(state: RunState) -> int:

@@ -16,8 +16,8 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState, Receipt, Tally
 from antiphon.core.loop.work_account import Use, WorkAccounts
 from antiphon.core.records import BatchRef, StepCommit
-from antiphon.core.trust.access_tokens import name_of_worker
 from antiphon.core.trust.reputation import Standing
+from antiphon.core.trust.worker_names import name_of_worker
 
 
 @dataclass(slots=True)

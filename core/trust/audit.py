@@ -76,14 +76,14 @@ def calibrate(trusted: Sequence[SampleStatistics]) -> Band:
     >>> calibrate([SampleStatistics(0, 100, 0, 0, 0.01)] * 50).drift
     0.04
     """
-    scored = [figures for figures in trusted if figures.tokens]
+    scored = [sample for sample in trusted if sample.tokens]
     if not scored:
         return Band()
-    tokens = sum(figures.tokens for figures in scored)
-    missed = sum(figures.missed for figures in scored)
+    tokens = sum(sample.tokens for sample in scored)
+    missed = sum(sample.missed for sample in scored)
     # The rate that would show so few misses once in a hundred times, not the rate itself.
     rate = (missed + 2.33 * math.sqrt(missed + 1.0) + 1.0) / tokens
-    drifts = sorted(figures.drift for figures in scored)
+    drifts = sorted(sample.drift for sample in scored)
     worst = drifts[min(len(drifts) - 1, math.ceil(0.99 * len(drifts)))]
     least = Band(NARROWEST_MISS_RATE, NARROWEST_DRIFT) if len(scored) >= ENOUGH_TRUSTED else Band()
     return Band(max(least.miss_rate, rate), max(least.drift, BAND_FACTOR * worst))

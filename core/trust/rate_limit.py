@@ -1,4 +1,4 @@
-"""Rate limit: a bucket that fills at a steady rate, and nobody takes more than is in it."""
+"""Rate limit: a bucket that fills at a steady rate, and no one takes more than is in it."""
 
 from dataclasses import dataclass
 

@@ -7,19 +7,9 @@ the contract says who answers, because a chunk is its digest.
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from antiphon.core.records import SnapshotManifest
-
 
 class Broadcast(Protocol):
-    """Manifests and chunks by digest."""
-
-    async def get_manifest(self, version: int | None) -> SnapshotManifest:
-        """Return the manifest of `version`, or of the newest snapshot held.
-
-        Raises:
-            UnavailableError: when this holder does not have it.
-        """
-        ...
+    """Chunks by digest."""
 
     def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         """Yield (digest, bytes) in the order asked for; the receiver checks each digest.

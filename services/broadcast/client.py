@@ -3,12 +3,10 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from antiphon.core.records import SnapshotManifest
-from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc, coordinator_pb2
+from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 from antiphon.services.broadcast.api import Broadcast
-from antiphon.services.rpc.serving import call, open_channel, stream
+from antiphon.services.rpc.serving import open_channel, stream
 from antiphon.services.security.credentials import Credentials
-from antiphon.services.wire.steps import snapshot_manifest_from_proto
 
 
 class BroadcastClient(Broadcast):
@@ -17,7 +15,6 @@ class BroadcastClient(Broadcast):
     def __init__(
         self,
         address: str,
-        timeout_s: float = 10.0,
         transfer_timeout_s: float = 600.0,
         *,
         channel: Any = None,
@@ -27,20 +24,13 @@ class BroadcastClient(Broadcast):
 
         Args:
             address: host:port, such as a manifest's origin.
-            timeout_s: deadline of a manifest, seconds.
             transfer_timeout_s: deadline of one stream of chunks, seconds.
             channel: used instead of a new one to `address`; an `in_process.InProcessChannel`, say.
             credentials: shown to the holder; None speaks without encryption, on loopback alone.
         """
         self._channel = open_channel(address, credentials) if channel is None else channel
         self._stub = broadcast_pb2_grpc.BroadcastStub(self._channel)  # type: ignore[no-untyped-call]
-        self._timeout_s = timeout_s
         self._transfer_timeout_s = transfer_timeout_s
-
-    async def get_manifest(self, version: int | None) -> SnapshotManifest:
-        """Return the manifest of `version`, or of the newest snapshot held there."""
-        request = coordinator_pb2.OptionalVersionRequest(version=version)
-        return snapshot_manifest_from_proto(await call(self._stub.GetManifest, request, self._timeout_s))
 
     async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         """Yield (digest, bytes) as the holder sent them; nothing is checked here."""

@@ -8,7 +8,6 @@ import grpc
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 from antiphon.services.broadcast.api import Broadcast
 from antiphon.services.rpc.serving import answers_errors
-from antiphon.services.wire.steps import snapshot_manifest_to_proto
 
 SERVICE_NAME = "antiphon.Broadcast"
 """Full name of the service, for the health check."""
@@ -19,12 +18,6 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
 
     def __init__(self, service: Broadcast) -> None:
         self._service = service
-
-    @answers_errors
-    async def GetManifest(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        """Answer with a manifest."""
-        version = request.version if request.HasField("version") else None
-        return snapshot_manifest_to_proto(await self._service.get_manifest(version))
 
     @answers_errors
     async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:

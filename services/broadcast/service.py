@@ -2,7 +2,7 @@
 
 Sending is paced by one token bucket that all receivers share, so that an uplink cap holds
 whatever their number. Receiving fetches missing chunks only; what has arrived stays, so a
-transfer that breaks goes on where it stopped.
+transfer that breaks continues where it stopped.
 """
 
 import asyncio
@@ -45,10 +45,6 @@ class BroadcastService(Broadcast):
         self._store = store
         self._uplink = Uplink(uplink_bytes_per_s)
 
-    async def get_manifest(self, version: int | None) -> SnapshotManifest:
-        """Return the manifest of `version`, or of the newest snapshot held."""
-        return self._store.manifest(version)
-
     async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         """Yield (digest, bytes) in the order asked for, no faster than the uplink cap."""
         for digest in digests:
@@ -67,7 +63,7 @@ async def fetch_snapshot(
     """Bring every chunk of a snapshot into `store`, then list its manifest there.
 
     Chunks already held are not fetched. On any error what has arrived stays, so the next call
-    goes on from there.
+    continues from there.
 
     Args:
         manifest: what to fetch.

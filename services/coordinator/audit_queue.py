@@ -16,9 +16,9 @@ from blake3 import blake3
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
 from antiphon.core.records import GroupSubmission, GroupToAudit
-from antiphon.core.trust.access_tokens import name_of_worker
 from antiphon.core.trust.audit import Band, Finding, SampleStatistics, audit_group, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.system.wakeup import Wakeup
 

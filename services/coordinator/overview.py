@@ -8,7 +8,7 @@ from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import WorkerState
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
-from antiphon.core.trust.access_tokens import name_of_worker
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.fleet import Fleet
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 

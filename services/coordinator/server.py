@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import secrets
-import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from antiphon.services.wire import work as wire_work
 from antiphon.services.wire.calls import CALLS
 from antiphon.system import failpoints
 from antiphon.system.clock import wall_clock
+from antiphon.system.processes import StopRequest
 
 __all__ = ["JOURNAL_NAME", "CoordinatorServicer", "serve_coordinator", "start_coordinator"]
 
@@ -170,6 +170,7 @@ async def serve_coordinator(
     prompts: PromptSource | None = None,
     credentials: Credentials | None = None,
     learner_key: bytes | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
     """Serve one run until it is finished or the process is asked to stop.
 
@@ -184,20 +185,25 @@ async def serve_coordinator(
         prompts: where prompts come from; by default the environment that `config` names.
         credentials: the services' bundle; None serves without encryption, on loopback alone.
         learner_key: public key of the learner; by default the one in the bundle or the run's folder.
+        stop: asks to stop; None never does.
 
     Raises:
         ConfigError: when the configuration, the environment, the journal or the port cannot be used.
         UnavailableError: when the journal or the store can no longer be written.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stopping = asyncio.Event()
+    if stop is not None:
+        stop.tell(stopping.set)
     journal = await asyncio.to_thread(Journal, journal_place(config, run_dir), run_id)
     if prompts is None:
         prompts = await asyncio.to_thread(load_prompts, config)
     state_machine = RunStateMachine(
-        config, run_id, journal, open_store(store_root, config.record), prompts, loop.time
+        config,
+        run_id,
+        journal,
+        open_store(store_root, config.record),
+        prompts,
+        asyncio.get_running_loop().time,
     )
     await state_machine.start()
     # What was loaded and folded stays for good, so the garbage collector need not walk it again and again.
@@ -216,7 +222,7 @@ async def serve_coordinator(
         try:
             async with metrics_page(service, config):
                 ready(bound)
-                await _until_over(state_machine, stop)
+                await _until_over(state_machine, stopping)
         finally:
             await stop_server(server)
     finally:

@@ -23,8 +23,8 @@ from antiphon.core.records import (
     SubmitVerdict,
 )
 from antiphon.core.status import Event, RunStatus
-from antiphon.core.trust.access_tokens import name_of_worker
 from antiphon.core.trust.audit import SampleStatistics
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import (
     BatchReply,

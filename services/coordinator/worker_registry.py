@@ -8,7 +8,7 @@ from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import check_piece
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
-from antiphon.core.trust.access_tokens import WORKER_NAME
+from antiphon.core.trust.worker_names import WORKER_NAME
 from antiphon.services.coordinator.api import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 

@@ -1,10 +1,9 @@
 """Learner: the contract, in our own records."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon.core.records import FloatArray, IntArray, SnapshotManifest, StepCommit
+from antiphon.core.records import SnapshotManifest, StepCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +55,6 @@ class Learner(Protocol):
         Raises:
             ContractError: when the weights of that version are not kept any more.
         """
-        ...
-
-    async def checkpoint(self) -> int:
-        """Write a checkpoint of the present version and return the version."""
-        ...
-
-    async def restore(self) -> int:
-        """Return to the coordinator's committed version: newest checkpoint, then recorded batches.
-
-        Raises:
-            IntegrityError: when re-executed steps give other digests than the committed ones.
-        """
-        ...
-
-    async def score_tokens(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the learner's logprobs of `completion` after `prompt`, [T] float32, nats."""
         ...
 
     async def status(self) -> LearnerStatus:

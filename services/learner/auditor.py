@@ -26,13 +26,8 @@ from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.snapshot import rebuild
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.policy import load_causal_model
-from antiphon.services.rollout.engine.keyed_sampler import (
-    RowSampling,
-    intervals,
-    request_key,
-    score,
-    uniforms,
-)
+from antiphon.services.learner.row_sampling import row_sampling
+from antiphon.services.rollout.engine.keyed_sampler import intervals, request_key, score, uniforms
 from antiphon.services.rpc.retry import MOST_PAUSE_S
 
 ROUNDING = {"float32": 1e-4, "bfloat16": 1e-2}
@@ -158,23 +153,6 @@ def examine_tokens(
     return count, missed, int(cut.sum()), float(differences.sum())
 
 
-def row_sampling(sampling: SamplingParameters, count: int, vocabulary: int) -> RowSampling:
-    """Return how `count` rows are sampled that share their parameters."""
-    greedy = sampling.temperature == 0.0
-
-    def column(value: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((count,), value, dtype=dtype)
-
-    plain = greedy or sampling.temperature == 1.0
-    return RowSampling(
-        temperature=None if plain else column(sampling.temperature, torch.float64),
-        top_k=column(min(sampling.top_k, vocabulary), torch.int64) if sampling.top_k and not greedy else None,
-        top_p=column(sampling.top_p, torch.float64) if sampling.top_p < 1.0 and not greedy else None,
-        greedy=torch.ones(count, dtype=torch.bool) if greedy else None,
-        all_greedy=greedy,
-    )
-
-
 def _added(index: int, parts: list[tuple[int, int, int, float]]) -> SampleStatistics:
     tokens, missed, impossible = (sum(int(part[k]) for part in parts) for k in range(3))
     scored = tokens - impossible
@@ -205,6 +183,3 @@ def log_end(task: "asyncio.Task[None]") -> None:
     """Say why audits ended, if they did by themselves."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("audit.broke", exc_info=error)
-
-
-__all__ = ["Auditor", "audit_forever", "examine_tokens", "log_end", "row_sampling"]

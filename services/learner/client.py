@@ -1,14 +1,12 @@
 """Learner over gRPC, the asking side: the same contract over a channel."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
-from antiphon.protos import coordinator_pb2, learner_pb2, learner_pb2_grpc, records_pb2
+from antiphon.core.records import SnapshotManifest
+from antiphon.protos import coordinator_pb2, learner_pb2_grpc, records_pb2
 from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
 from antiphon.services.rpc.serving import call, open_channel
 from antiphon.services.security.credentials import Credentials
-from antiphon.services.wire.arrays import logprobs_from_bytes
 from antiphon.services.wire.status import learner_status_from_proto
 from antiphon.services.wire.steps import snapshot_manifest_from_proto, step_result_from_proto
 
@@ -33,7 +31,7 @@ class LearnerClient(Learner):
         Args:
             address: host:port.
             timeout_s: deadline of quick questions, seconds.
-            work_timeout_s: deadline of steps, publications, checkpoints and restores, seconds.
+            work_timeout_s: deadline of steps and publications, seconds.
             channel: used instead of a new one to `address`; an `in_process.InProcessChannel`, say.
             credentials: shown to the learner; None speaks without encryption, on loopback alone.
         """
@@ -51,22 +49,6 @@ class LearnerClient(Learner):
         """Write the snapshot of `version` and announce it."""
         request = coordinator_pb2.VersionRequest(version=version)
         return snapshot_manifest_from_proto(await call(self._stub.Publish, request, self._work_timeout_s))
-
-    async def checkpoint(self) -> int:
-        """Write a checkpoint of the present version and return the version."""
-        reply = await call(self._stub.Checkpoint, records_pb2.Empty(), self._work_timeout_s)
-        return int(reply.version)
-
-    async def restore(self) -> int:
-        """Return to the coordinator's committed version."""
-        reply = await call(self._stub.Restore, records_pb2.Empty(), self._work_timeout_s)
-        return int(reply.version)
-
-    async def score_tokens(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the learner's logprobs of `completion` after `prompt`, [T] float32, nats."""
-        request = learner_pb2.ScoreRequest(prompt=prompt, completion=completion.tolist())
-        reply = await call(self._stub.ScoreTokens, request, self._work_timeout_s)
-        return logprobs_from_bytes(reply.logprobs)
 
     async def status(self) -> LearnerStatus:
         """Return the learner at a glance."""

@@ -3,7 +3,7 @@
 Same weights, same batches, same threads: same bits. Micro-batches may be as many as a batch
 needs, since the engine is told to leave the end of an update to its caller. The optimizer is
 torch's AdamW, and DeepSpeed's shared-memory extension is switched off: neither needs a C++
-compiler, and one rank has nobody to share memory with.
+compiler, and one rank has no one to share memory with.
 """
 
 import atexit
@@ -53,7 +53,7 @@ def _open_deepspeed() -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
-    # One rank talks to nobody: it needs neither a port nor a host name that resolves.
+    # One rank talks to no other: it needs neither a port nor a host name that resolves.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     import deepspeed
@@ -134,7 +134,7 @@ class DeepSpeedEngine:
             tokens=sum(batch.completion_tokens for batch in batches),
         )
         loss = 0.0
-        figures = []
+        metrics = []
         for place, batch in enumerate(batches):
             proximal = None if proximal_logprobs is None else proximal_logprobs[place].to(self._engine.device)
             failpoints.reach("learner.forward")
@@ -145,9 +145,9 @@ class DeepSpeedEngine:
                     f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}; {_MEND}"
                 )
             self._engine.backward(share)
-            figures.append(TokenMetrics(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
+            metrics.append(TokenMetrics(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
         learning_rate = float(self._engine.get_lr()[0])
-        return UpdateMetrics(loss, self._apply(), learning_rate, tuple(figures))
+        return UpdateMetrics(loss, self._apply(), learning_rate, tuple(metrics))
 
     def _apply(self) -> float:
         norm = _norm_of(self._engine.module.parameters()) if self._stage == 0 else None

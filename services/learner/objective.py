@@ -95,7 +95,7 @@ class Objective:
         totals: UpdateTotals,
         proximal_logprobs: torch.Tensor | None,
     ) -> tuple[torch.Tensor, TokenMetrics]:
-        """Return the micro-batch's share of the update's loss, and the figures behind it.
+        """Return the micro-batch's share of the update's loss, and the metrics behind it.
 
         Args:
             hidden: [R, T, H] with gradient.

@@ -34,7 +34,7 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         totals: UpdateTotals | None = None,
         proximal_logprobs: torch.Tensor | None = None,
     ) -> Any:
-        """Return (loss, figures) of a micro-batch, or its logprobs [R, T] without `totals`."""
+        """Return (loss, token metrics) of a micro-batch, or its logprobs [R, T] without `totals`."""
         hidden = self._hidden(batch)
         head = self.causal_model.get_output_embeddings().weight
         if totals is None:

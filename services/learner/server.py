@@ -2,18 +2,16 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 
 from antiphon.core.config import RunConfig
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
-from antiphon.protos import learner_pb2, learner_pb2_grpc
+from antiphon.protos import learner_pb2_grpc
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.server import SERVICE_NAME as BROADCAST_NAME
 from antiphon.services.broadcast.server import register_broadcast
@@ -26,13 +24,13 @@ from antiphon.services.rpc.serving import Security, answers_errors, start_server
 from antiphon.services.security.credentials import Credentials, learner_signer, needed_token_key
 from antiphon.services.security.guard import Guard
 from antiphon.services.security.keys import SigningKey
-from antiphon.services.wire.arrays import logprobs_to_bytes
 from antiphon.services.wire.status import learner_status_to_proto
 from antiphon.services.wire.steps import snapshot_manifest_to_proto, step_result_to_proto
 from antiphon.system.clock import wall_clock
+from antiphon.system.processes import StopRequest
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
-"""As `opening.open_learner`."""
+"""As `open_learner`."""
 SERVICE_NAME = "antiphon.Learner"
 """Full name of the service, for the health check."""
 
@@ -54,23 +52,6 @@ class LearnerServicer(learner_pb2_grpc.LearnerServicer):
         return snapshot_manifest_to_proto(await self._service.publish(request.version))
 
     @answers_errors
-    async def Checkpoint(self, request: Any, context: Any) -> Any:
-        """Write a checkpoint."""
-        return learner_pb2.VersionReply(version=await self._service.checkpoint())
-
-    @answers_errors
-    async def Restore(self, request: Any, context: Any) -> Any:
-        """Return to the committed version."""
-        return learner_pb2.VersionReply(version=await self._service.restore())
-
-    @answers_errors
-    async def ScoreTokens(self, request: Any, context: Any) -> Any:
-        """Score a completion."""
-        completion = np.asarray(request.completion, dtype=np.int32)
-        found = await self._service.score_tokens(tuple(request.prompt), completion)
-        return learner_pb2.ScoreReply(logprobs=logprobs_to_bytes(found))
-
-    @answers_errors
     async def Status(self, request: Any, context: Any) -> Any:
         """Answer how the learner is."""
         return learner_status_to_proto(await self._service.status())
@@ -80,6 +61,57 @@ def register_learner(server: grpc.aio.Server, service: Learner) -> None:
     """Add the service to a server that was not started yet."""
     servicer = LearnerServicer(service)
     learner_pb2_grpc.add_LearnerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+
+
+def open_learner(
+    config: RunConfig,
+    run_id: str,
+    run_dir: Path,
+    store: ArtifactStore,
+    chunks: ChunkStore,
+    coordinator: Coordinator,
+    signer: SigningKey | None = None,
+    audits: bool = False,
+) -> LearnerService:
+    """Return the production learner of one run; its engine is made by `restore`.
+
+    Args:
+        config: the run's configuration.
+        run_id: goes into the manifests.
+        run_dir: holds checkpoints/.
+        store: where the batches are.
+        chunks: the origin's store.
+        coordinator: the run's coordinator, or a client of it.
+        signer: signs manifests and the lists of checkpoint files; a checkpoint that it did not sign is
+            never opened. None signs nothing and believes every list.
+        audits: tell the coordinator whose logprobs differ from the learner's own.
+    """
+    # torch and DeepSpeed: only for who trains with them
+    from antiphon.services.learner.checkpoints import CheckpointStore
+    from antiphon.services.learner.deepspeed_engine import pin_numerics
+    from antiphon.services.learner.publish import SnapshotPublisher
+    from antiphon.services.learner.step import Trainer
+
+    loop = config.loop
+    publisher = SnapshotPublisher(
+        run_id,
+        chunks,
+        config.broadcast.chunk_bytes,
+        config.broadcast.snapshots_kept,
+        waiting_limit=loop.max_staleness // loop.publish_interval + 2,
+        signer=signer,
+    )
+    checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
+    threads = config.learner.threads
+    return LearnerService(
+        config,
+        Trainer(config, checkpoints),
+        publisher,
+        store,
+        coordinator,
+        prepare=lambda: pin_numerics(threads),
+        audits=audits,
+    )
 
 
 async def serve_learner(
@@ -94,8 +126,9 @@ async def serve_learner(
     open_service: OpenLearner | None = None,
     credentials: Credentials | None = None,
     signer: SigningKey | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
-    """Train for one run, and serve its snapshots, until a signal says to leave.
+    """Train for one run, and serve its snapshots, until the process is asked to stop.
 
     The learner first returns to the coordinator's committed version and announces the newest
     snapshots from its own address; only then it is ready.
@@ -112,6 +145,7 @@ async def serve_learner(
         open_service: makes the learner from its parts; by default DeepSpeed trains.
         credentials: the services' bundle; None serves without encryption, on loopback alone.
         signer: signs manifests and checkpoints; by default the key in the run's folder.
+        stop: asks to stop; None never does.
 
     Raises:
         ConfigError: when the model, a checkpoint's settings or the port cannot be used.
@@ -120,22 +154,18 @@ async def serve_learner(
     """
     audits = config.trust.audits == "all" or (config.trust.audits == "remote" and credentials is not None)
     if open_service is None:
-        # torch and DeepSpeed: only for who trains
-        from antiphon.services.learner.opening import open_learner
-
         signer = signer or learner_signer(run_dir, None)
         open_service = partial(open_learner, signer=signer, audits=audits)
     leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leave.set)
+    if stop is not None:
+        stop.tell(leave.set)
     chunks = ChunkStore(run_dir / "chunks")
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     store = open_store(store_root, config.record)
     service = open_service(config, run_id, run_dir, store, chunks, coordinator)
     security = None
     if credentials is not None:
-        guard = Guard(needed_token_key(credentials), run_id, wall_clock, loop.time)
+        guard = Guard(needed_token_key(credentials), run_id, wall_clock, asyncio.get_running_loop().time)
         security = Security(credentials, guard)
     origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
 

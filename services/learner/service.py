@@ -17,7 +17,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
-from antiphon.core.records import BatchRef, FloatArray, IntArray, SnapshotManifest, StepCommit
+from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -46,7 +46,7 @@ class LearnerService(Learner):
         prepare: Callable[[], None] | None = None,
         audits: bool = False,
     ) -> None:
-        """Prepare; the engine is made by `restore`. `opening.open_learner` knows the production parts.
+        """Prepare; the engine is made by `restore`. `server.open_learner` knows the production parts.
 
         Args:
             config: the run's configuration.
@@ -98,18 +98,13 @@ class LearnerService(Learner):
         """Write the snapshot of `version` and announce it."""
         return await self._once(f"publish {version}", lambda: self._publish(version))
 
-    async def checkpoint(self) -> int:
-        """Write a checkpoint of the present version and return the version."""
-        async with self._turn:
-            return await self._on_thread(self._trainer.save)
-
     async def restore(self) -> int:
-        """Return to the coordinator's committed version: newest checkpoint, then recorded batches."""
-        return await self._once("restore", self._restore_in_turn)
+        """Return to the coordinator's committed version: newest checkpoint, then recorded batches.
 
-    async def score_tokens(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the learner's logprobs of `completion` after `prompt`, [T] float32, nats."""
-        return await self._on_thread(lambda: self._trainer.score(prompt, completion))
+        Raises:
+            IntegrityError: when steps that are repeated give other digests than the committed ones.
+        """
+        return await self._once("restore", self._restore_in_turn)
 
     async def status(self) -> LearnerStatus:
         """Return the learner at a glance."""
@@ -180,7 +175,7 @@ class LearnerService(Learner):
             f"step {step} on batch {batch.digest[:12]} was not committed: {error}; then start the run again"
         )
         _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
-        await self._patiently("pausing the run", lambda: self._coordinator.pause(reason))
+        await self._retried("pausing the run", lambda: self._coordinator.pause(reason))
         if self._trainer.version != self._version:
             await self._restore()
         raise IntegrityError(reason) from error
@@ -190,7 +185,7 @@ class LearnerService(Learner):
         if commit is None:
             raise IntegrityError("there is nothing to commit; restore the learner")
         failpoints.reach("learner.commit.before")
-        await self._patiently(f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit))
+        await self._retried(f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit))
         failpoints.reach("learner.commit.after")
         self._version = commit.version
         self._last_commit = commit
@@ -218,7 +213,7 @@ class LearnerService(Learner):
     async def _recorded(self, step: int) -> StepResult:
         commit = self._last_commit
         if commit is None or commit.step != step:
-            found = await self._patiently("reading the commits", lambda: self._coordinator.commits(step - 1))
+            found = await self._retried("reading the commits", lambda: self._coordinator.commits(step - 1))
             commit = next((entry for entry in found if entry.step == step), None)
         if commit is None:
             raise IntegrityError(
@@ -232,7 +227,7 @@ class LearnerService(Learner):
         seen: tuple[str, float] | None = None
         since_s = loop.time()
         while True:
-            reply = await self._patiently(
+            reply = await self._retried(
                 f"pulling the batch of step {step}",
                 lambda: self._coordinator.pull_batch(step, min(POLL_S, limit_s)),
             )
@@ -254,7 +249,7 @@ class LearnerService(Learner):
         failpoints.reach("learner.publish.before")
         manifest = await loop.run_in_executor(self._publishing, self._publisher.write, version, self.origin)
         failpoints.reach("learner.announce.before")
-        await self._patiently(
+        await self._retried(
             f"announcing version {version}", lambda: self._coordinator.announce_snapshot(manifest)
         )
         _log.info("snapshot.published", version=version, bytes=manifest.payload_bytes)
@@ -265,7 +260,7 @@ class LearnerService(Learner):
             return await self._restore()
 
     async def _restore(self) -> int:
-        commits = await self._patiently("reading the commits", lambda: self._coordinator.commits(-1))
+        commits = await self._retried("reading the commits", lambda: self._coordinator.commits(-1))
         self._state = "restoring"
         try:
             await self._on_thread(lambda: self._replay(commits))
@@ -298,7 +293,7 @@ class LearnerService(Learner):
         needed = range(oldest + -oldest % loop.publish_interval, committed + 1, loop.publish_interval)
         stored = self._publisher.stored()
         first = min((version for version in needed if version not in stored), default=committed)
-        # Going back to the base weights repeats the whole run. Elastic mode goes on from the newest
+        # Going back to the base weights repeats the whole run. Elastic mode continues from the newest
         # snapshot instead; fixed mode cannot sample its next step without the one that is missing.
         sound = self._trainer.newest_checkpoint(first) is not None
         return first if sound or loop.mode == "fixed" else committed
@@ -332,7 +327,7 @@ class LearnerService(Learner):
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._training, work)
 
-    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+    async def _retried(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         return await retry_unavailable(what, attempt, self._config.services.stall_timeout_s)
 
 

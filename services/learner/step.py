@@ -6,15 +6,14 @@ in a replay, leads to the digests that were committed.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, ContractError, IntegrityError
-from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, VersionSpan
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.records import BatchRow
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import decode_batch
@@ -130,36 +129,6 @@ class Trainer(Training):
         self._checkpoints.write(self.version, lambda folder: engine.save(folder, state))
         return self.version
 
-    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the logprobs [T] of `completion` after `prompt`, float32 nats.
-
-        Raises:
-            ContractError: when there is nothing to score, or a token that the model does not know.
-        """
-        engine, given = self._held(), [*prompt, *completion.tolist()]
-        if not len(prompt) or not completion.size:
-            raise ContractError("a prompt and a completion of at least one token each are needed to score")
-        if not 0 <= min(given) <= max(given) < engine.vocabulary:
-            raise ContractError(
-                f"token ids lie in [{min(given)}, {max(given)}], but the model knows "
-                f"0..{engine.vocabulary - 1}"
-            )
-        row = BatchRow(
-            group_id="score",
-            prompt_key="score",
-            sample_index=0,
-            prompt_token_ids=np.asarray(prompt, dtype=np.int32),
-            token_ids=completion,
-            logprobs=np.zeros(len(completion), dtype=np.float32),
-            spans=(VersionSpan(self.version, 0, len(completion)),),
-            finish_reason=FinishReason.STOP,
-            reward=0.0,
-            advantage=0.0,
-        )
-        (batch,) = make_micro_batches([row], self.version, 1)
-        found: FloatArray = engine.logprobs(batch)[0].numpy()
-        return found
-
     def _load(self, version: int) -> None:
         state = self._held().load(self._checkpoints.folder(version))
         wanted = config_digest(self._config)
@@ -198,23 +167,23 @@ def _train_updates(
     # Later updates clip against the weights the step began with; the first one holds them.
     proximal: list[list[torch.Tensor] | None] = [None]
     proximal += [[engine.logprobs(batch) for batch in batches] for batches in updates[1:]]
-    figures = [engine.update(batches, old) for batches, old in zip(updates, proximal, strict=True)]
+    done = [engine.update(batches, old) for batches, old in zip(updates, proximal, strict=True)]
     # Only the first update sees the weights that the step began with.
-    return _metrics(updates, figures), drifts(updates[0], figures[0].tokens)
+    return _metrics(updates, done), drifts(updates[0], done[0].tokens)
 
 
-def _metrics(updates: list[list[MicroBatch]], figures: list[UpdateMetrics]) -> dict[str, float]:
+def _metrics(updates: list[list[MicroBatch]], done: list[UpdateMetrics]) -> dict[str, float]:
     batches = [batch for part in updates for batch in part]
-    tokens = [found for update in figures for found in update.tokens]
+    tokens = [found for update in done for found in update.tokens]
     total = sum(batch.completion_tokens for batch in batches)
     positions = sum(batch.positions for batch in batches)
     clipped = sum(
         found.clip_share * batch.completion_tokens for batch, found in zip(batches, tokens, strict=True)
     )
     return {
-        "loss": sum(update.loss for update in figures) / len(figures),
-        "gradient_norm": sum(update.gradient_norm for update in figures) / len(figures),
-        "learning_rate": figures[-1].learning_rate,
+        "loss": sum(update.loss for update in done) / len(done),
+        "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
+        "learning_rate": done[-1].learning_rate,
         "clip_share": clipped / total,
         "completion_tokens": float(total),
         "trajectories": float(sum(len(batch.advantages) for batch in batches)),

@@ -1,4 +1,4 @@
-"""Figures: what a step reports about its tokens, overall and by how stale they were.
+"""Step metrics: what a step reports about its tokens, overall and by how stale they were.
 
 All of them compare the learner at the start of an update with the behaviour policy, token by
 token, in float64. Estimates of KL(behaviour || learner) use the tokens the behaviour policy
@@ -34,10 +34,10 @@ class TokenTable:
     staleness: npt.NDArray[np.int64]
 
 
-def gather(batches: Sequence[MicroBatch], figures: Sequence[TokenMetrics]) -> TokenTable:
+def gather(batches: Sequence[MicroBatch], metrics: Sequence[TokenMetrics]) -> TokenTable:
     """Collect the unmasked tokens of all micro-batches."""
     parts: list[tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.int64]]] = []
-    for batch, found in zip(batches, figures, strict=True):
+    for batch, found in zip(batches, metrics, strict=True):
         real = batch.mask.numpy() > 0
         learner = found.learner_logprobs.numpy()[real].astype(np.float64)
         behaviour = batch.behaviour_logprobs.numpy()[real].astype(np.float64)
@@ -49,7 +49,7 @@ def gather(batches: Sequence[MicroBatch], figures: Sequence[TokenMetrics]) -> To
 
 
 def drifts(
-    batches: Sequence[MicroBatch], figures: Sequence[TokenMetrics]
+    batches: Sequence[MicroBatch], metrics: Sequence[TokenMetrics]
 ) -> dict[str, tuple[SampleStatistics, ...]]:
     """Return how far each trajectory's logprobs are from the learner's, by group.
 
@@ -57,7 +57,7 @@ def drifts(
     moved on. Nothing is computed for this; the loss needs these logprobs anyway.
     """
     found: dict[str, list[SampleStatistics]] = {}
-    for batch, seen in zip(batches, figures, strict=True):
+    for batch, seen in zip(batches, metrics, strict=True):
         real = batch.mask.numpy() > 0
         apart = np.abs(seen.learner_logprobs.numpy() - batch.behaviour_logprobs.numpy())
         fresh = ~((batch.staleness.numpy() != 0) & real).any(-1)
@@ -71,10 +71,10 @@ def drifts(
 
 
 def describe_tokens(table: TokenTable) -> dict[str, float]:
-    """Return the token figures of `core.metrics`; at least one token is needed."""
+    """Return the token metrics of `core.metrics`; at least one token is needed."""
     bounded = np.clip(table.log_ratio, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     ratio = np.exp(bounded)
-    figures = {
+    metrics = {
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
         "truncated_share": table.altered.mean(),
@@ -85,14 +85,14 @@ def describe_tokens(table: TokenTable) -> dict[str, float]:
     }
     for staleness in np.unique(table.staleness):
         chosen = bounded[table.staleness == staleness]
-        figures[staleness_metric("kl_k1", int(staleness))] = _k1(chosen)
-        figures[staleness_metric("kl_k3", int(staleness))] = _k3(chosen)
-        figures[staleness_metric("tokens", int(staleness))] = float(chosen.size)
-    return {name: float(value) for name, value in figures.items()}
+        metrics[staleness_metric("kl_k1", int(staleness))] = _k1(chosen)
+        metrics[staleness_metric("kl_k3", int(staleness))] = _k3(chosen)
+        metrics[staleness_metric("tokens", int(staleness))] = float(chosen.size)
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def empty_statistics() -> dict[str, float]:
-    """Return the figures of a step without a single trajectory."""
+    """Return the metrics of a step without a single trajectory."""
     return {metric.name: 0.0 for metric in LEARNER_METRICS}
 
 

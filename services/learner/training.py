@@ -5,11 +5,11 @@ answers here: DeepSpeed's `Trainer` and the `SnapshotPublisher` in production, a
 simulation. Nothing in this module imports torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.core.records import FloatArray, IntArray, SnapshotManifest
+from antiphon.core.records import SnapshotManifest
 from antiphon.core.trust.audit import SampleStatistics
 
 
@@ -53,10 +53,6 @@ class Training(Protocol):
 
     def save(self) -> int:
         """Write a checkpoint of the version held, and return the version."""
-        ...
-
-    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return the logprobs [T] of `completion` after `prompt`, float32 nats."""
         ...
 
     def stop(self) -> None:

@@ -1,1 +1,1 @@
-"""Reward: judges finished trajectories with the environment."""
+"""Reward: rewards finished trajectories with the environment."""

@@ -1,59 +1,23 @@
-"""Reward over gRPC, the answering side, and the process that judges for one run."""
+"""The reward process of one run; it pulls its work, so all its server answers is the health check."""
 
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Callable
-from typing import Any
-
-import grpc
 
 from antiphon.core.config import RunConfig
 from antiphon.environments.environment import Environment
-from antiphon.protos import records_pb2, reward_pb2, reward_pb2_grpc
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.reward.api import Reward
 from antiphon.services.reward.service import Decoder, RewardService
-from antiphon.services.rpc.serving import Security, answers_errors, start_server, stop_server
+from antiphon.services.rpc.serving import Security, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
-from antiphon.services.wire.status import reward_status_to_proto
 from antiphon.system.clock import wall_clock
-
-
-class RewardServicer(reward_pb2_grpc.RewardServicer):
-    """Proto in, service call, proto out."""
-
-    def __init__(self, reward: Reward) -> None:
-        self._reward = reward
-
-    @answers_errors
-    async def Status(
-        self, request: records_pb2.Empty, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> reward_pb2.RewardStatus:
-        """Answer how the judge is."""
-        return reward_status_to_proto(await self._reward.status())
-
-
-async def start_reward(
-    reward: Reward, host: str, port: int, security: Security | None = None
-) -> tuple[grpc.aio.Server, int]:
-    """Serve a judge's status and return the server with the port it is bound to.
-
-    Raises:
-        ConfigError: when the address cannot be listened on.
-    """
-
-    def register(server: grpc.aio.Server) -> None:
-        servicer = RewardServicer(reward)
-        reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-
-    return await start_server(host, port, register, ["antiphon.Reward"], security)
+from antiphon.system.processes import StopRequest
 
 
 def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
-    # The library of tasks takes a second to load, so only who judges with it loads it.
+    # The library of tasks takes a second to load, so only the process that needs it loads it.
     from antiphon.environments.registry import make_environment
     from antiphon.models.codec import TextCodec, resolve_model_path
 
@@ -73,8 +37,9 @@ async def serve_reward(
     ready: Callable[[int], None],
     reward_with: tuple[Environment, Decoder] | None = None,
     credentials: Credentials | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
-    """Judge the groups of one run until it is finished or a signal says to leave.
+    """Reward the groups of one run until it is finished or the process is asked to stop.
 
     Args:
         config: the run's resolved configuration.
@@ -82,9 +47,10 @@ async def serve_reward(
         coordinator_address: host:port of its coordinator.
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
-        ready: called with the port once the judge can work.
+        ready: called with the port once it can work.
         reward_with: environment and decoder to use instead of those that `config` names.
         credentials: the services' bundle; None serves without encryption, on loopback alone.
+        stop: asks to stop; None never does.
 
     Raises:
         ConfigError: when the environment, the tokenizer or the port cannot be used.
@@ -97,13 +63,13 @@ async def serve_reward(
     service = RewardService(
         coordinator, environment, codec, run_id, client_id, config.services.stall_timeout_s
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop)
+    if stop is not None:
+        stop.tell(service.stop)
     security = None
     if credentials is not None:
-        security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, loop.time))
-    server, bound = await start_reward(service, host, port, security)
+        clock = asyncio.get_running_loop().time
+        security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, clock))
+    server, bound = await start_server(host, port, lambda server: None, ["antiphon.Reward"], security)
     try:
         await service.run(lambda: ready(bound))
     finally:

@@ -1,8 +1,8 @@
-"""Reward service: judges every finished group with the environment, as soon as there is one.
+"""Reward service: rewards every finished group with the environment, as soon as there is one.
 
 It trusts nothing of a worker but the tokens: it decodes them itself and asks the environment.
 A completion that was cut off is rewarded by its text like any other. Rewarding runs in a thread of
-its own, so the service answers while it judges; a group whose rewards were refused because they
+its own, so that a stop is noticed meanwhile; a group whose rewards were refused because they
 were already there is simply done.
 """
 
@@ -16,12 +16,11 @@ from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupToReward, RewardedGroup
 from antiphon.environments.environment import Environment
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.reward.api import Reward, RewardStatus
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
 
 PULL_GROUPS = 16
-"""Most groups taken at once; few, so that several judges share the work."""
+"""Most groups taken at once; few, so that several services share the work."""
 PULL_WAIT_S = 2.0
 """How long one request for groups is held open, and how soon the end of the run is noticed."""
 EMPTY_PAUSE_S = 0.02
@@ -32,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Decoder(Protocol):
-    """What a judge needs of a tokenizer; `models.codec.TextCodec` is one."""
+    """What is needed of a tokenizer; `models.codec.TextCodec` is one."""
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of token ids."""
@@ -43,8 +42,8 @@ async def no_pace() -> None:
     """Inject no delay."""
 
 
-class RewardService(Reward):
-    """One judge: pulls groups, judges them, hands the rewards back."""
+class RewardService:
+    """Pulls groups, rewards them, hands the rewards back."""
 
     def __init__(
         self,
@@ -58,14 +57,14 @@ class RewardService(Reward):
         pace: Callable[[], Awaitable[None]] = no_pace,
         pull_wait_s: float = PULL_WAIT_S,
     ) -> None:
-        """Prepare a judge; nothing is pulled before `run`.
+        """Prepare; nothing is pulled before `run`.
 
         Args:
             coordinator: the run's coordinator, or a client of it.
             environment: finds problems by key and judges answers.
             codec: the tokenizer that made the prompts.
-            run_id: the run to judge for.
-            client_id: tells judges apart, for the coordinator's deadline.
+            run_id: the run whose groups are rewarded.
+            client_id: tells several services of one run apart, for the coordinator's deadline.
             patience_s: how long the coordinator may be away.
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
@@ -80,25 +79,13 @@ class RewardService(Reward):
         self._pull_wait_s = pull_wait_s
         self._stopping = asyncio.Event()
         self._groups_rewarded = 0
-        self._trajectories_rewarded = 0
-        self._reward_s = 0.0
-        self._state = "idle"
-
-    async def status(self) -> RewardStatus:
-        """Return the service at a glance."""
-        return RewardStatus(
-            groups_rewarded=self._groups_rewarded,
-            trajectories_rewarded=self._trajectories_rewarded,
-            reward_s=self._reward_s,
-            state=self._state,
-        )
 
     def stop(self) -> None:
-        """Leave after the group that is being rewarded; the others are offered to the next judge."""
+        """Leave after the group that is being rewarded; the others are offered to another service."""
         self._stopping.set()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Judge until the run is finished or `stop` was called.
+        """Reward groups until the run is finished or `stop` was called.
 
         Args:
             ready: called once the coordinator has answered.
@@ -106,7 +93,7 @@ class RewardService(Reward):
         Raises:
             ContractError: when the coordinator serves another run, or a group names a problem the
                 environment does not have.
-            UnavailableError: when the coordinator was away for longer than the patience.
+            UnavailableError: when the coordinator was away for longer than `patience_s`.
         """
         try:
             await self._check_run()
@@ -116,37 +103,30 @@ class RewardService(Reward):
                 for group in groups:
                     if self._stopping.is_set():
                         return
-                    await self._judge(group)
+                    await self._reward(group)
                 if not groups and await self._run_finished():
                     return
         finally:
-            self._state = "stopped"
-            _log.info("reward.left", judge=self._client_id, groups=self._groups_rewarded)
+            _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
 
     async def _pull(self) -> Sequence[GroupToReward]:
-        """Return groups to judge, or nothing once `stop` was called."""
-        self._state = "idle"
+        """Return groups to reward, or nothing once `stop` was called."""
         groups = await self._unless_stopped(
             "coordinator.pull_for_reward",
             lambda: self._coordinator.pull_for_reward(self._client_id, PULL_GROUPS, self._pull_wait_s),
         )
         return groups or ()
 
-    async def _judge(self, group: GroupToReward) -> None:
-        self._state = "rewarding"
+    async def _reward(self, group: GroupToReward) -> None:
         await self._pace()
-        clock = asyncio.get_running_loop().time
-        started = clock()
         failpoints.reach("reward.score")
         rewarded_groups = await asyncio.to_thread(self._rewarded_groups, group)
-        self._reward_s += clock() - started
         accepted = await self._reach(
             "coordinator.submit_rewards",
             lambda: self._coordinator.submit_rewards(group.group_id, rewarded_groups),
         )
         failpoints.reach("reward.submit.after")
         self._groups_rewarded += 1
-        self._trajectories_rewarded += len(rewarded_groups)
         _log.debug("group.rewarded", group=group.group_id, accepted=accepted)
 
     def _rewarded_groups(self, group: GroupToReward) -> list[RewardedGroup]:

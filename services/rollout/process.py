@@ -1,7 +1,5 @@
 """The worker process: one engine, one coordinator, one folder of chunks."""
 
-import asyncio
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from antiphon.services.rollout.engine.environment import EngineSettings
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.security.credentials import Credentials
+from antiphon.system.processes import StopRequest
 
 _log = structlog.get_logger(__name__)
 
@@ -132,8 +131,9 @@ async def serve_worker(
     make_source: Callable[[RunConfig], WeightSource] | None = None,
     coordinator: CoordinatorClient | None = None,
     credentials: Credentials | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
-    """Sample for one run until it is finished or a signal stops it.
+    """Sample for one run until it is finished or the process is asked to stop.
 
     The process must have been started with `engine_environment.child_environment`.
 
@@ -147,6 +147,7 @@ async def serve_worker(
         make_source: where snapshots come from; by default from the origin that each manifest names.
         coordinator: a client to use instead of a new one.
         credentials: the worker's bundle; None speaks without encryption, on loopback alone.
+        stop: asks to stop, a second time to stop at once; None never does.
 
     Raises:
         ConfigError: when the model or a setting cannot be used here.
@@ -163,9 +164,8 @@ async def serve_worker(
         make_source or (lambda config: ChunkSource(work_dir / "chunks", config, credentials)),
         learner_key=None if credentials is None else credentials.learner_key,
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, worker.stop)
+    if stop is not None:
+        stop.tell(worker.stop)
     try:
         await worker.run(ready)
     finally:

@@ -1,4 +1,4 @@
-"""GuardInterceptor: every call to a server is read, then rewarded by its guard, then answered."""
+"""GuardInterceptor: every call to a server is read, then admitted by its guard, then answered."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _STATUS_OF_DENIAL = {
 
 
 class GuardInterceptor:
-    """Stands before a server while services are added: every call is read, then rewarded, then answered.
+    """Stands before a server while services are added: every call is read, admitted, answered.
 
     Handlers are wrapped once, so that nothing is looked up for a call.
     """

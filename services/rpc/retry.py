@@ -1,8 +1,8 @@
-"""Patience: a call to a peer that may be away is repeated until it answers or patience ends.
+"""Retry: a call to a peer that may be away is repeated until it answers or the caller gives up.
 
 Only `UnavailableError` is worth a repetition. Pauses grow from a tenth of a second to two, so a peer
-that restarts is met quickly and one that is gone for long is not pestered; each is shortened by
-chance, so that a fleet that lost its coordinator does not come back in one breath. The chance is
+that restarts is found quickly and one that is gone for long gets few calls; each is shortened by
+chance, so that the workers of a lost coordinator do not all come back at once. The chance is
 drawn from the caller's name: a simulation repeats it. The clock is the event loop's.
 """
 
@@ -30,7 +30,7 @@ async def retry_unavailable(
     """Return the answer of `attempt`, repeating it while the peer is unavailable.
 
     Args:
-        what: the call in words, peer first, for the log and the error.
+        what: name of the call, peer first, for the log and the error.
         attempt: makes one call, with its own deadline.
         patience_s: seconds after the first failure until it is given up.
         who: the caller's name, which its pauses are drawn from.
@@ -42,7 +42,7 @@ async def retry_unavailable(
     failing_since: float | None = None
 
     def note(state: RetryCallState) -> bool:
-        """Tell whether patience has ended; called after each failure."""
+        """Tell whether to give up; called after each failure."""
         nonlocal failing_since
         if failing_since is None:
             failing_since = clock()

@@ -72,14 +72,14 @@ _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     grpc.StatusCode.PERMISSION_DENIED: ContractError,
 }
 _NOT_BELIEVED = ("certificate", "handshake", "ssl_error", "tls")
-"""Words in a failed connection's details that no patience mends."""
+"""Words in a failed connection's details that no repetition fixes."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a server shows, and who judges the calls it gets."""
+    """What a server shows, and what decides on the calls it gets."""
 
     credentials: Credentials
     guard: Guard
@@ -193,17 +193,6 @@ class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]
 
     def __call__(self, context: Any, callback: Callable[[Any, Any], None]) -> None:
         callback((("authorization", f"Bearer {read_token(self._path)}"),), None)
-
-
-async def healthy(address: str, timeout_s: float, credentials: Credentials | None = None) -> bool:
-    """Tell whether the server at `address` says it serves, within `timeout_s` seconds."""
-    async with open_channel(address, credentials) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError:
-            return False
-    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def answers_errors(handler: _Handler) -> _Handler:

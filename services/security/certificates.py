@@ -59,7 +59,7 @@ def issue(authority: Path, bundle: Path, name: str, hosts: Sequence[str], days: 
         now: the time, with its zone.
 
     Raises:
-        ConfigError: when the authority cannot be read or a host cannot be meant.
+        ConfigError: when the authority cannot be read or a host is invalid.
     """
     try:
         check_private(authority / "ca.key")

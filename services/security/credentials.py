@@ -5,12 +5,10 @@ A bundle is a folder: `ca.pem` (whom to believe), `cert.pem` and `key.pem` (who 
 `tokens.pub`, with which they check the tokens of others.
 """
 
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.trust.access_tokens import TokenClaims, check_claims, dump_claims, join_token, signed_bytes
 from antiphon.services.security.keys import (
     LEARNER_KEY,
     TOKEN_KEY,
@@ -84,22 +82,6 @@ def read_token(path: Path) -> str:
 def find_credentials(folder: str | None) -> Credentials | None:
     """Read the bundle that is named, or return None when none is."""
     return load_credentials(Path(folder).expanduser()) if folder else None
-
-
-def make_token(claims: TokenClaims, key: SigningKey) -> str:
-    """Return the signed token.
-
-    Raises:
-        ContractError: when the claims cannot be meant.
-    """
-    check_claims(claims)
-    payload = dump_claims(claims)
-    return join_token(payload, key.sign(signed_bytes(payload)))
-
-
-def new_token_id() -> str:
-    """Return an id that nobody can guess, 32 hex digits."""
-    return secrets.token_hex(16)
 
 
 def needed_token_key(credentials: Credentials) -> bytes:

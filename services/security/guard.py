@@ -15,15 +15,12 @@ from antiphon.core.trust.access_tokens import (
     Refusal,
     Scope,
     TokenClaims,
-    load_claims,
-    name_of_worker,
     refuse_claims,
-    signed_bytes,
-    split_token,
 )
 from antiphon.core.trust.rate_limit import Rate, TokenBucket
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.protos import broadcast_pb2, coordinator_pb2, records_pb2, rollout_pb2
-from antiphon.services.security.keys import verifies
+from antiphon.services.security.access_tokens import load_claims
 
 _BY_SERVICE: dict[str, dict[Scope, str]] = {
     "Coordinator": {
@@ -33,9 +30,8 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         "AnnounceSnapshot Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },
-    "Broadcast": {Scope.PULL: "GetManifest GetChunks"},
-    "Learner": {Scope.ADMIN: "Step Publish Checkpoint Restore ScoreTokens Status"},
-    "Reward": {Scope.ADMIN: "Status"},
+    "Broadcast": {Scope.PULL: "GetChunks"},
+    "Learner": {Scope.ADMIN: "Step Publish Status"},
 }
 SCOPE_OF: dict[str, Scope] = {
     f"/antiphon.{service}/{method}": scope
@@ -169,19 +165,14 @@ class Guard:
         kind, _, text = authorization.partition(" ")
         if kind.lower() != "bearer" or not text:
             return Refusal(
-                Denial.UNKNOWN, "this call carries no token; make one with `antiphon token create`"
+                Denial.UNKNOWN, "this call carries no access token; make one with `antiphon token create`"
             )
         digest = hashlib.sha256(text.encode()).hexdigest()
         known = self._known.get(digest)
         if known is not None:
             return known
         try:
-            payload, signature = split_token(text)
-            if not verifies(self._token_key, signed_bytes(payload), signature):
-                return Refusal(
-                    Denial.UNKNOWN, "the token's signature is not right: it was altered, or made elsewhere"
-                )
-            claims = load_claims(payload)
+            claims = load_claims(text, self._token_key)
         except ContractError as error:
             return Refusal(Denial.UNKNOWN, str(error))
         if len(self._known) >= BUCKETS_KEPT:

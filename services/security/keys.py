@@ -28,7 +28,7 @@ SIGNATURE_BYTES = 64
 LEARNER_KEY = "learner"
 """Signs what the learner publishes and keeps: manifests and lists of checkpoint files."""
 TOKEN_KEY = "tokens"
-"""Signs tokens; whoever has it can let workers in."""
+"""Signs access tokens; whoever has it can let workers in."""
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -36,17 +36,22 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 class SigningKey:
     """A private key at work."""
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
-        self._key = key
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self.private = private
 
     @property
     def public(self) -> bytes:
         """Return the public half, 32 bytes."""
-        return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        return self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`, 64 bytes."""
-        return self._key.sign(message)
+        return self.private.sign(message)
+
+
+def public_key(public: bytes) -> Ed25519PublicKey:
+    """Return a public key of 32 bytes as the libraries take it; ValueError for another length."""
+    return Ed25519PublicKey.from_public_bytes(public)
 
 
 def verifies(public: bytes, message: bytes, signature: bytes) -> bool:
@@ -54,7 +59,7 @@ def verifies(public: bytes, message: bytes, signature: bytes) -> bool:
     if len(public) != PUBLIC_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+        public_key(public).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -82,7 +87,7 @@ def check_private(path: Path) -> None:
     """Check that a secret is readable by its owner alone.
 
     Raises:
-        ConfigError: naming the file and the mend.
+        ConfigError: naming the file and the fix.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:

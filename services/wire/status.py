@@ -5,10 +5,9 @@ from operator import attrgetter
 from antiphon.core import records as r
 from antiphon.core import status as core_status
 from antiphon.core.errors import ContractError
-from antiphon.protos import coordinator_pb2, learner_pb2, reward_pb2
+from antiphon.protos import coordinator_pb2, learner_pb2
 from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
-from antiphon.services.reward import api as reward_api
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire.codec import codec
 
@@ -44,4 +43,3 @@ event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Even
 learner_status_to_proto, learner_status_from_proto = codec(
     learner_api.LearnerStatus, learner_pb2.LearnerStatus
 )
-reward_status_to_proto, reward_status_from_proto = codec(reward_api.RewardStatus, reward_pb2.RewardStatus)

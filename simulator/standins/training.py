@@ -4,18 +4,14 @@ The trainer goes from version to version by batch file alone and keeps checkpoin
 what was kept aside. What they keep across a kill lies in a `LearnerDisk`; how long things take is virtual.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import (
     ChunkEntry,
-    FloatArray,
-    IntArray,
     SnapshotManifest,
     TensorEntry,
 )
@@ -100,10 +96,6 @@ class ArithmeticTrainer:
         for version in sorted(self._disk.checkpoints)[: -self._kept]:
             del self._disk.checkpoints[version]
         return self.version
-
-    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return one logprob per token."""
-        return np.zeros(len(completion), dtype=np.float32)
 
     def stop(self) -> None:
         """There is nothing to drop."""

@@ -29,7 +29,7 @@ from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.learner.opening import open_learner
+from antiphon.services.learner.server import open_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.engine.api import EngineOutput

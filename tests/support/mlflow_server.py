@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import stamina
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from antiphon.runs.prefect_server import HOST, answers
 from antiphon.system.ports import free_port
@@ -50,8 +50,10 @@ class MlflowServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        for attempt in stamina.retry_context(
-            on=ConnectionError, attempts=None, timeout=START_S, wait_initial=0.2, wait_max=0.5, wait_jitter=0
+        for attempt in Retrying(
+            retry=retry_if_exception_type(ConnectionError),
+            stop=stop_after_delay(START_S),
+            wait=wait_fixed(0.3),
         ):
             with attempt:
                 if self._process.poll() is not None:

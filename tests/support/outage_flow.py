@@ -15,7 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from antiphon.flows.post_train import flush_events
 from antiphon.flows.prefect_resilience import await_server, hold_events
-from antiphon.system.processes import configure_logs
+from antiphon.system.logs import configure_logs
 
 
 @task(task_run_name="stage {number}", cache_policy=NO_CACHE, persist_result=False)

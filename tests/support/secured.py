@@ -18,7 +18,8 @@ from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, coordinator_guard, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.rpc.serving import Security, stop_server
-from antiphon.services.security.credentials import Credentials, load_credentials, make_token, new_token_id
+from antiphon.services.security.access_tokens import make_token, new_token_id
+from antiphon.services.security.credentials import Credentials, load_credentials
 from antiphon.services.security.keys import TOKEN_KEY, ensure_key, write_private
 from antiphon.system.clock import wall_clock
 from tests.support.light_parties import LightPrompts

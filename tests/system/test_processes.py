@@ -5,19 +5,24 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import ConfigError
-from antiphon.system.processes import configure_logs, write_ready_file
+from antiphon.system.logs import configure_logs
+from antiphon.system.processes import write_ready_file
+
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 
 SERVICE = """
 import asyncio, sys
 from pathlib import Path
 from antiphon.system.processes import run_service, write_ready_file
-async def serve():
+async def serve(stop):
     write_ready_file(Path(sys.argv[1]), 7)
     print("ready", flush=True)
     await asyncio.sleep(60)
@@ -46,6 +51,24 @@ def test_a_signal_ends_a_service_in_order(number: signal.Signals, code: int, tmp
         service.send_signal(number)
         assert service.wait(20) == code
     assert [p.name for p in ready.parent.iterdir()] == ["service.json"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_coordinator_in_order(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    ready, config = tmp_path / "coordinator.json", tmp_path / "config.yaml"
+    settings = {"environment": {"train_size": 64, "heldout_size": 4}, "evaluation": {"prompts": 4}}
+    config.write_text(dump_config(build_config({**settings, "model": {"path": str(MODEL)}})))
+    arguments = ["serve", "coordinator", "--config", str(config), "--run-dir", str(tmp_path / "run")]
+    arguments += ["--store", str(tmp_path / "store"), "--ready-file", str(ready)]
+    with subprocess.Popen([sys.executable, "-P", "-m", "antiphon.cli.app", *arguments]) as service:
+        deadline = time.monotonic() + 60
+        while not ready.exists() and service.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert ready.exists()
+        service.send_signal(number)
+        assert service.wait(20) == code
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {"journal.db", "journal.lock"}  # a journal that was not closed leaves its write-ahead log
 
 
 def test_a_service_dies_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history
 from antiphon.core.loop import events as e
@@ -25,14 +26,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.core.trust.access_tokens import (
-    Scope,
-    TokenClaims,
-    dump_claims,
-    join_token,
-    load_claims,
-    split_token,
-)
+from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.documents.artifacts import read_document
 from antiphon.lineage.ledger.layout import Entry, journal_line, read_journal, read_pointer, read_tree
 from antiphon.lineage.report.benchmark_table import read_table
@@ -42,7 +36,9 @@ from antiphon.services.broadcast.manifest import check_manifest, manifest_from_j
 from antiphon.services.broadcast.snapshot import build_snapshot, rebuild
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.security.access_tokens import load_claims, make_token
 from antiphon.services.security.credentials import load_credentials
+from antiphon.services.security.keys import SigningKey
 from antiphon.services.wire.arrays import logprobs_from_bytes
 
 
@@ -88,11 +84,10 @@ def readers(folder: Path) -> Iterator[Reader]:
 def texts() -> Iterator[Reader]:
     """Yield the readers of text."""
     claims = TokenClaims("0" * 32, "run-1", "w", (Scope.LEASE,), 2**31, 4)
-    payload = dump_claims(claims)
-    yield Reader("claims", (payload,), load_claims)
-    yield Reader(
-        "token", (join_token(payload, bytes(64)).encode(),), lambda b: split_token(b.decode("latin-1"))
-    )
+    key = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+    token = make_token(claims, key).encode()
+    yield Reader("access token", (token,), lambda b: load_claims(b.decode("latin-1"), key.public))
+    yield Reader("claims", (token,), lambda b: load_claims(b.decode("latin-1"), None))
     kinds = e.event_kinds()
     bodies = tuple(f"{kind} {json.dumps(event_fields(kind))}".encode() for kind in kinds)
     yield Reader("event", bodies, lambda b: e.load_event(*b.decode("latin-1").partition(" ")[::2]))

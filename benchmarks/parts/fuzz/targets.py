@@ -1,7 +1,7 @@
 """Fuzz house: every service on loopback, and every change that a call makes counted.
 
-They run in a thread of their own, so that calls can be made from anywhere. The learner and the judge
-have light engines, and a coordinator of their own: what they tell it is nobody's call.
+They run in a thread of their own, so that calls can be made from anywhere. The learner
+has a light engine, and a coordinator of its own: what it tells it is no call that is counted.
 """
 
 import asyncio
@@ -27,10 +27,7 @@ from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.reward.server import start_reward
-from antiphon.services.reward.service import RewardService
 from antiphon.services.rpc.serving import start_server, stop_server
-from antiphon.simulator.standins.engines import ArithmeticEnvironment, JsonDecoder
 
 RUN_ID = "run-1"
 CALL_S = 60.0
@@ -163,20 +160,11 @@ async def _serve(folder: Path, ready: list[House], stop: asyncio.Event) -> None:
     state_machine, behind = await _keeper(folder / "run"), await _keeper(folder / "behind")
     service = CoordinatorService(state_machine, audits=AuditQueue(state_machine, bytes(32)))
     learner = await _learner(folder / "behind", behind)
-    judge = RewardService(
-        CoordinatorService(behind),
-        ArithmeticEnvironment(house_config(), 0),
-        JsonDecoder(),
-        RUN_ID,
-        "judge",
-        CALL_S,
-    )
     chunks = BroadcastService(ChunkStore(folder / "chunks"))
     servers = {
         "Coordinator": await start_coordinator(service, "127.0.0.1", 0),
         "Broadcast": await start_server("127.0.0.1", 0, lambda s: register_broadcast(s, chunks), []),
         "Learner": await start_server("127.0.0.1", 0, lambda s: register_learner(s, learner), []),
-        "Reward": await start_reward(judge, "127.0.0.1", 0),
     }
     addresses = {name: f"127.0.0.1:{port}" for name, (_, port) in servers.items()}
     ready.append(House(state_machine, learner, addresses, asyncio.get_running_loop()))

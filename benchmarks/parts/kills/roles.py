@@ -114,8 +114,8 @@ def main() -> int:
     ports: dict[str, int] = json.loads((folder / "ports.json").read_text())
     roles = {"coordinator": coordinator, "learner": learner, "reward": reward, "flow": flow}
     if role in roles:
-        return run_service(lambda: roles[role](folder, ports))
-    return run_service(lambda: worker(folder, ports, role))
+        return run_service(lambda stop: roles[role](folder, ports))
+    return run_service(lambda stop: worker(folder, ports, role))
 
 
 if __name__ == "__main__":

@@ -7,20 +7,16 @@ and every token, whatever was killed in between.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.checks import submission_digest
 from antiphon.core.records import (
-    FloatArray,
     GroupSubmission,
-    IntArray,
     SnapshotManifest,
     SubmitVerdict,
 )
@@ -120,10 +116,6 @@ class LightTrainer(Training):
         weights = self._weights
         self._checkpoints.write(self._version, lambda folder: _write(folder / WEIGHTS_FILE, weights))
         return self._version
-
-    def score(self, prompt: Sequence[int], completion: IntArray) -> FloatArray:
-        """Return one logprob per token."""
-        return np.zeros(len(completion), dtype=np.float32)
 
     def stop(self) -> None:
         """There is nothing to drop."""

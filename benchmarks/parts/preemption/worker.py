@@ -8,7 +8,7 @@ import sys
 from antiphon.benchmarks.parts.preemption.fleet import NoWeights, PacedEngine, WorkerOrder
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.system.processes import configure_logs
+from antiphon.system.logs import configure_logs
 
 
 async def work(order: WorkerOrder) -> None:

@@ -29,8 +29,8 @@ from antiphon.core.records import (
 )
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.models.codec import TextCodec
-from antiphon.services.learner.auditor import row_sampling
 from antiphon.services.learner.policy import load_causal_model
+from antiphon.services.learner.row_sampling import row_sampling
 from antiphon.services.rollout.engine.keyed_sampler import draw, request_key, uniforms
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -27,7 +27,8 @@ from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.replay.base import load_version
-from antiphon.services.rollout.engine.keyed_sampler import RowSampling, score
+from antiphon.services.learner.row_sampling import row_sampling
+from antiphon.services.rollout.engine.keyed_sampler import score
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -131,23 +132,6 @@ class RolloutScorer:
                     states = hidden.last_hidden_state[line, first : first + len(row.token_ids)]
                     found[place] = _token_logprobs(states, head, row, self._sampling)
         return found
-
-
-def row_sampling(sampling: SamplingParameters, rows: int, vocabulary: int) -> RowSampling:
-    """Return the sampling of `rows` tokens drawn alike, as the engine's sampler takes it."""
-    greedy = sampling.temperature == 0.0
-    warm = not greedy and sampling.temperature != 1.0
-    return RowSampling(
-        temperature=_column(sampling.temperature, rows, torch.float64, used=warm),
-        top_k=_column(sampling.top_k, rows, torch.int64, used=0 < sampling.top_k < vocabulary),
-        top_p=_column(sampling.top_p, rows, torch.float64, used=sampling.top_p < 1.0),
-        greedy=_column(True, rows, torch.bool, used=greedy),
-        all_greedy=greedy,
-    )
-
-
-def _column(value: Any, rows: int, dtype: torch.dtype, used: bool) -> torch.Tensor | None:
-    return torch.full((rows,), value, dtype=dtype) if used else None
 
 
 def _token_logprobs(

@@ -1,4 +1,4 @@
-"""Replayer: recorded steps executed again by the learner's own code, from artifacts alone.
+"""Replay of steps: recorded steps executed again by the learner's own code, from artifacts alone.
 
 It is the code that repeats steps after a crash (`services.learner.step`), fed from a copy of a
 run's ledger instead of the run's store and journal. It starts at the nearest pinned checkpoint or
@@ -146,18 +146,18 @@ class Replayer:
             raise IntegrityError(
                 f"{self._source(held.version)} has weights {held.weights_digest[:12]}, but version "
                 f"{held.version} of {self._copy.run_id} was recorded with {wanted[:12]}; "
-                f"{self._mend(held.version)}"
+                f"{self._advice(held.version)}"
             )
         self.summary.started_from = held.version
         return held.version
 
     def _nearest(self, first: int) -> tuple[int, CheckpointStore]:
-        """Return the newest usable checkpoint up to `first`, or 0 and a checkpoints without any."""
-        shelves = [(CheckpointStore(folder, 1), False) for folder in self._copy.checkpoints]
+        """Return the newest usable checkpoint up to `first`, or 0 and a store without any."""
+        stores = [(CheckpointStore(folder, 1), False) for folder in self._copy.checkpoints]
         if self._own is not None:
-            shelves.append((CheckpointStore(self._own, 1), True))
+            stores.append((CheckpointStore(self._own, 1), True))
         best = (0, CheckpointStore(self._work / "no-checkpoints", 1))
-        for checkpoints, trusted in shelves:
+        for checkpoints, trusted in stores:
             version = checkpoints.newest_sound(first)
             while version is not None and not self._usable(checkpoints.folder(version), version, trusted):
                 version = checkpoints.newest_sound(version - 1)
@@ -205,14 +205,14 @@ class Replayer:
         begun = time.perf_counter()
         recorded = self._copy.steps[step]
         trained = trainer.train(step, self._copy.batch(step))
-        figures = {name: value for name, value in trained.metrics.items() if not is_timing(name)}
+        metrics = {name: value for name, value in trained.metrics.items() if not is_timing(name)}
         differs = trained.weights_digest != recorded.weights_digest
         check = StepCheck(
             step=step,
             version=trained.version,
             recorded_digest=recorded.weights_digest,
             found_digest=trained.weights_digest,
-            metrics=compare_metrics(recorded.figures, figures),
+            metrics=compare_metrics(recorded.figures, metrics),
             tensor=self._compare_tensors(trained) if differs else None,
             seconds=time.perf_counter() - begun,
         )
@@ -234,7 +234,7 @@ class Replayer:
     def _source(self, version: int) -> str:
         return f"the checkpoint of version {version}" if version else f"the base model in {self._model()}"
 
-    def _mend(self, version: int) -> str:
+    def _advice(self, version: int) -> str:
         if version:
             return "remove its folder, and the replay starts earlier"
         return "give the folder of the model the run began with, with --model"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stamina
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from antiphon.lineage.tracking.feed import TrackingFeed
 from antiphon.runs.s3_server import S3Server
@@ -36,8 +36,8 @@ def client_of(server: MlflowServer) -> Any:
 
 def await_retry(feed: TrackingFeed, more_than: int) -> None:
     """Wait until the writer has met the outage."""
-    for attempt in stamina.retry_context(
-        on=ConnectionError, attempts=None, timeout=60.0, wait_initial=0.05, wait_max=0.05, wait_jitter=0
+    for attempt in Retrying(
+        retry=retry_if_exception_type(ConnectionError), stop=stop_after_delay(60.0), wait=wait_fixed(0.05)
     ):
         with attempt:
             if feed.tracker.report().retries <= more_than:

@@ -36,11 +36,13 @@ RUN_ID = "run-1"
 DEADLINE_S = 240.0
 
 WORKER = """
-import asyncio, sys
+import sys
 from pathlib import Path
+from antiphon.system.processes import run_service
 from antiphon.services.rollout.process import serve_worker
 address, folder = sys.argv[1:]
-asyncio.run(serve_worker(address, "w0", "run-1", Path(folder), lambda: print("ready", flush=True)))
+ready = lambda: print("ready", flush=True)
+sys.exit(run_service(lambda stop: serve_worker(address, "w0", "run-1", Path(folder), ready, stop=stop)))
 """
 JUDGE = """
 import asyncio, sys

@@ -50,10 +50,10 @@ REFUSED: dict[str, tuple[Callable[[House], Credentials], str]] = {
     "other run": (lambda h: h.worker("w", run_id="run-2"), "is for run run-2"),
     "other worker's": (lambda h: with_token(h, "w", h.token("other")), "the certificate names w"),
     "too narrow": (lambda h: h.worker("w", scopes=(Scope.PULL,)), "needs scope lease"),
-    "altered": (lambda h: with_token(h, "w", altered(h.token("w"))), "signature is not right|cannot be read"),
-    "no token": (lambda h: dataclasses.replace(h.worker("w"), token_file=None), "carries no token"),
-    "no form": (lambda h: with_token(h, "w", "antiphon1.x"), "no token of the form"),
-    "huge": (lambda h: with_token(h, "w", "antiphon1." + "A" * 4000 + ".AA"), "no token of the form"),
+    "altered": (lambda h: with_token(h, "w", altered(h.token("w"))), "signature is not right"),
+    "no token": (lambda h: dataclasses.replace(h.worker("w"), token_file=None), "carries no access token"),
+    "no form": (lambda h: with_token(h, "w", "eyJ.x"), "this is no access token"),
+    "huge": (lambda h: with_token(h, "w", "eyJ." + "A" * 4000 + ".AA"), "this is no access token"),
 }
 
 
