@@ -23,11 +23,12 @@ from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.run_log import Evaluation, RunLog, now
 from antiphon.lineage.sequencer import Sequencer
-from antiphon.lineage.store.artifact_store import open_store, write_atomically
+from antiphon.lineage.store.artifact_store import open_store
 from antiphon.lineage.store.policy_file import encode_policy
 from antiphon.lineage.tracking.feed import TrackingFeed, worker_mix
 from antiphon.lineage.tracking.tracker import Tracker
 from antiphon.lineage.writer import Writer, WriterReport
+from antiphon.system.files import write_atomically
 
 if TYPE_CHECKING:
     from antiphon.lineage.ledger.document_pins import DocumentPins

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from antiphon.core.errors import UnavailableError
 from antiphon.core.metrics import DRAFTING_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 
 STEPS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"

@@ -16,6 +16,7 @@ from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.system.files import write_atomically
 
 FREE_BYTES = 512 << 20
 """Least free space a run starts with."""
@@ -119,9 +120,7 @@ def create(place: RunPlace, config: RunConfig) -> None:
         raise ConfigError(
             f"another process has just started run {place.run_id}; wait for it, or add --fresh"
         ) from None
-    temporary = place.directory / "config.yaml.tmp"
-    temporary.write_text(dump_config(config), encoding="utf-8")
-    temporary.rename(place.directory / "config.yaml")
+    write_atomically(place.directory / "config.yaml", dump_config(config).encode())
 
 
 def lock(directory: Path) -> IO[str]:
@@ -149,9 +148,8 @@ def lock(directory: Path) -> IO[str]:
 
 def write_outcome(directory: Path, outcome: dict[str, object]) -> None:
     """Mark the run as finished; the last thing a complete run does."""
-    temporary = directory / "outcome.json.tmp"
-    temporary.write_text(json.dumps(outcome, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.rename(directory / "outcome.json")
+    text = json.dumps(outcome, indent=2, sort_keys=True) + "\n"
+    write_atomically(directory / "outcome.json", text.encode())
 
 
 def list_runs(home: Path) -> list[Path]:

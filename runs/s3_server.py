@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 from antiphon.system.ports import free_ports, is_free
 
 HOST = "127.0.0.1"

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from antiphon.core.errors import ConfigError
+from antiphon.system.files import write_atomically
 
 PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
 """Names the process whose death ends this one; unset for services that people start."""
@@ -74,10 +75,7 @@ def write_ready_file(path: Path | None, port: int) -> None:
     """Say that the service can work: JSON {pid, port}, whole or not at all."""
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"pid": os.getpid(), "port": port}), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps({"pid": os.getpid(), "port": port}).encode())
 
 
 def run_service(start: Callable[[], Coroutine[Any, Any, None]]) -> int:

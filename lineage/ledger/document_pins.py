@@ -24,7 +24,8 @@ from antiphon.lineage.documents.facts import batch_facts, evaluation_facts, vers
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.rollout_table import sampled_versions
-from antiphon.lineage.store.artifact_store import ArtifactStore, write_atomically
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.system.files import write_atomically
 
 
 class DocumentPins:

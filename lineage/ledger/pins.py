@@ -27,7 +27,7 @@ from antiphon.lineage.ledger.layout import (
     shard_name,
 )
 from antiphon.lineage.ledger.shard import Shard
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 
 
 class Ledger:

@@ -34,7 +34,7 @@ from antiphon.lineage.ledger.layout import (
     tree_line,
     tree_name,
 )
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import PREFIX, write_atomically
 
 _PROTECTED = 0o444
 """DVC trusts a cached file of this mode without reading it again."""
@@ -96,8 +96,7 @@ class Shard:
         tree = tree_name(body)
         place = self._cached(tree)
         if not place.is_file() or place.read_bytes() != body:
-            write_atomically(place, body)
-            os.chmod(place, _PROTECTED)
+            write_atomically(place, body, _PROTECTED)
         _flush(self._journal)
         write_atomically(self.pointer, pointer_bytes(self.directory, tree, self._bytes, len(self.entries)))
         self.unpublished = 0
@@ -129,7 +128,7 @@ class Shard:
     def _sweep(self) -> None:
         """Remove what a killed process left half-written: the directory is DVC's to the last file."""
         for path in self.directory.rglob(".*"):
-            if path.name.startswith(".incoming-") or path.suffix == ".tmp":
+            if path.name.startswith(PREFIX) or path.suffix == ".tmp":
                 path.unlink()
 
     def _restore(self) -> None:

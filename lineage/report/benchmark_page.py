@@ -11,7 +11,7 @@ from pathlib import Path
 from antiphon.core.reporting.regressions import Comparison, Direction, Verdict
 from antiphon.lineage.report.benchmark_table import BenchmarkTable, ComparedTable
 from antiphon.lineage.report.style import STYLE
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 
 WIDTH, HEIGHT, EDGE = 220.0, 44.0, 4.0
 """Size of a figure's history and the room around it, in CSS pixels."""

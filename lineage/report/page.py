@@ -16,7 +16,8 @@ from antiphon.lineage.report import plots as figures
 from antiphon.lineage.report.drafting import drafting_section
 from antiphon.lineage.report.style import STYLE
 from antiphon.lineage.report.timeline import JournalEntry, RunPicture, fold
-from antiphon.lineage.store.artifact_store import ArtifactStore, write_atomically
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.system.files import write_atomically
 
 SHORT_DIGEST = 12
 """Digits of a digest that the page prints; the whole one shows when pointed at."""

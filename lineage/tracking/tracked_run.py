@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ContractError
-from antiphon.lineage.store.artifact_store import write_atomically
 from antiphon.lineage.tracking.system_metrics import SystemSample
 from antiphon.lineage.tracking.totals import VersionTotals
+from antiphon.system.files import write_atomically
 
 PARAMS_PER_CALL = 100
 """MLflow's limit for one batch of parameters."""
