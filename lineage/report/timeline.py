@@ -159,7 +159,7 @@ def fold(events: Sequence[JournalEntry]) -> RunPicture:
     return picture
 
 
-def _figure(metrics: Mapping[str, float], name: str) -> float | None:
+def find_value(metrics: Mapping[str, float], name: str) -> float | None:
     """Return a metric whatever section its name carries."""
     return next((value for key, value in metrics.items() if key.rpartition("/")[2] == name), None)
 
@@ -214,9 +214,9 @@ class _Folder:
         self._picture.rollout.setdefault(worker, []).append(Bar(leased, at, version))
         self._picture.generated.append((at, sum(data["token_counts"])))
         self._submitted[data["group_id"]] = at
-        figures, epoch = _drafting(data), self._epochs.get(data["group_id"])
-        if figures is not None and epoch is not None:  # evaluations belong to no epoch
-            self._drafting.setdefault(epoch, []).append(figures)
+        statistics, epoch = _drafting(data), self._epochs.get(data["group_id"])
+        if statistics is not None and epoch is not None:  # evaluations belong to no epoch
+            self._drafting.setdefault(epoch, []).append(statistics)
 
     def _on_group_rewarded(self, at: float, data: Mapping[str, Any]) -> None:
         submitted = self._submitted.get(data["group_id"])
@@ -247,7 +247,7 @@ class _Folder:
             drafting=_drafting(batch),
         )
         self._picture.steps.append(facts)
-        seconds = _figure(facts.metrics, "train_s")
+        seconds = find_value(facts.metrics, "train_s")
         begun = at - seconds if seconds else max(sealed_at, self._committed.get(step, 0.0))
         self._picture.training.append(Bar(begun, at, step))
         self._committed[step + 1] = at

@@ -14,6 +14,7 @@ from typing import Any
 from antiphon.core.errors import ContractError
 from antiphon.lineage.tracking.system_metrics import SystemSample
 from antiphon.lineage.tracking.totals import VersionTotals
+from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
 from antiphon.system.files import write_atomically
 
 PARAMS_PER_CALL = 100
@@ -181,9 +182,12 @@ class TrackedRun:
             self.evaluation_runs[version] = child.info.run_id
         return self.evaluation_runs[version]
 
-    def mark_traced(self, version: int, count: int) -> None:
-        """Note that the sampled trajectories of a version are there."""
-        self.client.set_tag(self.evaluation_runs[version], TRACES_TAG, str(count))
+    def log_traces(self, version: int, trajectories: Sequence[SampledTrajectory], at: float) -> None:
+        """Show trajectories of a version as traces of its evaluation, which ended at `at`."""
+        child, model_id = self.evaluation_run(version, at), self.models.get(model_name(version))
+        for trajectory in trajectories:
+            log_trace(self.uri, self.experiment_id, child, model_id, trajectory, at)
+        self.client.set_tag(child, TRACES_TAG, str(len(trajectories)))
         self.traced.add(version)
 
     def create_model(self, version: int, params: Mapping[str, str]) -> None:

@@ -171,9 +171,10 @@ def test_what_was_told_out_of_order_is_pinned_in_order(tmp_path: Path) -> None:
 
 
 def test_a_number_that_never_comes_holds_nobody_for_ever() -> None:
-    order, said = Sequencer(), []
+    order: Sequencer[int] = Sequencer()
+    said = []
     for number in range(1, MOST_HELD + 2):
-        order.tell(number, lambda number=number: said.append(number), completes=True)
+        said += order.add(number, number, completes=True)
     assert said == list(range(1, MOST_HELD + 2))
 
 
