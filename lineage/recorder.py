@@ -19,11 +19,12 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
+from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.rollout_table import count_workers
-from antiphon.lineage.run_log import Evaluation, RunLog, now
+from antiphon.lineage.run_log import RunLog, now
 from antiphon.lineage.sequencer import Sequencer
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.lineage.store.policy_file import encode_policy
@@ -155,10 +156,10 @@ class Recorder:
         with self._timed:
             self._pin_weights(manifest)
 
-    def record_evaluation(self, evaluation: Evaluation) -> None:
+    def record_evaluation(self, evaluation: EvaluationRecord) -> None:
         """Record the held-out score of a version; an incomplete one is left for later."""
         with self._timed:
-            if evaluation.rewarded >= evaluation.prompts:
+            if evaluation.complete:
                 self._tell_evaluation(self._log.add_evaluation(evaluation))
 
     def attach(self, path: Path, plots: Mapping[str, str] | None = None) -> None:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from antiphon.core.errors import UnavailableError
 from antiphon.core.metrics import DRAFTING_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.status import EvaluationRecord
 from antiphon.system.files import write_atomically
 
 STEPS_FILE = "metrics.jsonl"
@@ -24,32 +25,8 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 BASE_FILE = "base.json"
 
 
-class Evaluation(Protocol):
-    """Held-out score of one policy version, as the coordinator reports it."""
-
-    @property
-    def version(self) -> int:
-        """Policy version that was evaluated."""
-
-    @property
-    def prompts(self) -> int:
-        """Held-out prompts asked."""
-
-    @property
-    def rewarded(self) -> int:
-        """Prompts rewarded so far."""
-
-    @property
-    def reward_mean(self) -> float:
-        """Mean reward over the rewarded prompts."""
-
-    @property
-    def completion_tokens_mean(self) -> float:
-        """Mean completion length, tokens."""
-
-
 class RunLog:
-    """The two files of one run; appended by one process at a time."""
+    """The files of one run; appended by one process at a time."""
 
     def __init__(self, run_dir: Path) -> None:
         self._steps_path = run_dir / STEPS_FILE
@@ -101,7 +78,7 @@ class RunLog:
             _append(self._steps_path, line)
         return self.steps[commit.step]
 
-    def add_evaluation(self, evaluation: Evaluation) -> dict[str, Any]:
+    def add_evaluation(self, evaluation: EvaluationRecord) -> dict[str, Any]:
         """Append an evaluation once and return its line.
 
         Raises:

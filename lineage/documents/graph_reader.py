@@ -1,7 +1,7 @@
 """Graph reader: the documents of a run, from its ledger, or drawn from its run log.
 
-The ledger's documents are read as they are. A run that keeps no ledger, or was recorded before
-batches had documents, is described from its manifest and its run log by the same rules.
+The ledger's documents are read as they are. A run that keeps no ledger is described from its
+manifest and its run log by the same rules.
 """
 
 import json
@@ -67,7 +67,7 @@ def _draw(found: dict[str, bytes], run_dir: Path) -> None:
         if rel not in found:
             found[rel] = build_document(rel, facts, digest_of, sampled)
         elif parents_by_rule(rel) and not (plain := _plain(rel, found[rel])).get("parents"):
-            found[rel] = build_document(rel, plain, digest_of, sampled)  # of an older release
+            found[rel] = build_document(rel, plain, digest_of, sampled)  # a run without a ledger
 
     _draw_origins(found, add)
     run_id = run_dir.name

@@ -6,16 +6,17 @@ seconds went, what became of the work, and which artifacts, by digest, every ver
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from markupsafe import Markup
 
 from antiphon.core.drafting.statistics import drafting_summary
+from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.report import plots as draw
 from antiphon.lineage.report.render import render, standalone
-from antiphon.lineage.report.timeline import JournalEntry, RunPicture, find_value, fold
+from antiphon.lineage.report.timeline import RunPicture, find_value, fold
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.system.files import write_atomically
 
@@ -23,49 +24,10 @@ SHORT_DIGEST = 12
 """Digits of a digest that the page prints; the whole one shows when pointed at."""
 
 
-class Status(Protocol):
-    """The run at a glance, as the coordinator reports it."""
-
-    @property
-    def run_id(self) -> str:
-        """The run."""
-
-    @property
-    def steps_total(self) -> int:
-        """Steps asked for."""
-
-    @property
-    def groups_dropped_stale(self) -> int:
-        """Finished groups dropped beyond the bound."""
-
-    @property
-    def groups_requeued(self) -> int:
-        """Groups offered again after a lost lease."""
-
-    @property
-    def worker_seconds(self) -> Mapping[str, float]:
-        """What became of the workers' seconds, by use."""
-
-    @property
-    def tokens_by_use(self) -> Mapping[str, int]:
-        """What became of the completion tokens."""
-
-    @property
-    def paused_reason(self) -> str:
-        """Why the run is paused; empty while it goes on."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is complete."""
-
-
 def build_report(
-    run_dir: Path, store: ArtifactStore, events: Sequence[JournalEntry], status: Status, out: Path
+    run_dir: Path, store: ArtifactStore, events: Sequence[Event], status: RunStatus, out: Path
 ) -> dict[str, str]:
     """Write the report of a run as one self-contained HTML file.
-
-    Returns:
-        Its plots as files of their own, file name -> SVG.
 
     Args:
         run_dir: the run's directory; its configuration is printed.
@@ -73,6 +35,9 @@ def build_report(
         events: the run's journal, in order.
         status: the run at a glance.
         out: the file to write.
+
+    Returns:
+        Its plots as files of their own, file name -> SVG.
 
     Raises:
         UnavailableError: when the file cannot be written.
@@ -112,7 +77,7 @@ def build_report(
     return {f"{name}.svg": standalone(svg) for name, svg in plots.items() if svg}
 
 
-def _facts(status: Status, picture: RunPicture, config: Mapping[str, Any]) -> list[str]:
+def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -> list[str]:
     loop, environment = config.get("loop", {}), config.get("environment", {})
     state = "finished" if status.finished or len(picture.steps) >= status.steps_total else "not finished"
     if status.paused_reason and state != "finished":
@@ -128,7 +93,7 @@ def _facts(status: Status, picture: RunPicture, config: Mapping[str, Any]) -> li
 
 
 def _cards(
-    picture: RunPicture, status: Status, histogram: Mapping[int, int], bound: int | None
+    picture: RunPicture, status: RunStatus, histogram: Mapping[int, int], bound: int | None
 ) -> list[tuple[str, str, str]]:
     start, stop = picture.window
     seconds = max(stop - start, 1e-9)
@@ -197,7 +162,7 @@ def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     ]
 
 
-def _notes(picture: RunPicture, status: Status, store: ArtifactStore) -> list[str]:
+def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list[str]:
     missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
     filtered = sum(step.groups_filtered for step in picture.steps)
     lost = picture.counts.get("worker.lost", 0)

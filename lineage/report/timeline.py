@@ -7,26 +7,11 @@ enough to look at, and nothing decides by it.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.records import DraftingStatistics
-
-
-class JournalEntry(Protocol):
-    """One event of the journal."""
-
-    @property
-    def at(self) -> float:
-        """Unix seconds."""
-
-    @property
-    def kind(self) -> str:
-        """noun.verb."""
-
-    @property
-    def data_json(self) -> str:
-        """The event's fields."""
+from antiphon.core.status import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +133,7 @@ def merge(bars: Iterable[Bar], start_s: float, stop_s: float) -> list[tuple[floa
     return union
 
 
-def fold(events: Sequence[JournalEntry]) -> RunPicture:
+def fold(events: Sequence[Event]) -> RunPicture:
     """Draw the picture from a run's events, in the order of the journal."""
     picture = RunPicture(started=events[0].at if events else 0.0)
     folder = _Folder(picture)

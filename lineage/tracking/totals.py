@@ -40,7 +40,6 @@ class TotalsFold:
         self._prices = config.record
         self._workers = config.rollout.workers
         self._last = VersionTotals(0, 0, 0.0, 0.0, 0.0)
-        self._began: float | None = None
         self._early: dict[int, Mapping[str, Any]] = {}
         self._told_base = False
 
@@ -65,10 +64,7 @@ class TotalsFold:
     def _after(self, line: Mapping[str, Any]) -> VersionTotals:
         timings, last = line["timings"], self._last
         at = float(timings["at"])
-        if self._began is None:
-            self._began = at
-        # Logs from before the clock was kept count from the first commit, breaks included.
-        wall_s = max(last.wall_s, float(timings.get("wall_s", at - self._began)))
+        wall_s = max(last.wall_s, float(timings["wall_s"]))
         workers = len(timings.get("workers") or ()) or self._workers
         rate = workers * self._prices.worker_usd_per_hour + self._prices.learner_usd_per_hour
         tokens = int((line["batch"] or {}).get("tokens", 0))
