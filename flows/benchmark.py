@@ -22,7 +22,7 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
-from antiphon.lineage.recorder import find_project
+from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.report.benchmark_page import WORDS, build_benchmark_page
 from antiphon.lineage.report.benchmark_table import (
     BenchmarkTable,

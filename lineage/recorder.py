@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
+from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
+from antiphon.lineage.names import RUN, version_entry
 from antiphon.lineage.rollout_table import count_workers
 from antiphon.lineage.run_log import RunLog, now
 from antiphon.lineage.sequencer import Sequencer
@@ -218,7 +220,7 @@ class Recorder:
             self._ledger_writer.put("ledger", self._open_ledger)
         else:
             manifest = run_document(self._config, self._run_id, source_tree(), lambda _: None)
-            write_atomically(self._run_dir / "manifest.json", manifest)
+            write_atomically(self._run_dir / RUN, manifest)
         if self._log.base is not None:
             self._tell_base(self._log.base)
         for line in self._log.steps.values():
@@ -244,7 +246,7 @@ class Recorder:
             return
         ledger = Ledger(self._project, self._config.record.ledger, self._run_id)
         self._pins = DocumentPins(ledger, self._store, self._run_id)
-        self._pins.run(self._config, self._run_dir / "manifest.json")
+        self._pins.run(self._config, self._run_dir / RUN)
         pin_model(ledger, self._config.model.path)
 
     def _tell_base(self, line: Mapping[str, Any]) -> None:
@@ -288,7 +290,7 @@ class Recorder:
         read_chunk = self._read_chunk
         if read_chunk is None:
             return
-        rel = f"versions/v{manifest.version:06d}.safetensors"
+        rel = version_entry(manifest.version, "safetensors")
 
         def pin(pins: "DocumentPins") -> str:
             known = pins.ledger.md5(rel)
@@ -386,20 +388,3 @@ class _Timed:
     def __exit__(self, *_: object) -> None:
         self.milliseconds.append((time.perf_counter() - self._local.started) * 1e3)
         self.lock.release()
-
-
-def find_project(project: Path | None, home: Path) -> Path:
-    """Return the DVC project of the ledger: `project`, or the nearest one above `home` or here.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    starts = [project] if project is not None else [home, Path.cwd()]
-    for start in starts:
-        for folder in (start.absolute(), *start.absolute().parents):
-            if (folder / ".dvc").is_dir():
-                return folder
-    raise ConfigError(
-        f"record.dvc=true needs a DVC project, but {starts[-1]} is in none; "
-        "run `dvc init` there or set record.dvc=false"
-    )

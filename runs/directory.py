@@ -77,7 +77,7 @@ def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
     """Tell whether somebody's run of that name is in the ledger: two runs never share one."""
     if not config.record.dvc:
         return False
-    from antiphon.lineage.recorder import find_project  # brings Arrow, which most verbs do without
+    from antiphon.lineage.ledger.layout import find_project  # brings Arrow, which most verbs do without
 
     folder = find_project(None, home) / config.record.ledger
     return bool(shard_directories(folder, run_id))

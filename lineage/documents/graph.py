@@ -12,7 +12,8 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.lineage.documents.artifacts import (
+from antiphon.lineage.documents.artifacts import read_document
+from antiphon.lineage.names import (
     CODE,
     HELDOUT,
     MACHINE,
@@ -23,7 +24,6 @@ from antiphon.lineage.documents.artifacts import (
     evaluation_entry,
     kind_of,
     name_of,
-    read_document,
     version_entry,
 )
 

@@ -12,19 +12,10 @@ from typing import Any
 from antiphon.core.config import build_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import (
-    RUN,
-    batch_entry,
-    build_document,
-    evaluation_entry,
-    kind_of,
-    name_of,
-    origin_facts,
-    parents_by_rule,
-    version_entry,
-)
+from antiphon.lineage.documents.artifacts import build_document, origin_facts, parents_by_rule
 from antiphon.lineage.documents.facts import batch_facts, evaluation_facts, version_facts
 from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 
 
@@ -51,7 +42,7 @@ def all_documents(run_dir: Path, ledger: Path | None) -> dict[str, bytes]:
     """
     found = read_documents(ledger, run_dir.name) if ledger is not None else {}
     if RUN not in found:
-        kept = run_dir / "manifest.json"
+        kept = run_dir / RUN
         if not kept.is_file():
             return found  # nothing was recorded yet
         found[RUN] = kept.read_bytes()

@@ -13,21 +13,14 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import (
-    RUN,
-    batch_entry,
-    evaluation_entry,
-    kind_of,
-    name_of,
-    parents_by_rule,
-    version_entry,
-)
+from antiphon.lineage.documents.artifacts import parents_by_rule
 from antiphon.lineage.documents.facts import VERSION_FACTS, evaluation_facts
 from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.ledger.pins import dvc_cache
 from antiphon.lineage.ledger.verify_ledger import ShardCheck, ShardState
+from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.store.policy_file import policy_facts
@@ -171,7 +164,7 @@ class RunCheck:
             self._findings.add(name, path, problem, f"remove the file and {mend}")
 
     def _check_run_directory(self, *, pinned: bool) -> None:
-        kept = self._run_dir / "manifest.json"
+        kept = self._run_dir / RUN
         pinned_manifest = self._files.get(RUN)
         if kept.is_file() and pinned_manifest and kept.read_bytes() != pinned_manifest.read_bytes():
             mend = f"copy {pinned_manifest} there"

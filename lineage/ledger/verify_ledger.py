@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import name_of
 from antiphon.lineage.ledger.findings import FileReader, Findings
 from antiphon.lineage.ledger.layout import (
     Entry,
@@ -23,6 +22,7 @@ from antiphon.lineage.ledger.layout import (
     tree_line,
     tree_name,
 )
+from antiphon.lineage.names import name_of
 
 
 @dataclass(frozen=True, slots=True)
