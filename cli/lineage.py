@@ -132,7 +132,7 @@ def _verified(what: str, result: Any) -> dict[str, Any]:
             "artifact": finding.artifact,
             "paths": [str(path) for path in finding.paths],
             "problem": finding.problem,
-            "mend": finding.mend,
+            "fix": finding.fix,
         }
         for finding in result.findings
     ]

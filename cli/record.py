@@ -45,6 +45,6 @@ def record(
         reasons = [writer.failures[-1] for writer in report.writers if writer.failures]
         raise UnavailableError(
             f"the records of {directory.name} are still incomplete: {'; '.join(reasons)}; "
-            "give the same command again when that is mended"
+            "give the same command again when that is fixed"
         )
     return 0

@@ -1,4 +1,4 @@
-"""report: one self-contained HTML page about a run, going on or not."""
+"""report: one self-contained HTML page about a run, finished or not."""
 
 import asyncio
 from pathlib import Path

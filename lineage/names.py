@@ -58,7 +58,7 @@ def kind_of(rel: str) -> tuple[str, int | None] | None:
 
 
 def name_of(rel: str) -> str:
-    """Say in words what a ledger entry is.
+    """Say what a ledger entry is.
 
     >>> [name_of(f"batches/t000007{end}") for end in (".json", ".parquet", ".timings.parquet")]
     ['manifest of batch 7', 'batch 7', 'timings of batch 7']

@@ -265,23 +265,21 @@ class Recorder:
 
     def _tell_step(self, line: Mapping[str, Any]) -> None:
         step, version = int(line["step"]), int(line["version"])
-        facts = {key: line[key] for key in ("step", "version", "weights_digest", "batch_digest", "metrics")}
-        self._tell(version, self._policy(version, facts, step), completes=True)
+        self._tell(version, self._policy(version, line, step), completes=True)
         self._tell(version, _Record(f"step {step}", None, lambda tracker, _: tracker.step(line)))
 
-    def _policy(self, version: int, facts: Mapping[str, Any], step: int) -> "_Record":
+    def _policy(self, version: int, line: Mapping[str, Any], step: int) -> "_Record":
         return _Record(
             f"version {version}",
-            lambda pins: pins.version(version, facts),
-            lambda tracker, md5: tracker.version(version, facts, step, md5),
+            lambda pins: pins.version(version, line),
+            lambda tracker, md5: tracker.version(version, line, step, md5),
         )
 
     def _tell_evaluation(self, line: Mapping[str, Any]) -> None:
         version = int(line["version"])
-        facts = {key: value for key, value in line.items() if key != "timings"}
         record = _Record(
             f"evaluation {version}",
-            lambda pins: pins.evaluation(version, facts),
+            lambda pins: pins.evaluation(version, line),
             lambda tracker, _: tracker.evaluation(line),
         )
         self._tell(version + 1, record)

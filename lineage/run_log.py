@@ -151,7 +151,7 @@ def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def read_base(run_dir: Path) -> dict[str, Any] | None:
-    """Return what version 0 of a run was, or None where nobody noted it."""
+    """Return what version 0 of a run was, or None where it was not noted."""
     path = run_dir / BASE_FILE
     if not path.is_file():
         return None

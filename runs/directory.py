@@ -15,7 +15,7 @@ from typing import IO
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
-from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.ledger.layout import find_project, shard_directories
 from antiphon.system.files import write_atomically
 
 FREE_BYTES = 512 << 20
@@ -77,8 +77,6 @@ def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
     """Tell whether somebody's run of that name is in the ledger: two runs never share one."""
     if not config.record.dvc:
         return False
-    from antiphon.lineage.ledger.layout import find_project  # brings Arrow, which most verbs do without
-
     folder = find_project(None, home) / config.record.ledger
     return bool(shard_directories(folder, run_id))
 

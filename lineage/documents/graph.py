@@ -1,7 +1,7 @@
 """Lineage graph: what every artifact of a run came from, and what came of it.
 
 Built from documents alone (`lineage.documents.artifacts`), wherever they were read. An edge is a digest
-that one document names and another one has; a digest nobody has is kept as a missing parent.
+that one document names and another one has; a digest that none has is kept as a missing parent.
 """
 
 import re
@@ -184,7 +184,7 @@ def build_graph(documents: Mapping[str, bytes]) -> LineageGraph:
             nodes.append(node_of(rel, body))
         except IntegrityError as error:
             raise IntegrityError(
-                f"{name_of(rel)} ({rel}): {error}; `antiphon lineage RUN --verify` says how to mend it"
+                f"{name_of(rel)} ({rel}): {error}; `antiphon lineage RUN --verify` says how to fix it"
             ) from error
     return LineageGraph(nodes)
 

@@ -94,6 +94,6 @@ def _plain(rel: str, body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise IntegrityError(
             f"{name_of(rel)} ({rel}) cannot be read: {error}; "
-            "`antiphon lineage RUN --verify` says how to mend it"
+            "`antiphon lineage RUN --verify` says how to fix it"
         ) from error
     return dict(plain)

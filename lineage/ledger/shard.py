@@ -45,7 +45,7 @@ class Shard:
     """The entries of one directory; used by one thread of one process at a time."""
 
     def __init__(self, repo: Repo, directory: Path) -> None:
-        """Open a shard, going on where an earlier process stopped.
+        """Open a shard, continuing where an earlier process stopped.
 
         Raises:
             UnavailableError: when its tree is neither in the cache nor in its journal.
@@ -167,7 +167,7 @@ class Shard:
         text = self._journal.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            # A process died while writing the last line; nobody was told that entry was pinned.
+            # A process died while writing the last line; no one was told that this entry was pinned.
             os.truncate(self._journal, len(whole.encode()))
         with _naming(self._journal, "remove the file if the .dvc file beside it is there"):
             return list(read_journal(whole))
@@ -187,11 +187,11 @@ class Shard:
 
 
 @contextmanager
-def _naming(path: Path, mend: str) -> Iterator[None]:
+def _naming(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except IntegrityError as error:
-        raise IntegrityError(f"{path}: {error}; {mend}") from error
+        raise IntegrityError(f"{path}: {error}; {fix}") from error
 
 
 def _flush(path: Path) -> None:

@@ -38,14 +38,11 @@ class StepFacts:
     reward_mean: float | None = None
     completion_tokens_mean: float | None = None
     tokens: int = 0
-    trajectories: int = 0
     groups_filtered: int = 0
-    groups_dropped_stale: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     weights_digest: str = ""
     batch_digest: str = ""
-    published: bool = False
     epoch: int | None = None
     """Newest epoch among the groups it rewarded; None for an empty batch."""
     drafting: DraftingStatistics | None = None
@@ -220,14 +217,11 @@ class _Folder:
             reward_mean=batch.get("reward_mean"),
             completion_tokens_mean=batch.get("completion_tokens_mean"),
             tokens=batch.get("tokens", 0),
-            trajectories=batch.get("trajectories", 0),
             groups_filtered=batch.get("groups_filtered", 0),
-            groups_dropped_stale=batch.get("groups_dropped_stale", 0),
             staleness={int(k): int(n) for k, n in batch.get("staleness", ())},
             metrics=dict(data["metrics"]),
             weights_digest=data["weights_digest"],
             batch_digest=data["batch_digest"],
-            published=bool(data["published"]),
             epoch=self._newest_epoch(batch),
             drafting=_drafting(batch),
         )

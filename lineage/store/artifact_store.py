@@ -3,7 +3,7 @@
 An object lies at ``objects/ab/<digest>``, where ab are the digest's first two digits. It is
 written beside its place, flushed to the disk and renamed, so a name never stands for half a
 file. Every read is checked against the name. Where a remote store is named, an object counts as
-stored once it is on the local disk and in the outbox; sending it is somebody else's work, and
+stored once it is on the local disk and in the outbox; sending it is the uploader's work, and
 what is missing here is read from there.
 """
 

@@ -109,7 +109,7 @@ class TrackedRun:
                 self.traced.add(version)
 
     def why_gone(self) -> str:
-        """Say in one sentence that somebody deleted the run or its experiment; empty if nobody did."""
+        """Say in one sentence that the run or its experiment was deleted; empty if it was not."""
         experiment = self.client.get_experiment(self.experiment_id)
         if experiment.lifecycle_stage == "deleted":
             return _deleted_experiment(experiment, self.uri)
@@ -247,7 +247,7 @@ def model_name(version: int) -> str:
 
 
 def open_tracked_run(client: Any, uri: str, plan: RunPlan, mapping: Path) -> TrackedRun:
-    """Go on with the MLflow run that `mapping` names, or begin one and name it there.
+    """Continue the MLflow run that `mapping` names, or begin one and name it there.
 
     A file beside it gets a mark before the run is created, so that a creation which was never
     confirmed is found again instead of repeated.
@@ -284,7 +284,7 @@ def _find_run(client: Any, plan: RunPlan, run_id: str | None, mark: str | None) 
             return client.get_run(run_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None  # somebody cleared the database: begin anew
+                return None  # the database was cleared: begin anew
             raise
     experiment = client.get_experiment_by_name(plan.experiment) if mark is not None else None
     if experiment is None:
