@@ -75,8 +75,7 @@ def _run_directory(home: Path, named: str | None) -> Path:
 def _ledgers_with(home: Path, run_id: str) -> list[tuple[Path, str]]:
     from antiphon.core.config import RunConfig
     from antiphon.core.errors import ConfigError
-    from antiphon.lineage.ledger.layout import shard_directories
-    from antiphon.lineage.recorder import find_project
+    from antiphon.lineage.ledger.layout import find_project, shard_directories
 
     folder = RunConfig().record.ledger
     try:
@@ -88,7 +87,7 @@ def _ledgers_with(home: Path, run_id: str) -> list[tuple[Path, str]]:
 
 def _ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
     from antiphon.core.config import load_config
-    from antiphon.lineage.recorder import find_project
+    from antiphon.lineage.ledger.layout import find_project
 
     if not (run_dir / "config.yaml").exists():
         ((project, folder),) = _ledgers_with(home, run_dir.name)
@@ -133,7 +132,7 @@ def _verified(what: str, result: Any) -> dict[str, Any]:
             "artifact": finding.artifact,
             "paths": [str(path) for path in finding.paths],
             "problem": finding.problem,
-            "mend": finding.mend,
+            "fix": finding.fix,
         }
         for finding in result.findings
     ]

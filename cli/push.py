@@ -42,6 +42,6 @@ def push(
         if report.pending:
             raise UnavailableError(
                 f"{report.pending} artifacts did not get to {outbox.url} within {timeout_s:g} s"
-                f"{': ' + report.reason if report.reason else ''}; the same command goes on"
+                f"{': ' + report.reason if report.reason else ''}; the same command continues"
             )
     return 0

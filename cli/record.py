@@ -35,7 +35,8 @@ def record(
         )
         page = directory / "report.html"
         if page.is_file():
-            recorder.attach(page)
+            plots = {path.name: path.read_text() for path in sorted((directory / "plots").glob("*.svg"))}
+            recorder.attach(page, plots)
         recorder.flush(timeout_s)
         report = recorder.close(1.0)
     for writer in report.writers:
@@ -44,6 +45,6 @@ def record(
         reasons = [writer.failures[-1] for writer in report.writers if writer.failures]
         raise UnavailableError(
             f"the records of {directory.name} are still incomplete: {'; '.join(reasons)}; "
-            "give the same command again when that is mended"
+            "give the same command again when that is fixed"
         )
     return 0

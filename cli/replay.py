@@ -1,13 +1,13 @@
 """replay: execute recorded steps again, from a run's artifacts alone, and compare every bit."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.system.files import write_atomically
 
 
 def replay(
@@ -60,15 +60,8 @@ def replay(
     for line in summary.lines():
         print(line)
     if results is not None:
-        _write(results, json.dumps(summary.plain(), indent=2, sort_keys=True) + "\n")
+        write_atomically(results, (json.dumps(summary.plain(), indent=2, sort_keys=True) + "\n").encode())
     difference = summary.first_difference()
     if difference is not None:
         raise IntegrityError(difference)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""report: one self-contained HTML page about a run, going on or not."""
+"""report: one self-contained HTML page about a run, finished or not."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,9 @@ def report(run: str | None = None, /, *, out: Annotated[Path | None, Parameter(n
             events = await all_events(coordinator)
             status = await coordinator.status()
         store = ArtifactStore(store_directory(home))
-        return build_report(directory, store, events, status, out or directory / "report.html")
+        target = out or directory / "report.html"
+        build_report(directory, store, events, status, target)
+        return target
 
     print(asyncio.run(write()))
     return 0

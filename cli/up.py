@@ -14,6 +14,7 @@ from antiphon.cli.arguments import home_directory
 from antiphon.core.errors import ConfigError
 from antiphon.runs import s3_server
 from antiphon.runs.prefect_server import HOST, answers, begin_prefect_server, check_port
+from antiphon.system.files import write_atomically
 from antiphon.system.ports import free_port
 from antiphon.system.processes import ChildProcess, stop_groups, wait_ready
 
@@ -140,9 +141,7 @@ def write_pages(home: Path, pages: Mapping[str, Page]) -> None:
     plain = {
         name: {"name": p.name, "url": p.url, "pid": p.pid, "created": p.created} for name, p in pages.items()
     }
-    temporary = home / "up.json.tmp"
-    temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(home / "up.json")
+    write_atomically(home / "up.json", (json.dumps(plain, indent=2) + "\n").encode())
 
 
 def _begin_prefect(home: Path, port: int) -> Page:

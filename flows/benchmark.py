@@ -22,7 +22,7 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
-from antiphon.lineage.recorder import find_project
+from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.report.benchmark_page import WORDS, build_benchmark_page
 from antiphon.lineage.report.benchmark_table import (
     BenchmarkTable,
@@ -35,7 +35,7 @@ from antiphon.lineage.report.benchmark_table import (
     read_tables,
     write_table,
 )
-from antiphon.lineage.tracking.tracker import Tracker
+from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.runs.context import RunStopped
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import RunOptions, Surroundings, surrounded
@@ -203,20 +203,20 @@ def track(compared: ComparedTable, plan: BenchmarkPlan, logs: Path, home: Path, 
     """Log a table as one MLflow run: medians and the first case at step 0, further cases after it."""
     table = compared.table
     logs.mkdir(parents=True, exist_ok=True)
-    tracker = Tracker(logs, home, "benchmarks", table.commit)
     params = {name: str(value) for name, value in plan.model_dump(mode="json").items()}
     tags = {"commit": table.commit, "before": compared.before, "machine": table.machine}
-    tracker.start_run({**params, "cases": str(len(table.cases))}, tags)
+    params["cases"] = str(len(table.cases))
+    writer = MlflowWriter(logs, home, "benchmarks", table.commit, params, tags)
     at = datetime.fromisoformat(table.at).timestamp()
     for step, figures in enumerate(table.cases.values()):
         entries = {f"case/{name}": value for name, value in figures.items()}
         if step == 0:
             entries |= table.medians() | {"regressions": float(len(compared.worse()))}
-        tracker.log_summary(step, entries, at)
+        writer.summarise(step, entries, at)
     for file in files:
-        tracker.log_artifact(file)
-    tracker.set_status("FINISHED")
-    report = tracker.close(TRACK_S)
+        writer.attach(file)
+    writer.end("FINISHED")
+    report = writer.close(TRACK_S)
     if report.pending or report.failed:
         _log.warning("benchmark.untracked", pending=report.pending, failures=report.failures)
 

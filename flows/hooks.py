@@ -19,6 +19,7 @@ from prefect.exceptions import PrefectException
 
 from antiphon.flows.run_page import artifact_key
 from antiphon.runs.directory import home_directory, is_finished, list_runs
+from antiphon.system.files import write_atomically
 
 _log = structlog.get_logger(__name__)
 
@@ -31,9 +32,7 @@ NAME = "prefect.json"
 
 def remember_flow_run(run_dir: Path, flow_run_id: str) -> None:
     """Write down which flow run lives a run, whole or not at all."""
-    temporary = run_dir / f"{NAME}.tmp"
-    temporary.write_text(json.dumps({"flow_run_id": flow_run_id}) + "\n", encoding="utf-8")
-    temporary.replace(run_dir / NAME)
+    write_atomically(run_dir / NAME, (json.dumps({"flow_run_id": flow_run_id}) + "\n").encode())
 
 
 def find_run_of(home: Path, flow_run_id: str) -> Path | None:

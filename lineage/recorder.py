@@ -1,4 +1,4 @@
-"""Recorder: what the loop tells, kept in three places, at the price of a queue entry.
+"""Recorder: what the loop tells, written to three places, while the loop waits for none of them.
 
 Each call appends to the run log at once (microseconds) and queues the rest: the ledger's
 entries on one thread, MLflow's on another. Opening a run again queues everything its log
@@ -8,27 +8,31 @@ holds; what was written before is skipped, so records lost in a crash are made u
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
+from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
+from antiphon.lineage.names import RUN, version_entry
+from antiphon.lineage.rollout_table import count_workers
 from antiphon.lineage.run_log import RunLog, now
 from antiphon.lineage.sequencer import Sequencer
-from antiphon.lineage.store.artifact_store import open_store, write_atomically
+from antiphon.lineage.store.artifact_store import open_store
 from antiphon.lineage.store.policy_file import encode_policy
-from antiphon.lineage.tracking.feed import TrackingFeed, worker_mix
 from antiphon.lineage.tracking.tracker import Tracker
 from antiphon.lineage.writer import Writer, WriterReport
+from antiphon.system.files import write_atomically
 
 if TYPE_CHECKING:
     from antiphon.lineage.ledger.document_pins import DocumentPins
@@ -39,6 +43,15 @@ PUBLISH_SHARE = 0.05
 """And at least this share of all entries, so that publishing stays cheap in long runs."""
 
 _log = structlog.get_logger("antiphon.lineage")
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One thing to write: in the ledger first, then in MLflow with the md5 that it got there."""
+
+    label: str
+    pin: Callable[["DocumentPins"], str] | None
+    track: Callable[[Tracker, str | None], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +85,7 @@ class Recorder:
         read_chunk: Callable[[str], bytes] | None = None,
         decode: Callable[[Iterable[int]], str] | None = None,
     ) -> None:
-        """Open the records of a run, going on where an earlier process stopped.
+        """Open the records of a run, continuing where an earlier process stopped.
 
         Args:
             run_id: the run.
@@ -100,18 +113,17 @@ class Recorder:
         self._batches: dict[int, BatchRef] = {}
         self._log = RunLog(run_dir)
         self._pins: DocumentPins | None = None
-        self._in_order = Sequencer()
+        self._order: Sequencer[_Record] = Sequencer()
         self._ledger_writer = Writer("ledger") if self._project else None
-        self._feed: TrackingFeed | None = None
+        self._tracker: Tracker | None = None
         if config.record.mlflow:
-            tracker = Tracker(run_dir, home, config.run.name, run_id)
-            self._feed = TrackingFeed(tracker, config, self._store, self._log, decode)
+            self._tracker = Tracker(run_dir, home, run_id, config, self._store, self._log, decode)
         self._open()
 
     def record_base(self, manifest: SnapshotManifest) -> None:
         """Record version 0, the model the run starts from."""
         with self._timed:
-            self._record_base(self._log.add_base(manifest.weights_digest))
+            self._tell_base(self._log.add_base(manifest.weights_digest))
             self._pin_weights(manifest)
 
     def record_batch(self, batch: BatchRef) -> None:
@@ -125,14 +137,14 @@ class Recorder:
                 "reward_mean": batch.reward_mean,
                 "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
             }
-            self._record_batch(batch.step, batch.digest, batch.timings_digest, profile, now())
+            self._tell_batch(batch.step, batch.digest, batch.timings_digest, profile, now())
 
     def record_version(self, commit: StepCommit, manifest: SnapshotManifest | None) -> None:
         """Record a committed step and the version it made, with its weights when published."""
         with self._timed:
             batch = self._batches.pop(commit.step, None)
-            line = self._log.add_step(commit, batch, worker_mix(self._store, batch))
-            self._record_step(line)
+            line = self._log.add_step(commit, batch, self._workers(batch))
+            self._tell_step(line)
             if manifest is not None:
                 self._pin_weights(manifest)
             self._pin_checkpoint(commit.version)
@@ -149,31 +161,28 @@ class Recorder:
     def record_evaluation(self, evaluation: EvaluationRecord) -> None:
         """Record the held-out score of a version; an incomplete one is left for later."""
         with self._timed:
-            if evaluation.rewarded >= evaluation.prompts:
-                self._record_evaluation(self._log.add_evaluation(evaluation))
+            if evaluation.complete:
+                self._tell_evaluation(self._log.add_evaluation(evaluation))
 
-    def attach(self, path: Path) -> None:
-        """Attach a file, such as the report, to the MLflow run; figures of a page also by themselves."""
+    def attach(self, path: Path, plots: Mapping[str, str] | None = None) -> None:
+        """Attach a file, such as the report, to the MLflow run, and its plots (file name -> SVG)."""
         with self._timed:
-            if self._feed is not None:
-                self._feed.attach(path)
+            if self._tracker is not None:
+                self._tracker.attach(path, plots)
 
     def report(self) -> RecorderReport:
         """Return what recording cost so far."""
-        tracker = self._feed.tracker if self._feed is not None else None
-        writers = [w.report() for w in (self._ledger_writer, tracker) if w is not None]
-        return self._summary(tuple(writers))
+        return self._summary([writer.report() for writer in self._writers])
 
     def flush(self, timeout_s: float) -> RecorderReport:
         """Wait up to `timeout_s` until everything told so far is written; publish the ledger."""
         deadline = time.perf_counter() + timeout_s
         with self._timed.lock:
-            self._in_order.release()
+            self._queue(self._order.release())
         if self._ledger_writer is not None:
             self._ledger_writer.put("publish", self._publish)
-            self._ledger_writer.flush(timeout_s)
-        if self._feed is not None:
-            self._feed.tracker.flush(max(0.0, deadline - time.perf_counter()))
+        for writer in self._writers:
+            writer.flush(max(0.0, deadline - time.perf_counter()))
         return self.report()
 
     def close(self, timeout_s: float) -> RecorderReport:
@@ -181,38 +190,52 @@ class Recorder:
         deadline = time.perf_counter() + timeout_s
         writers = []
         with self._timed.lock:
-            self._in_order.release()
+            self._queue(self._order.release())
         if self._ledger_writer is not None:
             self._ledger_writer.put("close", self._close_ledger)
             writers.append(self._ledger_writer.close(timeout_s))
-        if self._feed is not None:
-            self._feed.end()
-            writers.append(self._feed.tracker.close(max(1.0, deadline - time.perf_counter())))
-        report = self._summary(tuple(writers))
+        if self._tracker is not None:
+            self._tracker.end()
+            writers.append(self._tracker.mlflow.close(max(1.0, deadline - time.perf_counter())))
+        report = self._summary(writers)
         if not report.complete:
             reasons = [reason for writer in report.writers for reason in writer.failures[-3:]]
             _log.warning("record.incomplete", run=self._run_id, reasons=reasons)
         return report
 
+    def _workers(self, batch: BatchRef | None) -> dict[str, int]:
+        """Return how many trajectories of a batch each worker sampled; {} when that cannot be read."""
+        if batch is None:
+            return {}
+        try:
+            return count_workers(self._store.get(batch.timings_digest))
+        except (IntegrityError, UnavailableError) as error:
+            # Records do without it; whoever needs the file says what is wrong with it.
+            _log.warning("record.workers_unknown", step=batch.step, reason=str(error))
+            return {}
+
     def _open(self) -> None:
         # The manifest asks git and the machine: on the writers' side of the queue.
         if self._ledger_writer is not None:
             self._ledger_writer.put("ledger", self._open_ledger)
-        if self._ledger_writer is None:
+        else:
             manifest = run_document(self._config, self._run_id, source_tree(), lambda _: None)
-            write_atomically(self._run_dir / "manifest.json", manifest)
+            write_atomically(self._run_dir / RUN, manifest)
         if self._log.base is not None:
-            self._record_base(self._log.base)
-        elif self._log.steps:
-            self._in_order = Sequencer(reached=0)  # an older release told nobody of version 0 here
+            self._tell_base(self._log.base)
         for line in self._log.steps.values():
             if line["batch"] is not None:
-                timings_digest = line["timings"]["timings_digest"]
-                at = line["timings"]["at"]
-                self._record_batch(line["step"], line["batch_digest"], timings_digest, line["batch"], at)
-            self._record_step(line)
+                timings = line["timings"]
+                self._tell_batch(
+                    line["step"],
+                    line["batch_digest"],
+                    timings["timings_digest"],
+                    line["batch"],
+                    timings["at"],
+                )
+            self._tell_step(line)
         for line in self._log.evaluations.values():
-            self._record_evaluation(line)
+            self._tell_evaluation(line)
 
     def _open_ledger(self) -> None:
         # DVC's import belongs on the writer's thread too.
@@ -223,53 +246,49 @@ class Recorder:
             return
         ledger = Ledger(self._project, self._config.record.ledger, self._run_id)
         self._pins = DocumentPins(ledger, self._store, self._run_id)
-        self._pins.run(self._config, self._run_dir / "manifest.json")
+        self._pins.run(self._config, self._run_dir / RUN)
         pin_model(ledger, self._config.model.path)
 
-    def _record_base(self, line: Mapping[str, Any]) -> None:
-        self._record_policy(0, line, step=0)
+    def _tell_base(self, line: Mapping[str, Any]) -> None:
+        self._tell(0, self._policy(0, line, step=0), completes=True)
 
-    def _record_batch(
+    def _tell_batch(
         self, step: int, digest: str, timings_digest: str, profile: Mapping[str, Any], at: float
     ) -> None:
-        name = f"batch-t{step:06d}"
-
-        def track(md5: str | None) -> None:
-            if self._feed is not None:
-                self._feed.batch(step, digest, timings_digest, profile, at, md5)
-
-        def pin(pins: "DocumentPins") -> str:
-            return pins.batch(step, digest, timings_digest, profile)
-
+        record = _Record(
+            f"batch-t{step:06d}",
+            lambda pins: pins.batch(step, digest, timings_digest, profile),
+            lambda tracker, md5: tracker.batch(step, digest, timings_digest, profile, at, md5),
+        )
         # Its document names the versions that sampled it, the newest being the one made before.
-        self._in_order.tell(step + 1, lambda: self._queue(name, pin, track))
+        self._tell(step + 1, record)
 
-    def _record_step(self, line: Mapping[str, Any]) -> None:
+    def _tell_step(self, line: Mapping[str, Any]) -> None:
         step, version = int(line["step"]), int(line["version"])
-        facts = {key: line[key] for key in ("step", "version", "weights_digest", "batch_digest", "metrics")}
-        self._record_policy(version, facts, step)
+        self._tell(version, self._policy(version, line, step), completes=True)
+        self._tell(version, _Record(f"step {step}", None, lambda tracker, _: tracker.step(line)))
 
-        def track(_: str | None) -> None:
-            if self._feed is not None:
-                self._feed.step(line)
+    def _policy(self, version: int, line: Mapping[str, Any], step: int) -> "_Record":
+        return _Record(
+            f"version {version}",
+            lambda pins: pins.version(version, line),
+            lambda tracker, md5: tracker.version(version, line, step, md5),
+        )
 
-        self._in_order.tell(version, lambda: self._queue(f"step {step}", None, track))
-
-    def _record_policy(self, version: int, facts: Mapping[str, Any], step: int) -> None:
-        def track(md5: str | None) -> None:
-            if self._feed is not None:
-                self._feed.version(version, facts, step, md5)
-
-        def pin(pins: "DocumentPins") -> str:
-            return pins.version(version, facts)
-
-        self._in_order.tell(version, lambda: self._queue(f"version {version}", pin, track), completes=True)
+    def _tell_evaluation(self, line: Mapping[str, Any]) -> None:
+        version = int(line["version"])
+        record = _Record(
+            f"evaluation {version}",
+            lambda pins: pins.evaluation(version, line),
+            lambda tracker, _: tracker.evaluation(line),
+        )
+        self._tell(version + 1, record)
 
     def _pin_weights(self, manifest: SnapshotManifest) -> None:
         read_chunk = self._read_chunk
         if read_chunk is None:
             return
-        rel = f"versions/v{manifest.version:06d}.safetensors"
+        rel = version_entry(manifest.version, "safetensors")
 
         def pin(pins: "DocumentPins") -> str:
             known = pins.ledger.md5(rel)
@@ -284,53 +303,42 @@ class Recorder:
                 ) from error
             return pins.ledger.append(rel, self._store.path(self._store.put(payload)))
 
-        self._queue(f"weights {manifest.version}", pin, lambda _: None)
+        self._queue([_Record(f"weights {manifest.version}", pin, None)])
 
     def _pin_checkpoint(self, version: int) -> None:
         interval, stride = self._config.learner.checkpoint_interval, self._config.record.checkpoint_stride
         if due(version, interval, stride):
             checkpoints = self._run_dir / "checkpoints"
-            self._queue(
-                f"checkpoint {version}",
-                lambda pins: pin_checkpoint(pins.ledger, checkpoints, version),
-                lambda _: None,
-            )
+            label = f"checkpoint {version}"
+            self._queue([_Record(label, lambda p: pin_checkpoint(p.ledger, checkpoints, version), None)])
 
-    def _record_evaluation(self, line: Mapping[str, Any]) -> None:
-        version = int(line["version"])
-        facts = {key: value for key, value in line.items() if key != "timings"}
+    def _tell(self, number: int, record: "_Record", *, completes: bool = False) -> None:
+        self._queue(self._order.add(number, record, completes=completes))
 
-        def pin(pins: "DocumentPins") -> str:
-            return pins.evaluation(version, facts)
+    def _queue(self, records: Iterable["_Record"]) -> None:
+        for record in records:
+            if self._ledger_writer is not None:
+                self._ledger_writer.put(record.label, partial(self._write, record))
+            else:
+                self._track(record, None)
 
-        def track(_: str | None) -> None:
-            if self._feed is not None:
-                self._feed.evaluation(line)
-
-        self._in_order.tell(version + 1, lambda: self._queue(f"evaluation {version}", pin, track))
-
-    def _queue(
-        self, label: str, pin: Callable[["DocumentPins"], str] | None, track: Callable[[str | None], None]
-    ) -> None:
+    def _write(self, record: "_Record") -> None:
         """Pin first, so that MLflow can name the md5; track even when pinning failed for good."""
-        if self._ledger_writer is None:
-            track(None)
-            return
+        md5 = None
+        try:
+            if record.pin is not None and self._pins is not None:
+                md5 = record.pin(self._pins)
+                self._publish_when_due()
+        except UnavailableError:
+            raise  # tried again
+        except AntiphonError:
+            self._track(record, None)
+            raise
+        self._track(record, md5)
 
-        def job() -> None:
-            md5 = None
-            try:
-                if pin is not None and self._pins is not None:
-                    md5 = pin(self._pins)
-                    self._publish_when_due()
-            except UnavailableError:
-                raise  # tried again
-            except AntiphonError:
-                track(None)
-                raise
-            track(md5)
-
-        self._ledger_writer.put(label, job)
+    def _track(self, record: "_Record", md5: str | None) -> None:
+        if self._tracker is not None and record.track is not None:
+            record.track(self._tracker, md5)
 
     def _publish_when_due(self) -> None:
         ledger = self._pins.ledger if self._pins else None
@@ -345,7 +353,12 @@ class Recorder:
         if self._pins is not None:
             self._pins.ledger.close()
 
-    def _summary(self, writers: tuple[WriterReport, ...]) -> RecorderReport:
+    @property
+    def _writers(self) -> list[Writer]:
+        tracker = self._tracker.mlflow if self._tracker is not None else None
+        return [writer for writer in (self._ledger_writer, tracker) if writer is not None]
+
+    def _summary(self, writers: Sequence[WriterReport]) -> RecorderReport:
         calls = self._timed.milliseconds
         return RecorderReport(
             complete=not any(writer.failed or writer.pending for writer in writers),
@@ -354,7 +367,7 @@ class Recorder:
             enqueue_ms_max=max(calls, default=0.0),
             enqueue_ms_total=sum(calls),
             writer_cpu_s=sum(writer.cpu_s for writer in writers),
-            writers=writers,
+            writers=tuple(writers),
         )
 
 
@@ -373,20 +386,3 @@ class _Timed:
     def __exit__(self, *_: object) -> None:
         self.milliseconds.append((time.perf_counter() - self._local.started) * 1e3)
         self.lock.release()
-
-
-def find_project(project: Path | None, home: Path) -> Path:
-    """Return the DVC project of the ledger: `project`, or the nearest one above `home` or here.
-
-    Raises:
-        ConfigError: when there is none.
-    """
-    starts = [project] if project is not None else [home, Path.cwd()]
-    for start in starts:
-        for folder in (start.absolute(), *start.absolute().parents):
-            if (folder / ".dvc").is_dir():
-                return folder
-    raise ConfigError(
-        f"record.dvc=true needs a DVC project, but {starts[-1]} is in none; "
-        "run `dvc init` there or set record.dvc=false"
-    )

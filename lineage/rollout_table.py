@@ -74,12 +74,6 @@ TIMINGS_SCHEMA = pa.schema(
 )
 """One row per trajectory, in the order of the batch; nulls where the engine could not draft."""
 
-_OLD_TIMINGS_SCHEMA = pa.schema(
-    [column for column in TIMINGS_SCHEMA if column.name not in DRAFTING_COLUMNS],
-    metadata={"antiphon.table": "timings/1"},
-)
-"""As written before workers drafted; still read."""
-
 
 def encode_batch(rows: Sequence[BatchRow]) -> bytes:
     """Write the rows of a batch, in their order, as one Parquet file; no rows are fine.
@@ -167,7 +161,7 @@ def decode_timings(payload: bytes) -> list[RowTiming]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    table = _read(payload, TIMINGS_SCHEMA, _OLD_TIMINGS_SCHEMA)
+    table = _read(payload, TIMINGS_SCHEMA)
     with _readable(payload, "timings"):
         return [RowTiming(**row) for row in table.to_pylist()]
 
@@ -178,7 +172,7 @@ def count_workers(payload: bytes) -> dict[str, int]:
     Raises:
         IntegrityError: when the bytes are no timings table.
     """
-    table = _read(payload, TIMINGS_SCHEMA, _OLD_TIMINGS_SCHEMA, columns=("worker_id",))
+    table = _read(payload, TIMINGS_SCHEMA, columns=("worker_id",))
     with _readable(payload, "timings"):
         return dict(sorted(Counter(table.column("worker_id").to_pylist()).items()))
 
@@ -253,15 +247,14 @@ def _write(columns: Sequence[Any], schema: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _read(payload: bytes, *schemas: Any, columns: Sequence[str] = ()) -> Any:
-    known = {schema.metadata[b"antiphon.table"].decode(): schema.names for schema in schemas}
-    name = next(iter(known))
+def _read(payload: bytes, schema: Any, columns: Sequence[str] = ()) -> Any:
+    name = schema.metadata[b"antiphon.table"].decode()
     with _readable(payload, name):
         file = pq.ParquetFile(pa.BufferReader(payload))
         names = file.schema_arrow.names
         table = file.read(columns=list(columns) or None, use_threads=False)
     found = (table.schema.metadata or {}).get(b"antiphon.table", b"").decode()
-    if names != known.get(found):
+    if (found, names) != (name, schema.names):
         raise IntegrityError(
             f"a {found or 'foreign'} table with columns {names} was given where a {name} table "
             "is needed; pass the digest of the right file"

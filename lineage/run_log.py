@@ -18,7 +18,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.metrics import DRAFTING_METRICS, find_metric
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 
 STEPS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -26,7 +26,7 @@ BASE_FILE = "base.json"
 
 
 class RunLog:
-    """The two files of one run; appended by one process at a time."""
+    """The files of one run; appended by one process at a time."""
 
     def __init__(self, run_dir: Path) -> None:
         self._steps_path = run_dir / STEPS_FILE
@@ -151,7 +151,7 @@ def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def read_base(run_dir: Path) -> dict[str, Any] | None:
-    """Return what version 0 of a run was, or None where nobody noted it."""
+    """Return what version 0 of a run was, or None where it was not noted."""
     path = run_dir / BASE_FILE
     if not path.is_file():
         return None

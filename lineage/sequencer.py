@@ -1,4 +1,4 @@
-"""In order: jobs told in any order are handed on in the order of their numbers.
+"""Sequencer: records told in any order are handed out in the order of their numbers.
 
 Stages of neighbouring steps may end in either order, but a version's document names its
 parent's digest. What comes too early waits; where a number never comes, the wait ends after a
@@ -6,52 +6,60 @@ few others.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from typing import Generic, TypeVar
 
 MOST_HELD = 16
 """Numbers that wait before a missing one is given up; stages are never that far apart."""
 
 
-class Sequencer:
-    """Hands jobs on once their number was reached; used by one thread at a time."""
+R = TypeVar("R")
 
-    def __init__(self, reached: int = -1) -> None:
-        """Begin; `reached` is the last number whose jobs were handed on earlier."""
-        self._reached = reached
-        self._held: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
 
-    def tell(self, number: int, job: Callable[[], None], *, completes: bool = False) -> None:
-        """Hand on a job when all smaller numbers are complete.
+class Sequencer(Generic[R]):
+    """Hands records out once all smaller numbers are complete; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._reached = -1
+        """The last number that is complete."""
+        self._held: defaultdict[int, list[R]] = defaultdict(list)
+        self._complete: set[int] = set()
+
+    def add(self, number: int, record: R, *, completes: bool = False) -> list[R]:
+        """Take a record and return those that are due now, in order.
 
         Args:
-            number: the job's place.
-            job: called now or later, once.
-            completes: whether it is the last job of its number.
+            number: the record's number.
+            record: handed out now or later, once.
+            completes: whether its number is complete with it.
 
-        >>> said, order = [], Sequencer()
-        >>> order.tell(1, lambda: said.append("one"), completes=True)
-        >>> order.tell(0, lambda: said.append("zero"), completes=True)
-        >>> said
+        >>> order = Sequencer()
+        >>> order.add(1, "one", completes=True)
+        []
+        >>> order.add(0, "zero", completes=True)
         ['zero', 'one']
         """
-        self._held[number].append(job)
+        self._held[number].append(record)
         if completes:
-            self._held[number].append(lambda: self._complete(number))
-        self._hand_on()
+            self._complete.add(number)
+        due = self._due()
         if len(self._held) > MOST_HELD:
             self._reached = min(self._held) - 1
-            self._hand_on()
+            due += self._due()
+        return due
 
-    def release(self) -> None:
-        """Hand on everything held, in order, whatever is missing."""
+    def release(self) -> list[R]:
+        """Return everything held, in order, whatever is missing."""
+        due = []
         while self._held:
             self._reached = max(self._reached, min(self._held) - 1)
-            self._hand_on()
+            due += self._due()
+        return due
 
-    def _complete(self, number: int) -> None:
-        self._reached = max(self._reached, number)
-
-    def _hand_on(self) -> None:
-        while self._held and min(self._held) <= self._reached + 1:
-            for job in self._held.pop(min(self._held)):
-                job()
+    def _due(self) -> list[R]:
+        due: list[R] = []
+        while self._held and (number := min(self._held)) <= self._reached + 1:
+            due += self._held.pop(number)
+            if number in self._complete:
+                self._complete.remove(number)
+                self._reached = max(self._reached, number)
+        return due

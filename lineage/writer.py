@@ -1,4 +1,4 @@
-"""Writer: one thread that does record-keeping in order, so that nobody waits for it.
+"""Writer: one thread that does record-keeping in order, so that no one waits for it.
 
 Jobs are done in the order they came. One that finds its service unavailable is tried again,
 with growing pauses, and the jobs behind it wait; one that fails for good is counted and left

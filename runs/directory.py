@@ -15,7 +15,8 @@ from typing import IO
 from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
-from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.ledger.layout import find_project, shard_directories
+from antiphon.system.files import write_atomically
 
 FREE_BYTES = 512 << 20
 """Least free space a run starts with."""
@@ -76,8 +77,6 @@ def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
     """Tell whether somebody's run of that name is in the ledger: two runs never share one."""
     if not config.record.dvc:
         return False
-    from antiphon.lineage.recorder import find_project  # brings Arrow, which most verbs do without
-
     folder = find_project(None, home) / config.record.ledger
     return bool(shard_directories(folder, run_id))
 
@@ -119,9 +118,7 @@ def create(place: RunPlace, config: RunConfig) -> None:
         raise ConfigError(
             f"another process has just started run {place.run_id}; wait for it, or add --fresh"
         ) from None
-    temporary = place.directory / "config.yaml.tmp"
-    temporary.write_text(dump_config(config), encoding="utf-8")
-    temporary.rename(place.directory / "config.yaml")
+    write_atomically(place.directory / "config.yaml", dump_config(config).encode())
 
 
 def lock(directory: Path) -> IO[str]:
@@ -149,9 +146,8 @@ def lock(directory: Path) -> IO[str]:
 
 def write_outcome(directory: Path, outcome: dict[str, object]) -> None:
     """Mark the run as finished; the last thing a complete run does."""
-    temporary = directory / "outcome.json.tmp"
-    temporary.write_text(json.dumps(outcome, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.rename(directory / "outcome.json")
+    text = json.dumps(outcome, indent=2, sort_keys=True) + "\n"
+    write_atomically(directory / "outcome.json", text.encode())
 
 
 def list_runs(home: Path) -> list[Path]:

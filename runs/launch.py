@@ -41,6 +41,7 @@ from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key
+from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
 _log = structlog.get_logger(__name__)
@@ -123,9 +124,11 @@ class LiveRun:
             drafting=drafting_summary(fold(events).drafting_by_epoch),
         )
         report = run.run_dir / "report.html"
-        build_report(run.run_dir, ArtifactStore(run.store_root), events, status, report)
+        plots = build_report(run.run_dir, ArtifactStore(run.store_root), events, status, report)
+        for name, text in plots.items():
+            write_atomically(run.run_dir / "plots" / name, text.encode())
         if run.recorder is not None:
-            run.recorder.attach(report)
+            run.recorder.attach(report, plots)
         write_results(outcome, run.run_dir, commits, status, run.spans)
         if self.options.results is not None:
             write_results(outcome, self.options.results, commits, status, run.spans)

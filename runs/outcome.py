@@ -16,6 +16,7 @@ from antiphon.core.records import StepCommit
 from antiphon.core.status import EvaluationRecord, RunStatus
 from antiphon.runs.context import StageSpan
 from antiphon.services.learner.api import LearnerStatus
+from antiphon.system.files import write_atomically
 
 EPOCHS_SAID = 6
 """Epochs named at either end of a run with many."""
@@ -173,6 +174,5 @@ def write_results(
     }
     final = {"version": outcome.steps, "weights": outcome.weights_digest}
     for name, content in (("metrics", metrics), ("timings", timings), ("final", final)):
-        temporary = folder / f"{name}.json.tmp"
-        temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        temporary.rename(folder / f"{name}.json")
+        text = json.dumps(content, indent=2, sort_keys=True) + "\n"
+        write_atomically(folder / f"{name}.json", text.encode())

@@ -5,7 +5,7 @@ from pathlib import Path
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.environments.registry import make_environment
-from antiphon.lineage.recorder import find_project
+from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs.prefect_server import check_port

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
-from antiphon.lineage.documents.replay_copy import MANIFEST, ReplayCopy, find_copy
-from antiphon.lineage.recorder import find_project
+from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
+from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.names import RUN
 from antiphon.runs.directory import find_run, is_finished, list_runs
 
 
@@ -26,7 +27,7 @@ def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[Repl
     directory = find_run(home, run) if run is not None else _newest_finished(home)
     config = load_config(directory / "config.yaml")
     ledger = find_project(None, home) / config.record.ledger / directory.name
-    if not (ledger / MANIFEST).is_file():
+    if not (ledger / RUN).is_file():
         raise ConfigError(
             f"run {directory.name} has no artifacts in {ledger}; a run with record.dvc=true leaves them "
             f"there, and `dvc checkout {ledger}.dvc` brings back what was removed"

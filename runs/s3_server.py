@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 from antiphon.system.ports import free_ports, is_free
 from antiphon.system.processes import ChildProcess, tied_command, wait_ready
 

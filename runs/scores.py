@@ -11,6 +11,7 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.runs.attach import attached
 from antiphon.runs.directory import find_run, store_directory
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.system.files import write_atomically
 
 POLL_S = 5.0
 """Longest single wait for an evaluation."""
@@ -45,11 +46,8 @@ def held_out_scores(
 
 def write_scores(run_id: str, scores: Sequence[EvaluationRecord], path: Path) -> None:
     """Write scores as JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
     content = {"run": run_id, "evaluations": plain_scores(scores)}
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def plain_scores(scores: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from antiphon.core.errors import UnavailableError
+from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
 PARENT_VARIABLE = "ANTIPHON_PARENT_PID"
@@ -197,10 +198,7 @@ def write_ready_file(path: Path | None, port: int) -> None:
     """Say that the service can work: JSON {pid, port}, whole or not at all."""
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"pid": os.getpid(), "port": port}), encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps({"pid": os.getpid(), "port": port}).encode())
 
 
 class StopRequest:

@@ -1,7 +1,7 @@
 """Lineage graph: what every artifact of a run came from, and what came of it.
 
 Built from documents alone (`lineage.documents.artifacts`), wherever they were read. An edge is a digest
-that one document names and another one has; a digest nobody has is kept as a missing parent.
+that one document names and another one has; a digest that none has is kept as a missing parent.
 """
 
 import re
@@ -12,7 +12,8 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.lineage.documents.artifacts import (
+from antiphon.lineage.documents.artifacts import read_document
+from antiphon.lineage.names import (
     CODE,
     HELDOUT,
     MACHINE,
@@ -23,7 +24,6 @@ from antiphon.lineage.documents.artifacts import (
     evaluation_entry,
     kind_of,
     name_of,
-    read_document,
     version_entry,
 )
 
@@ -184,7 +184,7 @@ def build_graph(documents: Mapping[str, bytes]) -> LineageGraph:
             nodes.append(node_of(rel, body))
         except IntegrityError as error:
             raise IntegrityError(
-                f"{name_of(rel)} ({rel}): {error}; `antiphon lineage RUN --verify` says how to mend it"
+                f"{name_of(rel)} ({rel}): {error}; `antiphon lineage RUN --verify` says how to fix it"
             ) from error
     return LineageGraph(nodes)
 

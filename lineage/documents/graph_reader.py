@@ -1,7 +1,7 @@
 """Graph reader: the documents of a run, from its ledger, or drawn from its run log.
 
-The ledger's documents are read as they are. A run that keeps no ledger, or was recorded before
-batches had documents, is described from its manifest and its run log by the same rules.
+The ledger's documents are read as they are. A run that keeps no ledger is described from its
+manifest and its run log by the same rules.
 """
 
 import json
@@ -12,19 +12,10 @@ from typing import Any
 from antiphon.core.config import build_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import (
-    RUN,
-    batch_entry,
-    build_document,
-    evaluation_entry,
-    kind_of,
-    name_of,
-    origin_facts,
-    parents_by_rule,
-    version_entry,
-)
+from antiphon.lineage.documents.artifacts import build_document, origin_facts, parents_by_rule
 from antiphon.lineage.documents.facts import batch_facts, evaluation_facts, version_facts
 from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 
 
@@ -51,7 +42,7 @@ def all_documents(run_dir: Path, ledger: Path | None) -> dict[str, bytes]:
     """
     found = read_documents(ledger, run_dir.name) if ledger is not None else {}
     if RUN not in found:
-        kept = run_dir / "manifest.json"
+        kept = run_dir / RUN
         if not kept.is_file():
             return found  # nothing was recorded yet
         found[RUN] = kept.read_bytes()
@@ -67,7 +58,7 @@ def _draw(found: dict[str, bytes], run_dir: Path) -> None:
         if rel not in found:
             found[rel] = build_document(rel, facts, digest_of, sampled)
         elif parents_by_rule(rel) and not (plain := _plain(rel, found[rel])).get("parents"):
-            found[rel] = build_document(rel, plain, digest_of, sampled)  # of an older release
+            found[rel] = build_document(rel, plain, digest_of, sampled)  # a run without a ledger
 
     _draw_origins(found, add)
     run_id = run_dir.name
@@ -103,6 +94,6 @@ def _plain(rel: str, body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise IntegrityError(
             f"{name_of(rel)} ({rel}) cannot be read: {error}; "
-            "`antiphon lineage RUN --verify` says how to mend it"
+            "`antiphon lineage RUN --verify` says how to fix it"
         ) from error
     return dict(plain)

@@ -117,7 +117,7 @@ def source_tree() -> Path:
 def code_revision(project: Path) -> dict[str, Any]:
     """Return the git revision and whether tracked files differ from it; empty without git."""
     if not (project / ".git").exists():
-        return {}  # an installed package may lie inside somebody else's repository
+        return {}  # an installed package may lie inside another repository
     revision = _git(project, "rev-parse", "HEAD")
     if revision is None:
         return {}

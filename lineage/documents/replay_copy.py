@@ -19,11 +19,9 @@ from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.metrics import BATCH_METRICS
 from antiphon.lineage.documents.manifest import manifest_digest
 from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER, RUN, batch_entry, version_entry
 from antiphon.lineage.run_log import is_timing
 
-MANIFEST = "manifest.json"
-MODEL = "model"
-CHECKPOINTS = "checkpoints"
 _BATCH_NAMES = frozenset(metric.name for metric in BATCH_METRICS)
 
 
@@ -54,7 +52,7 @@ class ReplayCopy:
         """
         self.root = root
         self._shards = [root, *(place for place in shard_directories(root.parent, root.name)[1:])]
-        self.manifest = _read_manifest(root / MANIFEST)
+        self.manifest = _read_manifest(root / RUN)
         self.run_id = str(self.manifest["run_id"])
         self.config: RunConfig = build_config(dict(self.manifest["config"]))
         self._pointers = self._read_pointers()
@@ -70,7 +68,7 @@ class ReplayCopy:
     @property
     def model(self) -> Path:
         """Return the folder of the base model's configuration; there may be none."""
-        return self.root / MODEL
+        return self.root / MODEL_FOLDER
 
     def weights_digest(self, version: int) -> str:
         """Return the recorded digest of a version.
@@ -81,13 +79,13 @@ class ReplayCopy:
         pointer = self._pointers.get(version)
         if pointer is None:
             raise IntegrityError(
-                f"{_pointer_name(version)} is missing from {self.root}; {_fetch(self.root, self.run_id)}"
+                f"{version_entry(version)} is missing from {self.root}; {_fetch(self.root, self.run_id)}"
             )
         return str(pointer["weights_digest"])
 
     def weights(self, version: int) -> Path | None:
         """Return the safetensors file of a version, or None when it was not pinned."""
-        path = self._place(f"versions/v{version:06d}.safetensors")
+        path = self._place(version_entry(version, "safetensors"))
         return path if path.is_file() else None
 
     def batch(self, step: int) -> bytes:
@@ -97,7 +95,7 @@ class ReplayCopy:
             IntegrityError: when it is missing or not the recorded one.
             UnavailableError: when it cannot be read.
         """
-        name = f"batches/t{step:06d}.parquet"
+        name = batch_entry(step, "parquet")
         place = self._place(name)
         try:
             payload = place.read_bytes()
@@ -123,7 +121,7 @@ class ReplayCopy:
             IntegrityError: naming the first batch that is missing.
         """
         for step in steps:
-            if not self._place(f"batches/t{step:06d}.parquet").is_file():
+            if not self._place(batch_entry(step, "parquet")).is_file():
                 self.batch(step)
 
     def _place(self, rel: str) -> Path:
@@ -134,7 +132,7 @@ class ReplayCopy:
         for path in (path for shard in self._shards for path in sorted((shard / "versions").glob("v*.json"))):
             pointer = _read_json(path)
             version = pointer.get("version")
-            if not isinstance(version, int) or path.name != f"v{version:06d}.json":
+            if not isinstance(version, int) or path.name != Path(version_entry(version)).name:
                 raise IntegrityError(f"{path} says it is of version {version!r}; restore it from a copy")
             if pointer.get("run_id") != self.run_id:
                 raise IntegrityError(
@@ -167,7 +165,7 @@ class ReplayCopy:
         later = [version for version in self._pointers if version > len(steps)]
         if later:
             raise IntegrityError(
-                f"{_pointer_name(len(steps) + 1)} is missing from {self.root}, though {max(later)} versions "
+                f"{version_entry(len(steps) + 1)} is missing from {self.root}, though {max(later)} versions "
                 f"were recorded; {_fetch(self.root, self.run_id)}"
             )
         return steps
@@ -184,12 +182,12 @@ def find_copy(place: Path, run_id: str | None) -> ReplayCopy:
         ConfigError: when there is no such run; the sentence names those that are there.
         IntegrityError: as for `ReplayCopy`.
     """
-    if (place / MANIFEST).is_file():
+    if (place / RUN).is_file():
         copy = ReplayCopy(place)
         if run_id not in (None, copy.run_id):
             raise ConfigError(f"{place} holds the artifacts of run {copy.run_id}, not of {run_id}")
         return copy
-    manifests = (*place.glob(f"*/{MANIFEST}"), *place.glob(f"ledger/*/{MANIFEST}"))
+    manifests = (*place.glob(f"*/{RUN}"), *place.glob(f"ledger/*/{RUN}"))
     known = {path.parent.name: path.parent for path in manifests}
     if run_id is None and len(known) == 1:
         return ReplayCopy(next(iter(known.values())))
@@ -220,10 +218,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise IntegrityError(f"{path} holds no record; restore it from another copy")
     return tree
-
-
-def _pointer_name(version: int) -> str:
-    return f"versions/v{version:06d}.json"
 
 
 def _fetch(root: Path, run_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Replay environment: where the machine of a record differs from this one, in words.
+"""Replay environment: where the machine of a record differs from this one.
 
 Equal libraries, processor and thread settings are what makes equal bits likely; a difference
 among them is the first thing to suspect when a step does not repeat.

@@ -11,20 +11,14 @@ from typing import Any
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes, digest_file
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import (
-    RUN,
-    batch_entry,
-    build_document,
-    evaluation_entry,
-    origin_documents,
-    run_document,
-    version_entry,
-)
+from antiphon.lineage.documents.artifacts import build_document, origin_documents, run_document
 from antiphon.lineage.documents.facts import batch_facts, evaluation_facts, version_facts
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, version_entry
 from antiphon.lineage.rollout_table import sampled_versions
-from antiphon.lineage.store.artifact_store import ArtifactStore, write_atomically
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.system.files import write_atomically
 
 
 class DocumentPins:
@@ -52,13 +46,13 @@ class DocumentPins:
 
     def batch(self, step: int, digest: str, timings_digest: str, profile: Mapping[str, Any]) -> str:
         """Pin the two files of a batch and its document; return the md5 of what the step used."""
-        name = f"batches/t{step:06d}"
-        md5 = self.ledger.append(f"{name}.parquet", self._object(digest))
-        self.ledger.append(f"{name}.timings.parquet", self._object(timings_digest))
-        if self.ledger.md5(batch_entry(step)) is None:
+        rel = batch_entry(step)
+        md5 = self.ledger.append(batch_entry(step, "parquet"), self._object(digest))
+        self.ledger.append(batch_entry(step, "timings.parquet"), self._object(timings_digest))
+        if self.ledger.md5(rel) is None:
             facts = batch_facts(self._run_id, step, digest, timings_digest, profile)
             sampled = sampled_versions(self._store.get(digest))
-            self._append(batch_entry(step), build_document(batch_entry(step), facts, self.digest_of, sampled))
+            self._append(rel, build_document(rel, facts, self.digest_of, sampled))
         return md5
 
     def version(self, version: int, facts: Mapping[str, Any]) -> str:

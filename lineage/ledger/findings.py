@@ -1,4 +1,4 @@
-"""Findings: what is wrong with which artifact, in words a person can act on.
+"""Findings: what is wrong with which artifact, in words that a person can act on.
 
 A file that several names lead to (the store, DVC's cache and the ledger share one where the
 file system can) is read once and complained about once, with all its names.
@@ -24,14 +24,14 @@ class Finding:
     paths: tuple[Path, ...]
     """The file, under each of its names."""
     problem: str
-    mend: str
+    fix: str
 
     @property
     def sentence(self) -> str:
         """Return it as one sentence."""
         first, *others = map(str, self.paths)
         also = f" (the same file as {', '.join(others)})" if others else ""
-        return f"{self.artifact}: {first}{also} {self.problem}; {self.mend}"
+        return f"{self.artifact}: {first}{also} {self.problem}; {self.fix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Findings:
         self._found: list[Finding] = []
         self._by_file: dict[tuple[int, int], int] = {}
 
-    def add(self, artifact: str, path: Path, problem: str, mend: str) -> None:
+    def add(self, artifact: str, path: Path, problem: str, fix: str) -> None:
         """Note a finding about a file that is there or is missing."""
         place = identity(path) if path.exists() else None
         if place is not None and place in self._by_file:
@@ -96,7 +96,7 @@ class Findings:
             return
         if place is not None:
             self._by_file[place] = len(self._found)
-        self._found.append(Finding(artifact, (path,), problem, mend))
+        self._found.append(Finding(artifact, (path,), problem, fix))
 
     def has(self, path: Path) -> bool:
         """Tell whether a file was complained about, under any of its names."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from antiphon.core.errors import IntegrityError
+from antiphon.core.errors import ConfigError, IntegrityError
 
 SHARD_ENTRIES = 4096
 """Entries of a full shard: publishing writes one tree, so its price must not grow with the run."""
@@ -38,6 +38,23 @@ class Entry:
     md5: str
     size: int | None
     """Bytes; None where only a tree is known, which does not say."""
+
+
+def find_project(project: Path | None, home: Path) -> Path:
+    """Return the DVC project of the ledger: `project`, or the nearest one above `home` or here.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    starts = [project] if project is not None else [home, Path.cwd()]
+    for start in starts:
+        for folder in (start.absolute(), *start.absolute().parents):
+            if (folder / ".dvc").is_dir():
+                return folder
+    raise ConfigError(
+        f"record.dvc=true needs a DVC project, but {starts[-1]} is in none; "
+        "run `dvc init` there or set record.dvc=false"
+    )
 
 
 def shard_name(run_id: str, number: int) -> str:

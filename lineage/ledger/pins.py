@@ -27,14 +27,14 @@ from antiphon.lineage.ledger.layout import (
     shard_name,
 )
 from antiphon.lineage.ledger.shard import Shard
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 
 
 class Ledger:
     """The pinned artifacts of one run; used by one thread of one process at a time."""
 
     def __init__(self, project: Path, folder: str, run_id: str, shard_entries: int = SHARD_ENTRIES) -> None:
-        """Open a run's ledger, going on where an earlier process stopped.
+        """Open a run's ledger, continuing where an earlier process stopped.
 
         Args:
             project: folder inside a DVC project.
@@ -50,7 +50,7 @@ class Ledger:
         self._folder = Path(self._repo.root_dir) / folder
         self._run_id = run_id
         self._shard_entries = shard_entries
-        with _in_words(self._folder / run_id):
+        with _explained(self._folder / run_id):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self._folder / run_id)
             ignore = self._folder / ".gitignore"
@@ -99,7 +99,7 @@ class Ledger:
             UnavailableError: when there is no space left, or the file is missing.
         """
         rel = check_rel(rel)
-        with _in_words(self.directory):
+        with _explained(self.directory):
             shard = self._homes.get(rel) or self._open_shard()
             md5 = shard.append(rel, payload)
         self._homes[rel] = shard
@@ -111,7 +111,7 @@ class Ledger:
         Raises:
             UnavailableError: when there is no space left.
         """
-        with _in_words(self.directory):
+        with _explained(self.directory):
             for shard in self._shards[:-1]:
                 if shard.unpublished:
                     shard.publish()
@@ -178,7 +178,7 @@ def _open_project(project: Path) -> Repo:
 
 
 @contextmanager
-def _in_words(folder: Path) -> Iterator[None]:
+def _explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except (DvcException, OSError) as error:

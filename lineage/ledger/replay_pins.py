@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.documents.replay_copy import CHECKPOINTS, MODEL
+from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER
 
 if TYPE_CHECKING:
     from antiphon.lineage.ledger.pins import Ledger
@@ -31,7 +31,7 @@ def pin_model(ledger: "Ledger", path: str) -> None:
     """
     folder = Path(path) if Path(path).is_dir() else source_tree() / path
     for name in MODEL_FILES:
-        rel = f"{MODEL}/{name}"
+        rel = f"{MODEL_FOLDER}/{name}"
         if (folder / name).is_file() and ledger.md5(rel) is None:
             # A copy, not a link: what lies in the model's folder is the user's and may change.
             ledger.append(rel, (folder / name).read_bytes())

@@ -34,7 +34,7 @@ from antiphon.lineage.ledger.layout import (
     tree_line,
     tree_name,
 )
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import PREFIX, write_atomically
 
 _PROTECTED = 0o444
 """DVC trusts a cached file of this mode without reading it again."""
@@ -45,7 +45,7 @@ class Shard:
     """The entries of one directory; used by one thread of one process at a time."""
 
     def __init__(self, repo: Repo, directory: Path) -> None:
-        """Open a shard, going on where an earlier process stopped.
+        """Open a shard, continuing where an earlier process stopped.
 
         Raises:
             UnavailableError: when its tree is neither in the cache nor in its journal.
@@ -96,8 +96,7 @@ class Shard:
         tree = tree_name(body)
         place = self._cached(tree)
         if not place.is_file() or place.read_bytes() != body:
-            write_atomically(place, body)
-            os.chmod(place, _PROTECTED)
+            write_atomically(place, body, _PROTECTED)
         _flush(self._journal)
         write_atomically(self.pointer, pointer_bytes(self.directory, tree, self._bytes, len(self.entries)))
         self.unpublished = 0
@@ -129,7 +128,7 @@ class Shard:
     def _sweep(self) -> None:
         """Remove what a killed process left half-written: the directory is DVC's to the last file."""
         for path in self.directory.rglob(".*"):
-            if path.name.startswith(".incoming-") or path.suffix == ".tmp":
+            if path.name.startswith(PREFIX) or path.suffix == ".tmp":
                 path.unlink()
 
     def _restore(self) -> None:
@@ -168,7 +167,7 @@ class Shard:
         text = self._journal.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            # A process died while writing the last line; nobody was told that entry was pinned.
+            # A process died while writing the last line; no one was told that this entry was pinned.
             os.truncate(self._journal, len(whole.encode()))
         with _naming(self._journal, "remove the file if the .dvc file beside it is there"):
             return list(read_journal(whole))
@@ -188,11 +187,11 @@ class Shard:
 
 
 @contextmanager
-def _naming(path: Path, mend: str) -> Iterator[None]:
+def _naming(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except IntegrityError as error:
-        raise IntegrityError(f"{path}: {error}; {mend}") from error
+        raise IntegrityError(f"{path}: {error}; {fix}") from error
 
 
 def _flush(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Verification: every artifact of a run is read and compared with its digest.
 
-What was deleted or altered, be it one bit, is named together with its file and its mend. The
+What was deleted or altered, be it one bit, is named together with its file and its fix. The
 ledger vouches for its files by md5, the store by blake3, the documents for each other and for
 the files they describe; the run log must tell the same story. Nothing is changed.
 """
@@ -13,21 +13,14 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import (
-    RUN,
-    batch_entry,
-    evaluation_entry,
-    kind_of,
-    name_of,
-    parents_by_rule,
-    version_entry,
-)
+from antiphon.lineage.documents.artifacts import parents_by_rule
 from antiphon.lineage.documents.facts import VERSION_FACTS, evaluation_facts
 from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.ledger.pins import dvc_cache
 from antiphon.lineage.ledger.verify_ledger import ShardCheck, ShardState
+from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.store.policy_file import policy_facts
@@ -53,7 +46,7 @@ class Verification:
             raise IntegrityError(
                 f"{count} {'artifact' if count == 1 else 'artifacts'} of {what} "
                 f"{'is' if count == 1 else 'are'} not as recorded: {named}; the lines above name each file "
-                "and its mend"
+                "and its fix"
             )
 
 
@@ -82,9 +75,9 @@ class RunCheck:
         if ledgers is not None:
             directories = shard_directories(ledgers, self._run_id)
             if not directories and self._run_dir.is_dir():
-                mend = f"`git checkout {ledgers}` and `dvc pull` bring it back"
+                fix = f"`git checkout {ledgers}` and `dvc pull` bring it back"
                 name = f"ledger of run {self._run_id}"
-                self._findings.add(name, ledgers / self._run_id, "is missing", mend)
+                self._findings.add(name, ledgers / self._run_id, "is missing", fix)
             for directory in directories:
                 self._take(ShardCheck(directory, cached, self._reader, self._findings).check())
         self._check_documents()
@@ -161,21 +154,21 @@ class RunCheck:
         self.objects.add(digest)
         path = self._store.path(digest)
         found = self._reader.read(path)
-        mend = f"copy {copy} there" if copy else "restore it from a copy of the store"
+        fix = f"copy {copy} there" if copy else "restore it from a copy of the store"
         if found is None:
             # A ledger brought from elsewhere, or of a run that was given up, needs no store.
             if self._run_dir.is_dir():
-                self._findings.add(name, path, "is missing from the store", mend)
+                self._findings.add(name, path, "is missing from the store", fix)
         elif found.blake3 != digest:
             problem = f"was altered in the store: its digest is {found.blake3[:16]}"
-            self._findings.add(name, path, problem, f"remove the file and {mend}")
+            self._findings.add(name, path, problem, f"remove the file and {fix}")
 
     def _check_run_directory(self, *, pinned: bool) -> None:
-        kept = self._run_dir / "manifest.json"
+        kept = self._run_dir / RUN
         pinned_manifest = self._files.get(RUN)
         if kept.is_file() and pinned_manifest and kept.read_bytes() != pinned_manifest.read_bytes():
-            mend = f"copy {pinned_manifest} there"
-            self._findings.add(name_of(RUN), kept, "differs from the one in the ledger", mend)
+            fix = f"copy {pinned_manifest} there"
+            self._findings.add(name_of(RUN), kept, "differs from the one in the ledger", fix)
         run = self._nodes.get(RUN)
         config = self._run_dir / "config.yaml"
         if run and config.is_file() and digest_bytes(config.read_bytes()) != run.facts.get("config_digest"):
@@ -271,6 +264,6 @@ def verify_store(store_root: Path) -> Verification:
         found = reader.read(path)
         if found is not None and found.blake3 != path.name:
             problem = f"was altered: its digest is {found.blake3[:16]}"
-            mend = "remove the file and restore it from a copy"
-            findings.add(f"object {path.name[:16]} of the store", path, problem, mend)
+            fix = "remove the file and restore it from a copy"
+            findings.add(f"object {path.name[:16]} of the store", path, problem, fix)
     return Verification(reader.files, reader.bytes, findings.all())

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import IntegrityError
-from antiphon.lineage.documents.artifacts import name_of
 from antiphon.lineage.ledger.findings import FileReader, Findings
 from antiphon.lineage.ledger.layout import (
     Entry,
@@ -23,6 +22,7 @@ from antiphon.lineage.ledger.layout import (
     tree_line,
     tree_name,
 )
+from antiphon.lineage.names import name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +71,25 @@ class ShardCheck:
     def _read_journal(self, being_written: bool) -> dict[str, Entry]:
         if not self._journal.is_file():
             return {}
-        mend = "remove the file: the .dvc file and its tree name every published entry"
+        fix = "remove the file: the .dvc file and its tree name every published entry"
         try:
             text = self._journal.read_bytes().decode("utf-8")
             if text and not text.endswith("\n") and not being_written:
                 self._findings.add(
-                    f"journal of {self._name}", self._journal, "ends in the middle of a line", mend
+                    f"journal of {self._name}", self._journal, "ends in the middle of a line", fix
                 )
             return {entry.rel: entry for entry in read_journal(text)}
         except (UnicodeDecodeError, IntegrityError) as error:
-            self._findings.add(f"journal of {self._name}", self._journal, f"cannot be read: {error}", mend)
+            self._findings.add(f"journal of {self._name}", self._journal, f"cannot be read: {error}", fix)
             return {}
 
     def _read_tree(self, being_written: bool) -> dict[str, Entry] | None:
         named = f"pointer of {self._name}"
-        again = f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` mends it"
+        again = f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` repairs it"
         if not self._pointer.is_file():
             if not being_written:
-                mend = f"`dvc add {self._directory}` writes it"
-                self._findings.add(named, self._pointer, "is missing", mend)
+                fix = f"`dvc add {self._directory}` writes it"
+                self._findings.add(named, self._pointer, "is missing", fix)
             return None
         try:
             tree = str(read_pointer(self._pointer.read_bytes())["md5"])
@@ -111,7 +111,7 @@ class ShardCheck:
     def _compare_journal(
         self, tree: Mapping[str, Entry], journalled: Mapping[str, Entry], expected: dict[str, Entry]
     ) -> None:
-        mend = "remove the journal: the tree has every published entry"
+        fix = "remove the journal: the tree has every published entry"
         for rel, entry in journalled.items():
             path = self._directory / rel
             found = self._reader.read(path)
@@ -123,7 +123,7 @@ class ShardCheck:
                 if not wrong:
                     expected[rel] = entry  # appended and not published yet
             if wrong:
-                self._findings.add(f"journal of {self._name}", self._journal, f"{wrong} {rel}", mend)
+                self._findings.add(f"journal of {self._name}", self._journal, f"{wrong} {rel}", fix)
 
     def _check_entry(self, entry: Entry) -> Path | None:
         """Return the entry's file when it is as it was pinned."""
@@ -131,7 +131,7 @@ class ShardCheck:
         name = name_of(entry.rel)
         found = self._reader.read(path)
         if not entry.md5:
-            return path if found else None  # nobody knows any more what it should be
+            return path if found else None  # it is no longer known what it should be
         cached = self._cached(entry.md5)
         kept = self._reader.read(cached)
         cache_is_whole = kept is not None and kept.md5 == entry.md5
@@ -143,11 +143,11 @@ class ShardCheck:
             self._findings.add(name, path, problem, self._restore if cache_is_whole else self._fetch)
         copy = f"`dvc commit --force {self._pointer}` puts the ledger's file there again"
         if kept is None:
-            mend = copy if is_whole else self._fetch
-            self._findings.add(name, cached, "is missing from the DVC cache", mend)
+            fix = copy if is_whole else self._fetch
+            self._findings.add(name, cached, "is missing from the DVC cache", fix)
         elif not cache_is_whole:
-            mend = f"remove the file, then {copy}" if is_whole else self._fetch
-            self._findings.add(name, cached, f"was altered in the DVC cache: its md5 is {kept.md5}", mend)
+            fix = f"remove the file, then {copy}" if is_whole else self._fetch
+            self._findings.add(name, cached, f"was altered in the DVC cache: its md5 is {kept.md5}", fix)
         return path if is_whole else None
 
     def _check_strangers(self, expected: Mapping[str, Entry]) -> None:
@@ -177,7 +177,7 @@ class ShardCheck:
                     f"pointer of {self._name}",
                     self._pointer,
                     f"was altered: {field} is {out.get(field)!r} instead of {value!r}",
-                    f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` mends it",
+                    f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` repairs it",
                 )
 
     def _files(self) -> list[str]:

@@ -19,7 +19,7 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.reporting.regressions import Comparison, Verdict, compare, figure_for
 from antiphon.lineage.documents.manifest import code_revision, hardware
 from antiphon.lineage.ledger.pins import Ledger
-from antiphon.lineage.store.artifact_store import write_atomically
+from antiphon.system.files import write_atomically
 
 FORMAT = 1
 """Raised when a field changes its meaning."""

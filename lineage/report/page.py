@@ -4,20 +4,21 @@ It tells what was learned, how far the planes overlapped, how stale the data was
 seconds went, what became of the work, and which artifacts, by digest, every version came from.
 """
 
-import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
+from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
-from antiphon.lineage.report import plots as figures
-from antiphon.lineage.report.drafting import drafting_section
-from antiphon.lineage.report.style import STYLE
-from antiphon.lineage.report.timeline import RunPicture, fold
-from antiphon.lineage.store.artifact_store import ArtifactStore, write_atomically
+from antiphon.lineage.report import plots as draw
+from antiphon.lineage.report.render import render, standalone
+from antiphon.lineage.report.timeline import RunPicture, find_value, fold
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.system.files import write_atomically
 
 SHORT_DIGEST = 12
 """Digits of a digest that the page prints; the whole one shows when pointed at."""
@@ -25,8 +26,8 @@ SHORT_DIGEST = 12
 
 def build_report(
     run_dir: Path, store: ArtifactStore, events: Sequence[Event], status: RunStatus, out: Path
-) -> Path:
-    """Write the report of a run as one self-contained HTML file and return its path.
+) -> dict[str, str]:
+    """Write the report of a run as one self-contained HTML file.
 
     Args:
         run_dir: the run's directory; its configuration is printed.
@@ -34,6 +35,9 @@ def build_report(
         events: the run's journal, in order.
         status: the run at a glance.
         out: the file to write.
+
+    Returns:
+        Its plots as files of their own, file name -> SVG.
 
     Raises:
         UnavailableError: when the file cannot be written.
@@ -45,52 +49,35 @@ def build_report(
     for step in picture.steps:
         for stale, count in step.staleness.items():
             histogram[stale] = histogram.get(stale, 0) + count
-    parts = [
-        _header(status, picture, config),
-        _cards(picture, status, histogram, bound),
-        _section("What was learned", figures.learning_curve(picture)),
-        _section(
-            "How the stages overlapped",
-            figures.timeline(picture),
-            "Every lane is a plane of the loop against the same clock; where bars stand above each other, "
-            "the planes worked at the same time.",
-        ),
-        _section(
-            "A few steps from close by",
-            figures.timeline_zoom(picture),
-            "In the rollout lanes each thin bar is one group, its shade the policy version that its worker "
-            "held; numbers are learner steps and policy versions.",
-        ),
-        _pair(
-            ("Staleness of what was trained", figures.staleness(histogram, bound)),
-            ("Where the seconds went", figures.busy(picture)),
-        ),
-        _pair(
-            ("Throughput", figures.throughput(picture)),
-            ("Completion length", figures.completion_length(picture)),
-        ),
-        _section(
-            "What became of the work",
-            figures.work(status.worker_seconds, status.tokens_by_use),
-            "Useful is what the learner trained on or an evaluation needed; open is not decided yet; idle "
-            "workers held no lease. Everything else was in vain, and for this reason.",
-        ),
-        drafting_section(picture),
-        _versions(picture),
-        _configuration(config),
-        _notes(picture, status, store),
-    ]
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(status.run_id)} - Antiphon</title><style>{STYLE}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    plots = {
+        "learning": draw.learning_curve(picture),
+        "timeline": draw.timeline(picture),
+        "timeline-zoom": draw.timeline_zoom(picture),
+        "staleness": draw.staleness(histogram, bound),
+        "busy": draw.busy(picture),
+        "throughput": draw.throughput(picture),
+        "length": draw.completion_length(picture),
+        "work": draw.work(status.worker_seconds, status.tokens_by_use),
+        "drafting": draw.drafting(picture),
+    }
+    page = render(
+        "report.html",
+        title=status.run_id,
+        brand="Antiphon run",
+        heading=status.run_id,
+        facts=_facts(status, picture, config),
+        cards=_cards(picture, status, histogram, bound),
+        plots=plots,
+        drafting=_drafting(picture),
+        versions=_versions(picture),
+        configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        notes=_notes(picture, status, store),
     )
     write_atomically(out, page.encode("utf-8"))
-    return out
+    return {f"{name}.svg": standalone(svg) for name, svg in plots.items() if svg}
 
 
-def _header(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -> str:
+def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -> list[str]:
     loop, environment = config.get("loop", {}), config.get("environment", {})
     state = "finished" if status.finished or len(picture.steps) >= status.steps_total else "not finished"
     if status.paused_reason and state != "finished":
@@ -102,13 +89,12 @@ def _header(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -
         f"{len(picture.steps)} of {status.steps_total} steps",
         state,
     ]
-    line = " · ".join(html.escape(str(fact)) for fact in facts if fact)
-    return (
-        f"<header><p class=brand>Antiphon run</p><h1>{html.escape(status.run_id)}</h1><p>{line}</p></header>"
-    )
+    return [fact for fact in facts if fact]
 
 
-def _cards(picture: RunPicture, status: RunStatus, histogram: Mapping[int, int], bound: int | None) -> str:
+def _cards(
+    picture: RunPicture, status: RunStatus, histogram: Mapping[int, int], bound: int | None
+) -> list[tuple[str, str, str]]:
     start, stop = picture.window
     seconds = max(stop - start, 1e-9)
     tokens = sum(count for _, count in picture.generated)
@@ -132,58 +118,51 @@ def _cards(picture: RunPicture, status: RunStatus, histogram: Mapping[int, int],
         ("dropped as stale", f"{status.groups_dropped_stale}", f"of {groups} groups"),
         ("learner busy", f"{100 * shares['training']:.0f}%", "of the time above"),
     ]
-    body = "".join(
-        f"<div class=card><p>{html.escape(name)}</p><b>{html.escape(value)}</b>"
-        f"<small>{html.escape(more)}</small></div>"
-        for name, value, more in cards
-    )
-    return f"<section class=cards>{body}</section>"
+    return cards
 
 
-def _section(title: str, figure: str, text: str = "") -> str:
-    if not figure:
-        return ""
-    words = f"<p>{html.escape(text)}</p>" if text else ""
-    return f"<section><h2>{html.escape(title)}</h2>{words}<figure>{figure}</figure></section>"
+def _drafting(picture: RunPicture) -> dict[str, Any] | None:
+    """Return what the section on drafting says; None where no engine drafted."""
+    summary = drafting_summary(picture.drafting_by_epoch)
+    if not summary:
+        return None
+    epochs = summary["by_epoch"]
+    by_epoch = ", ".join(f"epoch {e['epoch']}: {e['history_share']:.0%}" for e in epochs)
+    return {
+        "history": f"Completions whose prompt came with history: {summary['history_share']:.0%}; {by_epoch}.",
+        "rows": [
+            (
+                rates.get("epoch", "all"),
+                f"{rates['acceptance']:.1%}",
+                f"{rates['coverage']:.1%}",
+                f"{rates['tokens_per_pass']:.2f}",
+                f"{rates['history_share']:.0%}",
+                f"{rates['tokens']:,}",
+            )
+            for rates in (*epochs, summary)
+        ],
+    }
 
 
-def _pair(*figures_: tuple[str, str]) -> str:
-    return f"<div class=pair>{''.join(_section(title, figure) for title, figure in figures_)}</div>"
-
-
-def _versions(picture: RunPicture) -> str:
+def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     scores = {e.version: e.reward_mean for e in picture.evaluations}
-    heads = ("version", "seconds", "reward", "pass@1", "tokens", "stale", "loss", "batch", "weights")
-    rows = []
-    for step in picture.steps:
-        loss = next((v for k, v in step.metrics.items() if k.rpartition("/")[2] == "loss"), None)
-        cells = [
-            str(step.step + 1),
+    return [
+        (
+            step.step + 1,
             f"{step.at_s:.1f}",
             _number(step.reward_mean),
             _number(scores.get(step.step + 1)),
-            str(step.tokens),
-            str(max(step.staleness, default=0)),
-            _number(loss, 4),
+            step.tokens,
+            max(step.staleness, default=0),
+            _number(find_value(step.metrics, "loss"), 4),
             _digest(step.batch_digest),
             _digest(step.weights_digest),
-        ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return (
-        "<section><h2>Versions and what they came from</h2><p>Each row is the policy version that a step "
-        "made: its weights, and the batch that made it. Digests are blake3 and name the files in the "
-        f"store.</p><div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-        "</table></div></section>"
-    )
+        )
+        for step in picture.steps
+    ]
 
 
-def _configuration(config: Mapping[str, Any]) -> str:
-    text = html.escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
-    return f"<section><details><summary>Configuration</summary><pre>{text}</pre></details></section>"
-
-
-def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> str:
+def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list[str]:
     missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
     filtered = sum(step.groups_filtered for step in picture.steps)
     lost = picture.counts.get("worker.lost", 0)
@@ -208,8 +187,7 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> str:
         notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: figures are partial.")
     if missing:
         notes.append(f"The batch files of steps {missing[:10]} are no longer in the store.")
-    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    return f"<section><h2>How to read this</h2><ul>{items}</ul></section>"
+    return notes
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -217,6 +195,4 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 
 def _digest(digest: str) -> str:
-    return (
-        f'<code title="{html.escape(digest)}">{html.escape(digest[:SHORT_DIGEST])}</code>' if digest else ""
-    )
+    return Markup('<code title="{}">{}</code>').format(digest, digest[:SHORT_DIGEST]) if digest else ""

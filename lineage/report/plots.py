@@ -1,4 +1,4 @@
-"""Figures: a run drawn as SVG that follows the page's light or dark palette.
+"""Plots: a run drawn as SVG that follows the page's light or dark palette.
 
 Colours are placeholders that the page replaces with its own variables, text stays text, and
 equal data gives equal SVG.
@@ -20,18 +20,9 @@ from antiphon.lineage.report.timeline import Bar, RunPicture, merge
 
 INK, MUTED, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
 BLUE, ORANGE, GREEN, VIOLET, RED = "#050505", "#060606", "#070707", "#080808", "#090909"
-VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--grid",
-    PAPER: "--paper",
-    BLUE: "--blue",
-    ORANGE: "--orange",
-    GREEN: "--green",
-    VIOLET: "--violet",
-    RED: "--red",
-}
-"""Placeholder colour -> CSS variable."""
+NAMES = ("ink", "muted", "grid", "paper", "blue", "orange", "green", "violet", "red")
+VARIABLES = dict(zip((INK, MUTED, GRID, PAPER, BLUE, ORANGE, GREEN, VIOLET, RED), NAMES, strict=True))
+"""Placeholder colour -> CSS variable without its dashes."""
 
 SETTINGS = {
     "svg.fonttype": "none",
@@ -392,13 +383,10 @@ def _svg(name: str, size: tuple[float, float], draw: Callable[[Figure], None], l
         sink = io.StringIO()
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None})
     text = sink.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'href="#', f'href="#{name}-', text)
-    text = re.sub(r"url\(#", f"url(#{name}-", text)
-    text = re.sub(r"(<svg\b[^>]*?) width=\"[^\"]*\"", r"\1", text, count=1)
-    text = re.sub(r"(<svg\b[^>]*?) height=\"[^\"]*\"", r"\1", text, count=1)
+    head, _, body = text[text.index("<svg") + len("<svg") :].partition(">")
+    head = f'<svg role="img" aria-label="{label}"' + re.sub(r' (?:width|height)="[^"]*"', "", head)
+    text = f"{head}>{re.sub(r'<metadata>.*?</metadata>', '', body, flags=re.DOTALL)}"
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     for placeholder, variable in VARIABLES.items():
-        text = text.replace(placeholder, f"var({variable})")
-    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+        text = text.replace(placeholder, f"var(--{variable})")
+    return text

@@ -38,14 +38,11 @@ class StepFacts:
     reward_mean: float | None = None
     completion_tokens_mean: float | None = None
     tokens: int = 0
-    trajectories: int = 0
     groups_filtered: int = 0
-    groups_dropped_stale: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     weights_digest: str = ""
     batch_digest: str = ""
-    published: bool = False
     epoch: int | None = None
     """Newest epoch among the groups it rewarded; None for an empty batch."""
     drafting: DraftingStatistics | None = None
@@ -144,7 +141,7 @@ def fold(events: Sequence[Event]) -> RunPicture:
     return picture
 
 
-def _figure(metrics: Mapping[str, float], name: str) -> float | None:
+def find_value(metrics: Mapping[str, float], name: str) -> float | None:
     """Return a metric whatever section its name carries."""
     return next((value for key, value in metrics.items() if key.rpartition("/")[2] == name), None)
 
@@ -199,9 +196,9 @@ class _Folder:
         self._picture.rollout.setdefault(worker, []).append(Bar(leased, at, version))
         self._picture.generated.append((at, sum(data["token_counts"])))
         self._submitted[data["group_id"]] = at
-        figures, epoch = _drafting(data), self._epochs.get(data["group_id"])
-        if figures is not None and epoch is not None:  # evaluations belong to no epoch
-            self._drafting.setdefault(epoch, []).append(figures)
+        statistics, epoch = _drafting(data), self._epochs.get(data["group_id"])
+        if statistics is not None and epoch is not None:  # evaluations belong to no epoch
+            self._drafting.setdefault(epoch, []).append(statistics)
 
     def _on_group_rewarded(self, at: float, data: Mapping[str, Any]) -> None:
         submitted = self._submitted.get(data["group_id"])
@@ -220,19 +217,16 @@ class _Folder:
             reward_mean=batch.get("reward_mean"),
             completion_tokens_mean=batch.get("completion_tokens_mean"),
             tokens=batch.get("tokens", 0),
-            trajectories=batch.get("trajectories", 0),
             groups_filtered=batch.get("groups_filtered", 0),
-            groups_dropped_stale=batch.get("groups_dropped_stale", 0),
             staleness={int(k): int(n) for k, n in batch.get("staleness", ())},
             metrics=dict(data["metrics"]),
             weights_digest=data["weights_digest"],
             batch_digest=data["batch_digest"],
-            published=bool(data["published"]),
             epoch=self._newest_epoch(batch),
             drafting=_drafting(batch),
         )
         self._picture.steps.append(facts)
-        seconds = _figure(facts.metrics, "train_s")
+        seconds = find_value(facts.metrics, "train_s")
         begun = at - seconds if seconds else max(sealed_at, self._committed.get(step, 0.0))
         self._picture.training.append(Bar(begun, at, step))
         self._committed[step + 1] = at

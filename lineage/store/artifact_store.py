@@ -3,14 +3,12 @@
 An object lies at ``objects/ab/<digest>``, where ab are the digest's first two digits. It is
 written beside its place, flushed to the disk and renamed, so a name never stands for half a
 file. Every read is checked against the name. Where a remote store is named, an object counts as
-stored once it is on the local disk and in the outbox; sending it is somebody else's work, and
+stored once it is on the local disk and in the outbox; sending it is the uploader's work, and
 what is missing here is read from there.
 """
 
-import errno
 import fcntl
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -21,9 +19,10 @@ from antiphon.core.digests import check_digest, digest_bytes, digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.store.outbox import Outbox
 from antiphon.lineage.store.remote import RemoteStore
+from antiphon.system.files import unusable, write_atomically
 
 _OBJECT_MODE = 0o444
-"""Objects never change, and the ledger may link to the very same file: nobody writes to them."""
+"""Objects never change, and the ledger may link to the very same file: none may write to them."""
 
 CLEANING_TIMEOUT_S = 60.0
 """Longest wait for `antiphon gc` to be through with the store."""
@@ -64,12 +63,11 @@ class ArtifactStore:
                 self.outbox.add(digest)
             if target.exists() and digest_file(target) == digest:
                 return digest
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _write_then_rename(payload, target)
+            write_atomically(target, payload, _OBJECT_MODE)
             if self.outbox is not None:
                 self.outbox.add(digest)  # an uploader that found no object under the mark took it away
         except OSError as error:
-            raise _in_words(error, self.root) from error
+            raise unusable(error, self.root) from error
         return digest
 
     def get(self, digest: str) -> bytes:
@@ -87,7 +85,7 @@ class ArtifactStore:
                 self._bring(digest)
             payload = target.read_bytes()
         except OSError as error:
-            raise _in_words(error, self.root) from error
+            raise unusable(error, self.root) from error
         if digest_bytes(payload) != digest:
             raise IntegrityError(
                 f"object {digest} in {self.root} does not match its digest ({len(payload)} bytes); "
@@ -107,7 +105,7 @@ class ArtifactStore:
                 self._bring(digest)
             sound = digest_file(target) == digest
         except OSError as error:
-            raise _in_words(error, self.root) from error
+            raise unusable(error, self.root) from error
         if not sound:
             raise IntegrityError(
                 f"object {digest} in {self.root} does not match its digest ({target.stat().st_size} bytes); "
@@ -176,57 +174,3 @@ def _locked(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def write_atomically(path: Path, payload: bytes, mode: int = 0o644) -> None:
-    """Write a file that is either absent, or old, or whole; never half-written.
-
-    Args:
-        path: the file; its folder is made when missing.
-        payload: its bytes.
-        mode: its permissions, in force before its name appears.
-
-    Raises:
-        UnavailableError: when the folder has no space left or cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_then_rename(payload, path, mode)
-    except OSError as error:
-        raise _in_words(error, path.parent) from error
-
-
-def _write_then_rename(payload: bytes, target: Path, mode: int = _OBJECT_MODE) -> None:
-    handle, name = tempfile.mkstemp(prefix=".incoming-", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        # Also on cancellation and Ctrl-C: a leftover would be taken for somebody's work.
-        Path(name).unlink(missing_ok=True)
-        raise
-    _flush_folder(target.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _in_words(error: OSError, folder: Path) -> UnavailableError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UnavailableError(
-            f"no space is left in {folder} for another artifact; free some, then start the same run "
-            "again: it goes on where it stopped"
-        )
-    return UnavailableError(
-        f"cannot use {folder} as an artifact folder: {error.strerror or error}; check that it exists, "
-        "is a folder and may be written"
-    )

@@ -1,4 +1,4 @@
-"""Garbage: which objects of the store nobody needs, found cautiously, and removed on demand.
+"""Garbage: which objects of the store are needed no more, found cautiously, and removed on demand.
 
 Whatever looks like a digest in something that is kept keeps the object of that name: in the
 documents of runs, in their journals, in the ledgers, in the objects that these name. An object
@@ -29,12 +29,12 @@ _BULK = {"checkpoints", "chunks", "workers", "logs"}
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a store holds and what of it nobody needs."""
+    """What a store holds and what of it is not needed."""
 
     kept: int
     """Objects that are needed."""
     unneeded: tuple[Path, ...]
-    """Objects and leftovers of broken writes that nobody needs."""
+    """Objects and leftovers of broken writes that are not needed."""
     freed_bytes: int
     """Bytes that removing them frees; an object that the ledger links to frees none."""
 
@@ -77,7 +77,7 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
         journal = journal_of(pointer.with_suffix(""))
         if not tree.is_file() and not journal.is_file():
             raise UnavailableError(
-                f"{pointer} names a tree that is not in the DVC cache, so nobody knows what it pins; "
+                f"{pointer} names a tree that is not in the DVC cache, so it is not known what it pins; "
                 f"run `dvc pull {pointer}` first"
             )
         if tree.is_file():
@@ -89,7 +89,7 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
 
 
 def survey(root: Path, named: Iterable[str], pins: Set[str]) -> Survey:
-    """Tell which objects of the store at `root` nobody needs.
+    """Tell which objects of the store at `root` are not needed.
 
     Args:
         root: the store's folder.
@@ -110,7 +110,7 @@ def survey(root: Path, named: Iterable[str], pins: Set[str]) -> Survey:
 
 
 def sweep(found: Survey) -> None:
-    """Remove what nobody needs; call it while the store is held by `alone`."""
+    """Remove what is not needed; call it while the store is held by `alone`."""
     for path in found.unneeded:
         path.unlink(missing_ok=True)
 
@@ -129,7 +129,7 @@ def alone(root: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"{root} is in use by a run that is going on; wait until it is over, or stop it, "
+                f"{root} is in use by a run; wait until it is over, or stop it, "
                 "then give the same command again"
             ) from None
         yield

@@ -8,7 +8,6 @@ there or listed here; the object's bytes stay in the local store and are never h
 import fcntl
 import json
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import IntegrityError
+from antiphon.system.files import flush_folder, write_atomically
 
 _PLACE = "place.json"
 
@@ -43,7 +43,7 @@ class Outbox:
             return
         self._make()
         mark.touch()
-        _flush(self.folder)
+        flush_folder(self.folder)
 
     def pending(self, limit: int) -> list[str]:
         """Return up to `limit` objects that wait, in no particular order."""
@@ -79,14 +79,8 @@ class Outbox:
         place = self.folder / _PLACE
         if place.exists():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        incoming = place.with_name(f".{_PLACE}-{os.getpid()}-{threading.get_ident()}")
-        with incoming.open("w", encoding="utf-8") as file:
-            json.dump({"url": self.url, "endpoint_url": self.endpoint_url}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        incoming.replace(place)
-        _flush(self.folder.parent)
+        write_atomically(place, json.dumps({"url": self.url, "endpoint_url": self.endpoint_url}).encode())
+        flush_folder(self.folder.parent)
 
     def _names(self) -> Iterator[str]:
         if not self.folder.is_dir():
@@ -95,14 +89,6 @@ class Outbox:
             for entry in entries:
                 if len(entry.name) == 64:
                     yield entry.name
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def outboxes(root: Path) -> list[Outbox]:

@@ -2,7 +2,7 @@
 
 One code path for both, over fsspec: an object lies at ``<store>/objects/ab/<digest>``, appears
 whole or not at all, and is never written twice. Whatever the place answers, callers get one of
-two errors in words: `ConfigError` for what a person must mend, `UnavailableError` for what may
+two errors: `ConfigError` for what a person must fix, `UnavailableError` for what may
 pass. Keys come from the environment alone and never appear in a message.
 """
 
@@ -57,7 +57,7 @@ class RemoteStore:
             UnavailableError: when nothing answers.
         """
         probe = f"{self._root}/.antiphon-check-{os.getpid()}"
-        with self._in_words():
+        with self._explained():
             filesystem = self._filesystem()
             filesystem.pipe_file(probe, b"antiphon")
             filesystem.rm_file(probe)
@@ -82,7 +82,7 @@ class RemoteStore:
                 f"object {digest} in {path.parent} does not match its digest, so it is not uploaded; "
                 "remove the file and restore it from a copy"
             )
-        with self._in_words():
+        with self._explained():
             filesystem = self._filesystem()
             if self._size(filesystem, target) == size:
                 return False
@@ -105,7 +105,7 @@ class RemoteStore:
         handle, name = tempfile.mkstemp(prefix=".incoming-", dir=folder)
         os.close(handle)
         try:
-            with self._in_words():
+            with self._explained():
                 try:
                     self._filesystem().get_file(self._place(digest), name)
                 except FileNotFoundError:
@@ -127,7 +127,7 @@ class RemoteStore:
         Raises:
             ConfigError, UnavailableError: see `check`.
         """
-        with self._in_words():
+        with self._explained():
             return self._size(self._filesystem(), self._place(digest)) is not None
 
     def _place(self, digest: str) -> str:
@@ -178,7 +178,7 @@ class RemoteStore:
         return filesystem
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         import botocore.exceptions as refused
 
         try:
@@ -222,7 +222,7 @@ class RemoteStore:
             return self._silent(cause)
         return UnavailableError(
             f"record.artifact_url={self.url} refused an object{self._where()} "
-            f"({code or type(error).__name__}); it is tried again, look at the server if this goes on"
+            f"({code or type(error).__name__}); it is tried again, look at the server if this continues"
         )
 
     def _wrong_key(self, what: str) -> ConfigError:

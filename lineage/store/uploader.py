@@ -1,4 +1,4 @@
-"""Uploader: empties an outbox in the background, for as long as it takes, and nobody waits for it.
+"""Uploader: empties an outbox in the background, for as long as it takes, and no one waits for it.
 
 A few objects travel at a time, each read from the local store's file, so memory does not grow
 with what waits. While the remote store is away or refuses, pauses grow, with jitter, up to
@@ -50,7 +50,7 @@ class UploadReport:
     retries: int
     """Rounds that ended because the remote store was away or refused."""
     reason: str
-    """The latest failure in words, or nothing."""
+    """The latest failure, or nothing."""
 
 
 class Uploader:
@@ -189,6 +189,6 @@ class Uploader:
             _log.warning("upload.waiting", store=self._remote.url, reason=str(error))
 
     def _rest(self, seconds: float) -> None:
-        """Pause, unless somebody waits for the outbox to be empty."""
+        """Pause, unless someone waits for the outbox to be empty."""
         if self._hurry.wait(seconds):
             self._hurry.clear()

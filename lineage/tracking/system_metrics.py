@@ -1,6 +1,6 @@
 """System metrics: CPU and memory of the machine and of the run's own processes, now and then.
 
-One thread takes a sample every few seconds and keeps it until somebody collects; nobody waits
+One thread takes a sample every few seconds and keeps it until someone collects; no one waits
 for it, and a collector that stays away costs only the oldest samples.
 """
 
@@ -51,7 +51,7 @@ class SystemSampler:
         self._thread.start()
 
     def collect(self, most: int) -> list[SystemSample]:
-        """Return up to `most` samples that nobody has collected, oldest first."""
+        """Return up to `most` samples that no one has collected, oldest first."""
         return [self._samples.popleft() for _ in range(min(most, len(self._samples)))]
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -62,13 +62,13 @@ class SystemSampler:
     def sample(self) -> SystemSample:
         """Look at the machine now; shares of CPU are since the look before."""
         memory = psutil.virtual_memory()
-        figures = {
+        values = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": (memory.total - memory.available) / _MEGABYTE,
             "system_memory_usage_percentage": float(memory.percent),
             **self._family.look(),
         }
-        metrics = {f"system/{name}": value for name, value in figures.items()}
+        metrics = {f"system/{name}": value for name, value in values.items()}
         return SystemSample(int(time.monotonic() - self._began), datetime.now(UTC).timestamp(), metrics)
 
     def _work(self) -> None:

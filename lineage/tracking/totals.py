@@ -28,7 +28,7 @@ class VersionTotals:
     """Unix seconds of the commit; 0 for the base."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures under the names of `core.metrics.TOTAL_METRICS`."""
+        """Return the metrics under the names of `core.metrics.TOTAL_METRICS`."""
         return {"tokens_total": float(self.tokens), "wall_s": self.wall_s, "cost_dollars": self.dollars}
 
 
@@ -40,7 +40,6 @@ class TotalsFold:
         self._prices = config.record
         self._workers = config.rollout.workers
         self._last = VersionTotals(0, 0, 0.0, 0.0, 0.0)
-        self._began: float | None = None
         self._early: dict[int, Mapping[str, Any]] = {}
         self._told_base = False
 
@@ -65,10 +64,7 @@ class TotalsFold:
     def _after(self, line: Mapping[str, Any]) -> VersionTotals:
         timings, last = line["timings"], self._last
         at = float(timings["at"])
-        if self._began is None:
-            self._began = at
-        # Logs from before the clock was kept count from the first commit, breaks included.
-        wall_s = max(last.wall_s, float(timings.get("wall_s", at - self._began)))
+        wall_s = max(last.wall_s, float(timings["wall_s"]))
         workers = len(timings.get("workers") or ()) or self._workers
         rate = workers * self._prices.worker_usd_per_hour + self._prices.learner_usd_per_hour
         tokens = int((line["batch"] or {}).get("tokens", 0))
@@ -92,7 +88,7 @@ def summarise(
     if not totals:
         return {}
     last = totals[max(totals)]
-    figures = {
+    metrics = {
         "steps": float(len(steps)),
         "wall_s": last.wall_s,
         "tokens": float(last.tokens),
@@ -103,10 +99,10 @@ def summarise(
         **_workers(steps),
     }
     if last.wall_s > 0:
-        figures["tokens_per_s"] = last.tokens / last.wall_s
+        metrics["tokens_per_s"] = last.tokens / last.wall_s
         busy_s = sum(float(line["timings"].get("train_s", 0.0)) for line in steps)
-        figures["learner_busy_share"] = min(1.0, busy_s / last.wall_s)
-    return {f"summary/{name}": value for name, value in figures.items()}
+        metrics["learner_busy_share"] = min(1.0, busy_s / last.wall_s)
+    return {f"summary/{name}": value for name, value in metrics.items()}
 
 
 def _learning(
@@ -115,16 +111,16 @@ def _learning(
     if not evaluations:
         return {}
     rewards = [float(line["reward_mean"]) for line in evaluations]
-    figures = {"reward_first": rewards[0], "reward_last": rewards[-1], "reward_best": max(rewards)}
+    metrics = {"reward_first": rewards[0], "reward_last": rewards[-1], "reward_best": max(rewards)}
     for level in REWARD_LEVELS:
         reached = next((line for line in evaluations if float(line["reward_mean"]) >= level), None)
         spent = totals.get(int(reached["version"])) if reached is not None else None
         if spent is not None:
-            figures[f"steps_to_reward_{level:g}"] = float(spent.version)
-            figures[f"wall_s_to_reward_{level:g}"] = spent.wall_s
-            figures[f"tokens_to_reward_{level:g}"] = float(spent.tokens)
-            figures[f"dollars_to_reward_{level:g}"] = spent.dollars
-    return figures
+            metrics[f"steps_to_reward_{level:g}"] = float(spent.version)
+            metrics[f"wall_s_to_reward_{level:g}"] = spent.wall_s
+            metrics[f"tokens_to_reward_{level:g}"] = float(spent.tokens)
+            metrics[f"dollars_to_reward_{level:g}"] = spent.dollars
+    return metrics
 
 
 def _staleness(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -142,7 +138,7 @@ def _staleness(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _drafting(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    figures = {}
+    metrics = {}
     for name in ("drafting_gain", "drafting_acceptance", "drafting_tokens_per_pass"):
         found = [
             (float(line["timings"][name]), max(1, int((line["batch"] or {}).get("tokens", 0))))
@@ -152,8 +148,8 @@ def _drafting(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if name == "drafting_gain":
             found = [(value, weight) for value, weight in found if value > 0]  # 0 means not compared yet
         if found:
-            figures[name] = sum(v * w for v, w in found) / sum(w for _, w in found)
-    return figures
+            metrics[name] = sum(v * w for v, w in found) / sum(w for _, w in found)
+    return metrics
 
 
 def _workers(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ContractError
-from antiphon.lineage.store.artifact_store import write_atomically
 from antiphon.lineage.tracking.system_metrics import SystemSample
 from antiphon.lineage.tracking.totals import VersionTotals
+from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
+from antiphon.system.files import write_atomically
 
 PARAMS_PER_CALL = 100
 """MLflow's limit for one batch of parameters."""
@@ -108,7 +109,7 @@ class TrackedRun:
                 self.traced.add(version)
 
     def why_gone(self) -> str:
-        """Say in one sentence that somebody deleted the run or its experiment; empty if nobody did."""
+        """Say in one sentence that the run or its experiment was deleted; empty if it was not."""
         experiment = self.client.get_experiment(self.experiment_id)
         if experiment.lifecycle_stage == "deleted":
             return _deleted_experiment(experiment, self.uri)
@@ -181,9 +182,12 @@ class TrackedRun:
             self.evaluation_runs[version] = child.info.run_id
         return self.evaluation_runs[version]
 
-    def mark_traced(self, version: int, count: int) -> None:
-        """Note that the sampled trajectories of a version are there."""
-        self.client.set_tag(self.evaluation_runs[version], TRACES_TAG, str(count))
+    def log_traces(self, version: int, trajectories: Sequence[SampledTrajectory], at: float) -> None:
+        """Show trajectories of a version as traces of its evaluation, which ended at `at`."""
+        child, model_id = self.evaluation_run(version, at), self.models.get(model_name(version))
+        for trajectory in trajectories:
+            log_trace(self.uri, self.experiment_id, child, model_id, trajectory, at)
+        self.client.set_tag(child, TRACES_TAG, str(len(trajectories)))
         self.traced.add(version)
 
     def create_model(self, version: int, params: Mapping[str, str]) -> None:
@@ -243,7 +247,7 @@ def model_name(version: int) -> str:
 
 
 def open_tracked_run(client: Any, uri: str, plan: RunPlan, mapping: Path) -> TrackedRun:
-    """Go on with the MLflow run that `mapping` names, or begin one and name it there.
+    """Continue the MLflow run that `mapping` names, or begin one and name it there.
 
     A file beside it gets a mark before the run is created, so that a creation which was never
     confirmed is found again instead of repeated.
@@ -280,7 +284,7 @@ def _find_run(client: Any, plan: RunPlan, run_id: str | None, mark: str | None) 
             return client.get_run(run_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None  # somebody cleared the database: begin anew
+                return None  # the database was cleared: begin anew
             raise
     experiment = client.get_experiment_by_name(plan.experiment) if mark is not None else None
     if experiment is None:

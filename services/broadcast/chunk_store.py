@@ -11,8 +11,8 @@ from pathlib import Path
 from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
-from antiphon.lineage.store.artifact_store import write_atomically
 from antiphon.services.broadcast.manifest import manifest_from_json, manifest_to_json
+from antiphon.system.files import write_atomically
 
 
 class ChunkStore:

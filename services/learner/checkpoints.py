@@ -15,9 +15,9 @@ import structlog
 
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.lineage.store.artifact_store import write_atomically
 from antiphon.services.security.keys import SigningKey, make_private_folder, verifies, write_private
 from antiphon.system import failpoints
+from antiphon.system.files import write_atomically
 
 _CONTENTS = "contents.json"
 _INCOMING = ".incoming-"

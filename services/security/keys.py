@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from antiphon.core.errors import ConfigError
+from antiphon.system.files import write_atomically
 
 PUBLIC_BYTES = 32
 """Bytes of an ed25519 public key."""
@@ -73,14 +74,7 @@ def make_private_folder(folder: Path) -> None:
 
 def write_private(path: Path, payload: bytes) -> None:
     """Write a file that only its owner can read, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(handle)
-    temporary.replace(path)
+    write_atomically(path, payload, mode=0o600)
 
 
 def check_private(path: Path) -> None:

@@ -20,10 +20,12 @@ def test_records_of_a_finished_run_are_brought_in_once(
     run = TrackedRunFixture(tmp_path, "late", steps=2)
     (run.run_dir / "config.yaml").write_text(dump_config(run.config))
     (run.run_dir / "report.html").write_text("<html></html>")
-    feed = run.feed()
-    run.tell_all(feed, (0.25, 0.5))
-    feed.end()
-    assert feed.tracker.close(0.0).pending > 0
+    (run.run_dir / "plots").mkdir()
+    (run.run_dir / "plots" / "learning.svg").write_text("<svg></svg>")
+    tracker = run.tracker()
+    run.tell_all(tracker, (0.25, 0.5))
+    tracker.end()
+    assert tracker.mlflow.close(0.0).pending > 0
 
     assert execute(["record", run.run_dir.name, "--timeout-s", "0.1"]) == 1
     assert "still incomplete" in capsys.readouterr().err
@@ -36,7 +38,8 @@ def test_records_of_a_finished_run_are_brought_in_once(
         client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
         counted.append(census(client, run.mlflow_run_id()))
         assert client.get_run(run.mlflow_run_id()).info.status == "FINISHED"
-        assert [file.path for file in client.list_artifacts(run.mlflow_run_id())] == ["report.html"]
+        files = [file.path for file in client.list_artifacts(run.mlflow_run_id())]
+        assert files == ["plots", "report.html"]
     assert counted[0] == counted[1]
     assert counted[0]["points"]["loss"] == [(0, 1.0), (1, 0.5)]
     assert [name for name, *_ in counted[0]["children"]] == ["evaluate v0", "evaluate v2"]

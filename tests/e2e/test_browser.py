@@ -88,10 +88,10 @@ def _add_a_run(home: Path) -> None:
         database.execute("UPDATE experiments SET artifact_location = ? WHERE name = ?", (folder, name))
         database.commit()
     light = TrackedRunFixture(home, name, "light")
-    feed = light.feed()
-    light.tell_all(feed)
-    feed.end()
-    report = feed.tracker.close(CLOSE_S)
+    tracker = light.tracker()
+    light.tell_all(tracker)
+    tracker.end()
+    report = tracker.mlflow.close(CLOSE_S)
     assert (report.failed, report.pending) == (0, 0), report
 
 

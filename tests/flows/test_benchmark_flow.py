@@ -14,7 +14,7 @@ import pytest
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.regressions import Verdict
 from antiphon.flows.benchmark import BenchmarkPlan, check_plan, conclude, run_figures
-from antiphon.lineage.report.benchmark_page import build_benchmark_page, history_figure
+from antiphon.lineage.report.benchmark_page import build_benchmark_page, history_plot
 from antiphon.lineage.report.benchmark_table import (
     BenchmarkTable,
     compare_tables,
@@ -84,8 +84,8 @@ def test_the_page_says_what_got_worse_and_draws_the_history(tmp_path: Path) -> N
     assert "c&lt;c" in page and "c<c" not in page
     assert "Other final weights than before" in page
     assert "<script" not in page and "http" not in page
-    assert history_figure("seconds_per_step", tables).count("<circle") == 3
-    assert history_figure("seconds_per_step", tables[:1]) == ""
+    assert history_plot("seconds_per_step", tables).count("<circle") == 3
+    assert history_plot("seconds_per_step", tables[:1]) == ""
     assert compared.other_weights(tables[1]) == list(tables[1].cases)
 
 

@@ -15,7 +15,6 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, RowTiming, VersionSpan
 from antiphon.lineage.rollout_table import (
-    DRAFTING_COLUMNS,
     decode_batch,
     decode_timings,
     encode_batch,
@@ -84,15 +83,6 @@ def test_timings_come_back(rows: list[RowTiming]) -> None:
     payload = encode_timings(rows)
     assert decode_timings(payload) == rows
     assert encode_timings(rows) == payload
-
-
-def test_timings_from_before_there_was_drafting_are_read() -> None:
-    row = RowTiming("g0", 1, "w", "l", 1, 0.5, 1.0, 2.0, 3.0, passes=4, drafted=3, covered=2, accepted=1)
-    table = pq.read_table(pa.BufferReader(encode_timings([row]))).drop_columns(list(DRAFTING_COLUMNS))
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata({"antiphon.table": "timings/1"}), sink)
-    old = dataclasses.replace(row, passes=None, drafted=None, covered=None, accepted=None)
-    assert decode_timings(bytes(sink.getvalue())) == [old]
 
 
 def test_an_empty_batch_is_a_table_too() -> None:

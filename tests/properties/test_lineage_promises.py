@@ -53,7 +53,7 @@ def test_every_flipped_bit_is_found_and_named(run: RecordedRun) -> None:
             findings = check(run).findings
             found = [f for f in findings if any(p.exists() and identity(p) == place for p in f.paths)]
             assert found, f"seed {SEED}, flip {number}: bit {bit} of byte {position} of {path} was not named"
-            assert all(finding.mend and finding.artifact for finding in found)
+            assert all(finding.fix and finding.artifact for finding in found)
             named += 1
     assert named == FLIPS
     assert check(run).findings == ()

@@ -10,10 +10,9 @@ import numpy as np
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
 from antiphon.core.status import EvaluationRecord
-from antiphon.lineage.rollout_table import encode_batch, encode_timings
+from antiphon.lineage.rollout_table import count_workers, encode_batch, encode_timings
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.tracking.feed import TrackingFeed, worker_mix
 from antiphon.lineage.tracking.tracker import Tracker
 
 ROWS = 8
@@ -40,11 +39,12 @@ class TrackedRunFixture:
             }
         )
 
-    def feed(self, first_pause_s: float = 0.01) -> TrackingFeed:
+    def tracker(self, first_pause_s: float = 0.01) -> Tracker:
         """Open the run for telling, as a new process would."""
         log = RunLog(self.run_dir)
-        tracker = Tracker(self.run_dir, self.home, self.config.run.name, self.run_id, first_pause_s)
-        return TrackingFeed(tracker, self.config, self.store, log, decode)
+        return Tracker(
+            self.run_dir, self.home, self.run_id, self.config, self.store, log, decode, first_pause_s
+        )
 
     def batch(self, step: int) -> BatchRef:
         """Store the files of a step's batch, all of it sampled by version `step`."""
@@ -69,45 +69,47 @@ class TrackedRunFixture:
         digest, timings = self.store.put(encode_batch(rows)), self.store.put(encode_timings(notes))
         return BatchRef(step, digest, timings, ROWS, 1, 0, 0, 3 * ROWS, 0.5, {0: ROWS}, 3.0)
 
-    def tell_base(self, feed: TrackingFeed) -> None:
+    def tell_base(self, tracker: Tracker) -> None:
         """Tell of version 0."""
-        feed.version(0, {"weights_digest": "0" * 64}, 0, None)
+        tracker.version(0, {"weights_digest": "0" * 64}, 0, None)
 
-    def tell_step(self, feed: TrackingFeed, step: int) -> None:
+    def tell_step(self, tracker: Tracker, step: int) -> None:
         """Tell of a step's batch, version and figures."""
         batch = self.batch(step)
         metrics = {"loss": 1.0 / (step + 1), "reward_mean": 0.5, "staleness_mean": 0.0, "train_s": 0.25}
         commit = StepCommit(step, step + 1, f"{step + 1:064x}", batch.digest, metrics, True)
-        line = feed._log.add_step(commit, batch, worker_mix(self.store, batch))
-        self.tell_line(feed, line)
+        line = tracker._log.add_step(commit, batch, count_workers(self.store.get(batch.timings_digest)))
+        self.tell_line(tracker, line)
 
-    def tell_line(self, feed: TrackingFeed, line: dict[str, Any]) -> None:
+    def tell_line(self, tracker: Tracker, line: dict[str, Any]) -> None:
         """Tell of a step as the run log has it."""
         step, timings = line["step"], line["timings"]
-        feed.batch(step, line["batch_digest"], timings["timings_digest"], line["batch"], timings["at"], None)
-        feed.version(step + 1, line, step, None)
-        feed.step(line)
+        tracker.batch(
+            step, line["batch_digest"], timings["timings_digest"], line["batch"], timings["at"], None
+        )
+        tracker.version(step + 1, line, step, None)
+        tracker.step(line)
 
-    def tell_evaluation(self, feed: TrackingFeed, version: int, reward: float) -> None:
+    def tell_evaluation(self, tracker: Tracker, version: int, reward: float) -> None:
         """Tell of a version's held-out score over 8 prompts."""
-        feed.evaluation(feed._log.add_evaluation(EvaluationRecord(version, 8, 8, reward, 3.0)))
+        tracker.evaluation(tracker._log.add_evaluation(EvaluationRecord(version, 8, 8, reward, 3.0)))
 
-    def tell_again(self, feed: TrackingFeed) -> None:
+    def tell_again(self, tracker: Tracker) -> None:
         """Tell all that the run log holds, as a run that goes on does."""
-        self.tell_base(feed)
-        for line in feed._log.steps.values():
-            self.tell_line(feed, line)
-        for line in feed._log.evaluations.values():
-            feed.evaluation(line)
+        self.tell_base(tracker)
+        for line in tracker._log.steps.values():
+            self.tell_line(tracker, line)
+        for line in tracker._log.evaluations.values():
+            tracker.evaluation(line)
 
-    def tell_all(self, feed: TrackingFeed, rewards: Sequence[float] = (0.25, 0.75, 0.5)) -> None:
+    def tell_all(self, tracker: Tracker, rewards: Sequence[float] = (0.25, 0.75, 0.5)) -> None:
         """Tell a whole run whose versions 0, 2, 4 scored `rewards`."""
-        self.tell_base(feed)
-        self.tell_evaluation(feed, 0, rewards[0])
+        self.tell_base(tracker)
+        self.tell_evaluation(tracker, 0, rewards[0])
         for step in range(self.steps):
-            self.tell_step(feed, step)
+            self.tell_step(tracker, step)
             if step % 2 and (step + 1) // 2 < len(rewards):
-                self.tell_evaluation(feed, step + 1, rewards[(step + 1) // 2])
+                self.tell_evaluation(tracker, step + 1, rewards[(step + 1) // 2])
 
     def mlflow_run_id(self) -> str:
         """Return which MLflow run it is."""

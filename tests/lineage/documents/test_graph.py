@@ -11,15 +11,11 @@ from antiphon.cli.app import execute
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import StepCommit
-from antiphon.lineage.documents.artifacts import (
-    batch_entry,
-    build_document,
-    parents_by_rule,
-    version_entry,
-)
+from antiphon.lineage.documents.artifacts import build_document, parents_by_rule
 from antiphon.lineage.documents.graph import LineageGraph, build_graph
 from antiphon.lineage.documents.graph_reader import all_documents, read_documents
 from antiphon.lineage.ledger.verify import verify_run
+from antiphon.lineage.names import batch_entry, version_entry
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.sequencer import MOST_HELD, Sequencer
 from antiphon.runs.directory import choose_run
@@ -171,9 +167,10 @@ def test_what_was_told_out_of_order_is_pinned_in_order(tmp_path: Path) -> None:
 
 
 def test_a_number_that_never_comes_holds_nobody_for_ever() -> None:
-    order, said = Sequencer(), []
+    order: Sequencer[int] = Sequencer()
+    said = []
     for number in range(1, MOST_HELD + 2):
-        order.tell(number, lambda number=number: said.append(number), completes=True)
+        said += order.add(number, number, completes=True)
     assert said == list(range(1, MOST_HELD + 2))
 
 

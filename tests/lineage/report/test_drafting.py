@@ -19,8 +19,7 @@ from antiphon.core.loop.events import (
 )
 from antiphon.core.records import DraftingStatistics
 from antiphon.core.status import Event, RunStatus
-from antiphon.lineage.report import plots as figures
-from antiphon.lineage.report.drafting import drafting_section
+from antiphon.lineage.report import plots
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import RunPicture, fold
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -72,7 +71,8 @@ def page(folder: Path, events: list[Event], steps: int) -> str:
     facts: dict[str, object] = {name: 0 for name in names if name.startswith(("groups_", "opened", "sealed"))}
     facts |= {"run_id": "demo-1", "steps_total": steps, "committed_steps": steps, "newest_version": steps}
     status = RunStatus(**facts, staleness_histogram={}, finished=True)  # type: ignore[arg-type]
-    return build_report(folder, ArtifactStore(folder / "s"), events, status, folder / "r.html").read_text()
+    build_report(folder, ArtifactStore(folder / "s"), events, status, folder / "r.html")
+    return (folder / "r.html").read_text()
 
 
 def test_the_page_shows_acceptance_by_epoch_and_the_history_hits(tmp_path: Path) -> None:
@@ -90,17 +90,17 @@ def test_the_page_shows_acceptance_by_epoch_and_the_history_hits(tmp_path: Path)
 def test_a_run_without_drafting_has_no_such_section(tmp_path: Path) -> None:
     drawn = page(tmp_path, journal(6, drafts=False), 6)
     assert "What drafting did" not in drawn
-    assert drafting_section(RunPicture()) == "" and figures.drafting(RunPicture()) == ""
+    assert plots.drafting(RunPicture()) == ""
 
 
 def test_the_panel_is_well_formed_follows_the_palette_and_repeats() -> None:
     for steps in (1, 2, 20, 120):
-        drawn = figures.drafting(fold(journal(steps)))
+        drawn = plots.drafting(fold(journal(steps)))
         ElementTree.fromstring(drawn)
-        assert drawn == figures.drafting(fold(journal(steps)))
+        assert drawn == plots.drafting(fold(journal(steps)))
         assert not re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", drawn)
     # Of many epochs only some are marked.
-    assert 0 < drawn.count("epoch ") <= 2 * figures.MOST_EPOCHS_MARKED
+    assert 0 < drawn.count("epoch ") <= 2 * plots.MOST_EPOCHS_MARKED
 
 
 def test_epochs_begin_where_their_first_group_was_judged() -> None:

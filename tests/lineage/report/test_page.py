@@ -25,7 +25,7 @@ from antiphon.core.loop.events import (
     dump_event,
 )
 from antiphon.core.status import Event, RunStatus
-from antiphon.lineage.report import plots as figures
+from antiphon.lineage.report import plots
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import Bar, RunPicture, fold
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -87,9 +87,8 @@ def make(tmp_path: Path) -> Callable[..., str]:
         (tmp_path / "config.yaml").write_text(dump_config(build_config({"run": {"name": "demo"}})))
         store = ArtifactStore(tmp_path / "store")
         events = journal(steps, workers, store) if steps >= 0 else []
-        out = build_report(
-            tmp_path, store, events, status(max(steps, 0), **changes), tmp_path / "report.html"
-        )
+        out = tmp_path / "report.html"
+        build_report(tmp_path, store, events, status(max(steps, 0), **changes), out)
         return out.read_text()
 
     return build
@@ -156,9 +155,9 @@ def test_every_colour_follows_the_palette(make: Callable[..., str]) -> None:
     assert not drawn, sorted(set(drawn))
 
 
-def test_figures_are_well_formed() -> None:
+def test_plots_are_well_formed() -> None:
     picture = fold(journal(10))
-    for draw in (figures.learning_curve, figures.timeline, figures.timeline_zoom, figures.throughput):
+    for draw in (plots.learning_curve, plots.timeline, plots.timeline_zoom, plots.throughput):
         ElementTree.fromstring(draw(picture))
 
 
@@ -187,3 +186,15 @@ def test_busy_time_counts_no_moment_twice() -> None:
     picture.steps = fold(journal(1)).steps
     picture.steps[0].at_s = 10.0
     assert picture.busy_shares()["training"] == pytest.approx(0.8)
+
+
+def test_each_plot_of_a_page_stands_by_itself(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "store")
+    files = build_report(tmp_path, store, journal(6), status(6), tmp_path / "report.html")
+    assert (
+        list(files)[:3] == ["learning.svg", "timeline.svg", "timeline-zoom.svg"] and "work.svg" not in files
+    )
+    page = (tmp_path / "report.html").read_text()
+    for name, text in files.items():
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "--ink:" in text and f'id="{name.removesuffix(".svg")}-figure_1"' in page

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
-from antiphon.lineage.store.artifact_store import ArtifactStore, write_atomically
+from antiphon.lineage.store.artifact_store import ArtifactStore
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -68,7 +68,7 @@ def test_no_space_left_is_one_sentence_and_leaves_nothing(
 
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("in the way")
-    with pytest.raises(UnavailableError, match="store as an artifact folder"):
+    with pytest.raises(UnavailableError, match=r"cannot use .*store: .*check that it exists"):
         ArtifactStore(tmp_path / "store").put(b"payload")
 
 
@@ -79,11 +79,3 @@ def test_writers_of_the_same_object_do_not_disturb_each_other(tmp_path: Path) ->
     (digest,) = digests
     assert ArtifactStore(tmp_path).get(digest) == payload
     assert len([path for path in (tmp_path / "objects").rglob("*") if path.is_file()]) == 1
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "pointer.json"
-    write_atomically(target, b"one")
-    write_atomically(target, b"two")
-    assert target.read_bytes() == b"two"
-    assert list(target.parent.iterdir()) == [target]

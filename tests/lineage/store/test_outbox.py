@@ -223,7 +223,7 @@ def test_a_full_share_is_one_sentence(tmp_path: Path, share: Path, monkeypatch: 
 
 def test_a_wrong_clock_is_named() -> None:
     remote = RemoteStore("s3://bucket/prefix", "http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="this machine's clock"), remote._in_words():
+    with pytest.raises(ConfigError, match="this machine's clock"), remote._explained():
         raise ClientError({"Error": {"Code": "RequestTimeTooSkewed", "Message": ""}}, "PutObject")
 
 

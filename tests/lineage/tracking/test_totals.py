@@ -56,13 +56,6 @@ def test_a_clock_that_falls_back_costs_nothing() -> None:
     assert [t.dollars for t in found] == [0.0, 10.0, 10.0, 30.0]
 
 
-def test_logs_without_the_clock_count_from_their_first_commit() -> None:
-    lines = [line(step) for step in range(3)]
-    for old in lines:
-        del old["timings"]["wall_s"]
-    assert [t.wall_s for t in fold(lines, config())] == [0.0, 0.0, 10.0, 20.0]
-
-
 def test_a_summary_says_when_each_reward_was_reached_and_at_what_price() -> None:
     lines = [
         line(0, workers={"a": 6, "b": 2}, drafting_gain=0.0),

@@ -20,7 +20,6 @@ from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.lineage.tracking.tracker import Tracker
 from tests.support.artifacts import tiny_row
 
 ROOT = Path(__file__).parents[3]
@@ -209,8 +208,3 @@ def test_without_a_dvc_project_the_mend_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"record\.dvc=false"):
         Recorder("demo-1", config(mlflow=False), tmp_path, tmp_path, tmp_path / "store")
-
-
-def test_a_tracker_that_was_never_used_closes_at_once(tmp_path: Path) -> None:
-    report = Tracker(tmp_path, tmp_path, "demo", "demo-1").close(5)
-    assert (report.done, report.pending) == (0, 0)

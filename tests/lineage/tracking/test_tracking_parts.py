@@ -1,9 +1,8 @@
-"""What MLflow is fed with besides figures of steps: trajectories, the report's figures, the machine."""
+"""What MLflow is fed with besides metrics of steps: trajectories, and samples of the machine."""
 
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 from hypothesis import given
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.metrics import SYSTEM_METRICS
 from antiphon.core.records import BatchRow, FinishReason, RowTiming, VersionSpan
-from antiphon.lineage.report.style import STYLE
 from antiphon.lineage.rollout_table import count_workers, decode_timings, encode_timings
-from antiphon.lineage.tracking.plot_files import plot_files
 from antiphon.lineage.tracking.system_metrics import SAMPLES_KEPT, SystemSampler
 from antiphon.lineage.tracking.traces import pick_rows
 
@@ -60,18 +57,6 @@ def test_workers_are_counted_from_the_timings_alone() -> None:
     payload = encode_timings(notes)
     assert count_workers(payload) == {"w0": 4, "w1": 2}
     assert decode_timings(payload) == notes
-
-
-def test_each_figure_of_a_page_stands_by_itself() -> None:
-    figure = '<svg role="img" viewBox="0 0 1 1"><g id="NAME-figure_1"><path fill="var(--ink)"/></g></svg>'
-    page = (
-        f"<html>{figure.replace('NAME', 'learning')}<p>x</p>{figure.replace('NAME', 'timeline-zoom')}</html>"
-    )
-    files = plot_files(page)
-    assert list(files) == ["learning.svg", "timeline-zoom.svg"]
-    for text in files.values():
-        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
-        assert "--ink:" in text and "--ink:" in STYLE
 
 
 def test_a_look_at_the_machine_names_what_the_catalogue_names() -> None:

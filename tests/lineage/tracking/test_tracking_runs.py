@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.lineage.tracking import tracker as tracking
-from antiphon.lineage.tracking.feed import TrackingFeed
+from antiphon.lineage.tracking import mlflow_writer
+from antiphon.lineage.tracking.tracker import Tracker
 from tests.support.tracked_runs import TrackedRunFixture, census
 
 pytestmark = pytest.mark.engine
@@ -31,9 +31,9 @@ def client(home: Path) -> Any:
     return MlflowClient(tracking_uri=f"sqlite:///{home}/mlflow/mlflow.db")
 
 
-def end(feed: TrackingFeed) -> None:
-    feed.end()
-    report = feed.tracker.close(CLOSE_S)
+def end(tracker: Tracker) -> None:
+    tracker.end()
+    report = tracker.mlflow.close(CLOSE_S)
     assert (report.failed, report.pending) == (0, 0), report
 
 
@@ -41,12 +41,12 @@ def end(feed: TrackingFeed) -> None:
 def whole(home: Path, client: Any, tmp_path_factory: pytest.TempPathFactory) -> TrackedRunFixture:
     """A whole run, told once, with its report."""
     run = TrackedRunFixture(home, "whole")
-    feed = run.feed()
-    run.tell_all(feed)
+    tracker = run.tracker()
+    run.tell_all(tracker)
     page = tmp_path_factory.mktemp("page") / "report.html"
-    page.write_text('<html><svg viewBox="0 0 1 1"><g id="learning-figure_1"></g></svg></html>')
-    feed.attach(page)
-    end(feed)
+    page.write_text("<html></html>")
+    tracker.attach(page, {"learning.svg": '<svg viewBox="0 0 1 1"></svg>'})
+    end(tracker)
     return run
 
 
@@ -83,10 +83,8 @@ def test_a_run_says_all_that_a_comparison_asks(whole: TrackedRunFixture, client:
     }
     assert "heldout/pass_at_1" in {metric.key for metric in models["policy-v4"].metrics}
     files = {file.path for file in client.list_artifacts(found.info.run_id)}
-    assert files == {"report.html", "figures"}
-    assert [file.path for file in client.list_artifacts(found.info.run_id, "figures")] == [
-        "figures/learning.svg"
-    ]
+    assert files == {"report.html", "plots"}
+    assert [file.path for file in client.list_artifacts(found.info.run_id, "plots")] == ["plots/learning.svg"]
 
 
 def test_trajectories_are_shown_under_the_evaluation_of_their_version(
@@ -111,9 +109,9 @@ def test_a_run_that_is_told_again_is_there_once(whole: TrackedRunFixture, client
     run_id = run.mlflow_run_id()
     before = census(client, run_id)
     assert before["runs"] == 4 and before["outputs"] == 5 and len(before["traces"]) == 4
-    feed = run.feed()
-    run.tell_again(feed)
-    end(feed)
+    tracker = run.tracker()
+    run.tell_again(tracker)
+    end(tracker)
     assert run.mlflow_run_id() == run_id
     assert census(client, run_id) == before
     assert len(client.search_model_versions("name = 'whole'")) == 2
@@ -122,15 +120,15 @@ def test_a_run_that_is_told_again_is_there_once(whole: TrackedRunFixture, client
 def test_a_lost_mapping_between_creation_and_answer_finds_the_same_run(home: Path, client: Any) -> None:
     """The process may die after MLflow made the run and before it could write down which one."""
     run = TrackedRunFixture(home, "mapping")
-    feed = run.feed()
-    run.tell_base(feed)
-    end(feed)
+    tracker = run.tracker()
+    run.tell_base(tracker)
+    end(tracker)
     run_id = run.mlflow_run_id()
     (run.run_dir / "mlflow.json").unlink()
-    feed = run.feed()
-    run.tell_base(feed)
-    run.tell_step(feed, 0)
-    end(feed)
+    tracker = run.tracker()
+    run.tell_base(tracker)
+    run.tell_step(tracker, 0)
+    end(tracker)
     assert run.mlflow_run_id() == run_id
     assert census(client, run_id)["points"]["loss"] == [(0, 1.0)]
 
@@ -160,13 +158,13 @@ def test_nothing_is_doubled_where_an_answer_got_lost(
     home: Path, whole: TrackedRunFixture, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: set[str] = set()
-    real = tracking._client
-    monkeypatch.setattr(tracking, "_client", lambda uri: LostReplies(real(uri), lost))
+    real = mlflow_writer._client
+    monkeypatch.setattr(mlflow_writer, "_client", lambda uri: LostReplies(real(uri), lost))
     run = TrackedRunFixture(home, "lost")
-    feed = run.feed(first_pause_s=0.001)
-    run.tell_all(feed)
-    end(feed)
-    assert feed.tracker.report().retries >= 8
+    tracker = run.tracker(first_pause_s=0.001)
+    run.tell_all(tracker)
+    end(tracker)
+    assert tracker.mlflow.report().retries >= 8
     assert lost >= {"create_run", "log_batch", "log_outputs", "create_logged_model", "create_model_version"}
     expected, found = census(client, whole.mlflow_run_id()), census(client, run.mlflow_run_id())
     for name in ("wall_s", "cost_dollars"):  # clocks differ between two runs, their number does not
@@ -177,37 +175,37 @@ def test_nothing_is_doubled_where_an_answer_got_lost(
 
 def test_the_champion_moves_only_to_what_scored_higher(home: Path, client: Any) -> None:
     first = TrackedRunFixture(home, "crown", "first")
-    feed = first.feed()
-    first.tell_base(feed)
+    tracker = first.tracker()
+    first.tell_base(tracker)
     for step, reward in enumerate((0.75, 0.5)):
-        first.tell_step(feed, step)
-        first.tell_evaluation(feed, step + 1, reward)
-    end(feed)
+        first.tell_step(tracker, step)
+        first.tell_evaluation(tracker, step + 1, reward)
+    end(tracker)
     crowned = client.get_model_version_by_alias("crown", "champion")
     assert crowned.tags["antiphon.version"] == "1" and crowned.run_id == first.mlflow_run_id()
     assert crowned.tags["antiphon.weights_digest"] == f"{1:064x}"
 
     second = TrackedRunFixture(home, "crown", "second")
-    feed = second.feed()
-    second.tell_base(feed)
-    second.tell_evaluation(feed, 0, 0.74)
-    assert feed.tracker.flush(CLOSE_S)
+    tracker = second.tracker()
+    second.tell_base(tracker)
+    second.tell_evaluation(tracker, 0, 0.74)
+    assert tracker.mlflow.flush(CLOSE_S)
     assert client.get_model_version_by_alias("crown", "champion").version == crowned.version
-    second.tell_step(feed, 0)
-    second.tell_evaluation(feed, 1, 0.875)
-    end(feed)
+    second.tell_step(tracker, 0)
+    second.tell_evaluation(tracker, 1, 0.875)
+    end(tracker)
     best = client.get_model_version_by_alias("crown", "champion")
     assert (best.tags["antiphon.version"], best.run_id) == ("1", second.mlflow_run_id())
     assert len(client.search_model_versions("name = 'crown'")) == 2
 
 
-def only_failure(feed: TrackingFeed, caplog: pytest.LogCaptureFixture) -> str:
-    """Close a feed whose MLflow refuses and return the one sentence that was said about it."""
-    feed.end()
-    report = feed.tracker.close(CLOSE_S)
+def only_failure(tracker: Tracker, caplog: pytest.LogCaptureFixture) -> str:
+    """Close a tracker whose MLflow refuses and return the one sentence that was said about it."""
+    tracker.end()
+    report = tracker.mlflow.close(CLOSE_S)
     assert (report.failed, report.pending) == (1, 0), report
     (failure,) = report.failures
-    assert failure.count("\n") == 0 and failure.endswith("the run goes on without MLflow")
+    assert failure.count("\n") == 0 and failure.endswith("the run continues without MLflow")
     return failure
 
 
@@ -215,26 +213,26 @@ def test_an_experiment_that_was_deleted_is_named_once(
     home: Path, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = TrackedRunFixture(home, "deleted")
-    feed = run.feed()
-    run.tell_base(feed)
-    run.tell_step(feed, 0)
-    assert feed.tracker.flush(CLOSE_S)
+    tracker = run.tracker()
+    run.tell_base(tracker)
+    run.tell_step(tracker, 0)
+    assert tracker.mlflow.flush(CLOSE_S)
     experiment = client.get_run(run.mlflow_run_id()).info.experiment_id
     client.delete_experiment(experiment)
     for step in (1, 2):
-        run.tell_step(feed, step)
-    said = only_failure(feed, caplog)
+        run.tell_step(tracker, step)
+    said = only_failure(tracker, caplog)
     assert f"mlflow experiments restore -x {experiment}" in said and "'deleted'" in said
 
     other = TrackedRunFixture(home, "deleted", "other")  # a new run of the same name
-    feed = other.feed()
-    other.tell_all(feed)
-    assert "'deleted'" in only_failure(feed, caplog)
+    tracker = other.tracker()
+    other.tell_all(tracker)
+    assert "'deleted'" in only_failure(tracker, caplog)
 
     client.restore_experiment(experiment)
-    feed = run.feed()
-    run.tell_again(feed)
-    end(feed)
+    tracker = run.tracker()
+    run.tell_again(tracker)
+    end(tracker)
     assert [step for step, _ in census(client, run.mlflow_run_id())["points"]["loss"]] == [0, 1, 2]
 
 
@@ -242,12 +240,12 @@ def test_a_run_that_was_deleted_is_named_once(
     home: Path, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = TrackedRunFixture(home, "gone")
-    feed = run.feed()
-    run.tell_base(feed)
-    assert feed.tracker.flush(CLOSE_S)
+    tracker = run.tracker()
+    run.tell_base(tracker)
+    assert tracker.mlflow.flush(CLOSE_S)
     client.delete_run(run.mlflow_run_id())
-    run.tell_step(feed, 0)
-    said = only_failure(feed, caplog)
+    run.tell_step(tracker, 0)
+    said = only_failure(tracker, caplog)
     assert f"mlflow runs restore --run-id {run.mlflow_run_id()}" in said
 
 
@@ -256,9 +254,9 @@ def test_an_address_without_a_meaning_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://somewhere")
     run = TrackedRunFixture(home, "nowhere")
-    feed = run.feed()
-    run.tell_all(feed)
-    assert "htp://somewhere" in only_failure(feed, caplog)
+    tracker = run.tracker()
+    run.tell_all(tracker)
+    assert "htp://somewhere" in only_failure(tracker, caplog)
 
 
 class Stranger(http.server.BaseHTTPRequestHandler):
@@ -306,7 +304,7 @@ def test_a_server_that_will_never_answer_is_left_alone(
     stranger.status = status
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stranger.address)
     run = TrackedRunFixture(home, f"stranger-{status}")
-    feed = run.feed()
-    run.tell_all(feed)
-    said = only_failure(feed, caplog)
+    tracker = run.tracker()
+    run.tell_all(tracker)
+    said = only_failure(tracker, caplog)
     assert words in said and stranger.address in said

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from antiphon.lineage.tracking.feed import TrackingFeed
+from antiphon.lineage.tracking.tracker import Tracker
 from antiphon.runs.s3_server import S3Server
 from tests.support.mlflow_server import MlflowServer
 from tests.support.s3 import remote_objects, s3_server
@@ -34,13 +34,13 @@ def client_of(server: MlflowServer) -> Any:
     return MlflowClient(tracking_uri=server.url)
 
 
-def await_retry(feed: TrackingFeed, more_than: int) -> None:
+def await_retry(tracker: Tracker, more_than: int) -> None:
     """Wait until the writer has met the outage."""
     for attempt in Retrying(
         retry=retry_if_exception_type(ConnectionError), stop=stop_after_delay(60.0), wait=wait_fixed(0.05)
     ):
         with attempt:
-            if feed.tracker.report().retries <= more_than:
+            if tracker.mlflow.report().retries <= more_than:
                 raise ConnectionError("not yet")
 
 
@@ -50,26 +50,26 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = TrackedRunFixture(tmp_path / "home", "outage", steps=6)
-    feed = run.feed(first_pause_s=0.05)
-    run.tell_base(feed)
-    run.tell_evaluation(feed, 0, 0.25)
+    tracker = run.tracker(first_pause_s=0.05)
+    run.tell_base(tracker)
+    run.tell_evaluation(tracker, 0, 0.25)
     for step in (0, 1):
-        run.tell_step(feed, step)
-    assert feed.tracker.flush(CLOSE_S)
-    run.tell_step(feed, 2)  # the server goes away while this is on its way, or just after it
+        run.tell_step(tracker, step)
+    assert tracker.mlflow.flush(CLOSE_S)
+    run.tell_step(tracker, 2)  # the server goes away while this is on its way, or just after it
     server.stop()
     for step in (3, 4):
-        run.tell_step(feed, step)
-    run.tell_evaluation(feed, 4, 0.5)
+        run.tell_step(tracker, step)
+    run.tell_evaluation(tracker, 4, 0.5)
     page = tmp_path / "report.html"
     page.write_text("<html></html>")
-    feed.attach(page)
-    await_retry(feed, 2)
-    assert feed.tracker.report().pending > 0
+    tracker.attach(page)
+    await_retry(tracker, 2)
+    assert tracker.mlflow.report().pending > 0
     server.start()
-    run.tell_step(feed, 5)
-    feed.end()
-    report = feed.tracker.close(CLOSE_S)
+    run.tell_step(tracker, 5)
+    tracker.end()
+    report = tracker.mlflow.close(CLOSE_S)
     assert (report.failed, report.pending) == (0, 0), report
 
     client, run_id = client_of(server), run.mlflow_run_id()
@@ -81,7 +81,7 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
     assert [name for name, *_ in found["children"]] == ["evaluate v0", "evaluate v2", "evaluate v4"]
     assert [spans for _, spans, _ in found["traces"]] == [1] * 6
     clocks = [point.timestamp for point in client.get_metric_history(run_id, "loss")]
-    lines = [feed._log.steps[step]["timings"]["at"] for step in range(6)]
+    lines = [tracker._log.steps[step]["timings"]["at"] for step in range(6)]
     assert clocks == [int(at * 1000) for at in lines]  # when it happened, not when it was written
     assert [file.path for file in client.list_artifacts(run_id)] == ["report.html"]
     assert client.get_model_version_by_alias("outage", "champion").tags["antiphon.version"] == "4"
@@ -113,21 +113,21 @@ def _check_team_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: 
     try:
         server.start()
         run = TrackedRunFixture(tmp_path / "home", "guarded", steps=1)
-        feed = run.feed()
-        run.tell_all(feed)
-        feed.end()
-        refused = feed.tracker.close(CLOSE_S)
+        tracker = run.tracker()
+        run.tell_all(tracker)
+        tracker.end()
+        refused = tracker.mlflow.close(CLOSE_S)
         assert refused.failed == 1 and refused.pending == 0
         assert "MLFLOW_TRACKING_PASSWORD" in refused.failures[0]
 
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "a long password")
-        feed = run.feed()
-        run.tell_again(feed)
+        tracker = run.tracker()
+        run.tell_again(tracker)
         page = tmp_path / "report.html"
         page.write_text("<html></html>")
-        feed.attach(page)
-        feed.end()
-        report = feed.tracker.close(CLOSE_S)
+        tracker.attach(page)
+        tracker.end()
+        report = tracker.mlflow.close(CLOSE_S)
         assert (report.failed, report.pending) == (0, 0), report
         assert census(client_of(server), run.mlflow_run_id())["points"]["loss"] == [(0, 1.0)]
         kept = remote_objects(bucket, "mlflow/")

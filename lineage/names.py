@@ -1,0 +1,82 @@
+"""Names: every entry of a run's ledger, and what it is called in sentences.
+
+A document lies beside the files that it describes: ``batches/t000007.json`` beside
+``batches/t000007.parquet``. Numbers have at least six digits, so that names sort.
+"""
+
+import re
+
+RUN = "manifest.json"
+CODE = "origins/code.json"
+MACHINE = "origins/machine.json"
+MODEL = "origins/model.json"
+TRAIN = "origins/train.json"
+HELDOUT = "origins/heldout.json"
+"""Where the ledger keeps the documents there is one of."""
+MODEL_FOLDER = "model"
+CHECKPOINTS = "checkpoints"
+"""Folders of the base model's configuration and of pinned checkpoints."""
+
+ORIGINS = {
+    "code": CODE,
+    "machine": MACHINE,
+    "base model": MODEL,
+    "train split": TRAIN,
+    "held-out split": HELDOUT,
+}
+"""What a run starts from, by role."""
+_FIXED = {RUN: ("run", "run"), **{rel: (role, role) for role, rel in ORIGINS.items()}}
+_NUMBERED = {"versions/v": "version", "batches/t": "batch", "evaluations/v": "evaluation"}
+_PATTERN = re.compile(r"(versions/v|batches/t|evaluations/v)(\d{6,})\.json")
+
+
+def version_entry(version: int, kind: str = "json") -> str:
+    """Return where the ledger keeps a version's document, or its weights (`safetensors`)."""
+    return f"versions/v{version:06d}.{kind}"
+
+
+def batch_entry(step: int, kind: str = "json") -> str:
+    """Return where the ledger keeps a batch's document, or a file (`parquet`, `timings.parquet`)."""
+    return f"batches/t{step:06d}.{kind}"
+
+
+def evaluation_entry(version: int) -> str:
+    """Return where the ledger keeps an evaluation's document."""
+    return f"evaluations/v{version:06d}.json"
+
+
+def kind_of(rel: str) -> tuple[str, int | None] | None:
+    """Return what a ledger entry documents and its number; None for an entry that is no document.
+
+    >>> kind_of("batches/t000007.json"), kind_of("origins/code.json"), kind_of("batches/t000007.parquet")
+    (('batch', 7), ('code', None), None)
+    """
+    if rel in _FIXED:
+        return _FIXED[rel][0], None
+    match = _PATTERN.fullmatch(rel)
+    return (_NUMBERED[match[1]], int(match[2])) if match else None
+
+
+def name_of(rel: str) -> str:
+    """Say what a ledger entry is.
+
+    >>> [name_of(f"batches/t000007{end}") for end in (".json", ".parquet", ".timings.parquet")]
+    ['manifest of batch 7', 'batch 7', 'timings of batch 7']
+    >>> name_of("versions/v000012.safetensors"), name_of("evaluations/v000010.json")
+    ('weights of version 12', 'manifest of evaluation 10')
+    """
+    known = kind_of(rel)
+    if known is not None:
+        kind, number = known
+        return f"manifest of the {kind}" if number is None else f"manifest of {kind} {number}"
+    for pattern, words in (
+        (r"batches/t(\d+)\.timings\.parquet", "timings of batch"),
+        (r"batches/t(\d+)\.parquet", "batch"),
+        (r"versions/v(\d+)\.safetensors", "weights of version"),
+        (r"checkpoints/v(\d+)/.+", "checkpoint of version"),
+    ):
+        if match := re.fullmatch(pattern, rel):
+            return f"{words} {int(match[1])}"
+    if rel.startswith("model/"):
+        return f"file {rel.removeprefix('model/')} of the base model"
+    return f"entry {rel}"

@@ -1,0 +1,183 @@
+"""MLflow writer: the one thread that talks to MLflow, so that no one waits for it.
+
+The import and the first migration of the database happen there too. A run that continues after
+a break continues the same MLflow run. MLflow being away delays records; it never stops the
+loop. Where it refuses for good, one sentence says why, and the run continues without it.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.lineage.tracking.tracked_run import RunPlan, TrackedRun, open_tracked_run
+from antiphon.lineage.writer import FIRST_PAUSE_S, Writer
+
+_PERMANENT = frozenset(
+    {
+        "BAD_REQUEST",
+        "ENDPOINT_NOT_FOUND",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "NOT_FOUND",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_DOES_NOT_EXIST",
+    }
+)
+"""MLflow's error codes that another attempt would only repeat."""
+_STRANGERS = frozenset({"CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"})
+"""And those that every further call would repeat."""
+_DEFAULTS = {
+    # No usage statistics, and no wait of minutes for a server that is gone.
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+_WORDS = 300
+"""Characters of a foreign error that are quoted."""
+
+
+class MlflowWriter(Writer):
+    """The writer of one MLflow run."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        home: Path,
+        experiment: str,
+        run_id: str,
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        """Open the MLflow run, or the one that an earlier process opened, as the first job.
+
+        Args:
+            run_dir: keeps `mlflow.json`, which says which MLflow run this is.
+            home: its `mlflow` folder holds the database and the artifacts, unless
+                MLFLOW_TRACKING_URI names another place.
+            experiment: MLflow experiment.
+            run_id: our run id; the MLflow run's name.
+            params: the run's parameters.
+            tags: the run's tags.
+            first_pause_s: pause before a second attempt; it doubles with each further one.
+        """
+        super().__init__("mlflow", first_pause_s)
+        self._mapping = run_dir / "mlflow.json"
+        self._folder = home / "mlflow"
+        own = f"sqlite:///{(self._folder / 'mlflow.db').absolute()}"
+        self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or own
+        self._is_own = self.tracking_uri == own
+        self._run: TrackedRun | None = None
+        self._uncertain = False
+        """A call got no answer, so what MLflow has must be read before the next one."""
+        self._refusal = ""
+        """Why nothing more is written; said once."""
+        root = self._folder / "artifacts" if self._is_own else None
+        plan = RunPlan(experiment, run_id, dict(params), dict(tags), root)
+        self.put("run", lambda: self._open(plan))
+
+    def write(self, label: str, call: Callable[[TrackedRun], object]) -> None:
+        """Queue a call, which must be repeatable; `label` names it in reports."""
+        self.put(label, lambda: self._write(call))
+
+    def summarise(self, step: int, metrics: Mapping[str, float], at: float) -> None:
+        """Log what the run says of itself after `step` steps, at `at` Unix seconds."""
+        self.write("summary", lambda run: run.log_summary(step, metrics, at))
+
+    def attach(self, path: Path) -> None:
+        """Attach a file to the run."""
+        self.write(f"artifact {path.name}", lambda run: run.client.log_artifact(run.run_id, str(path)))
+
+    def end(self, status: str) -> None:
+        """Close the MLflow run as FINISHED or KILLED; a run that continues opens it again."""
+        self.write("status", lambda run: run.client.set_terminated(run.run_id, status))
+
+    def _write(self, call: Callable[[TrackedRun], object]) -> None:
+        if self._refusal or self._run is None:
+            return  # the first refusal said why and made the records incomplete
+        run = self._run
+        if self._uncertain:
+            with self._explained():
+                run.reload()
+            self._uncertain = False
+        try:
+            with self._explained():
+                call(run)
+        except UnavailableError:
+            self._uncertain = True
+            raise
+        except ContractError as error:
+            self._find_refusal(run)
+            if self._refusal:
+                raise ContractError(self._refusal) from error
+            raise
+
+    def _open(self, plan: RunPlan) -> None:
+        if self._is_own:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        uri = self.tracking_uri
+        try:
+            with self._explained():
+                self._run = open_tracked_run(_client(uri), uri, plan, self._mapping)
+        except ContractError as error:
+            self._refusal = self._refusal or f"{error}; the run continues without MLflow"
+            raise ContractError(self._refusal) from error
+
+    def _find_refusal(self, run: TrackedRun) -> None:
+        if self._refusal:
+            return
+        with self._explained():
+            gone = run.why_gone()
+        if gone:
+            self._refusal = f"{gone}; the run continues without MLflow"
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        _load()
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        uri = self.tracking_uri
+        try:
+            yield
+        except MlflowException as error:
+            words = " ".join(str(error).split())[:_WORDS]
+            if error.error_code in _STRANGERS:
+                self._refusal = (
+                    f"MLflow at {uri} refused the user or the password ({error.error_code}); set "
+                    "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the run continues without MLflow"
+                )
+                raise ContractError(self._refusal) from error
+            if error.error_code in _PERMANENT:
+                raise ContractError(f"MLflow at {uri} refused: {words}") from error
+            raise UnavailableError(f"MLflow at {uri} failed: {words}; it is tried again") from error
+        except (SQLAlchemyError, OSError) as error:
+            words = " ".join(str(error).split())[:_WORDS]
+            raise UnavailableError(f"cannot reach MLflow at {uri}: {words}; it is tried again") from error
+
+
+_IMPORTING = threading.Lock()
+
+
+def _load() -> None:
+    """Import MLflow, in one thread at a time: two that import at once would see half of it."""
+    for name, value in _DEFAULTS.items():  # before the import, which reads some of them
+        os.environ.setdefault(name, value)
+    with _IMPORTING:
+        import mlflow.tracking  # noqa: F401
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _client(uri: str) -> Any:
+    _load()
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)

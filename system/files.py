@@ -1,0 +1,62 @@
+"""Files: written whole or not at all, and flushed to the disk."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from antiphon.core.errors import UnavailableError
+
+PREFIX = ".incoming-"
+"""Begins the name of a file that is being written; one that a killed process left may be removed."""
+
+
+def write_atomically(path: Path, payload: bytes, mode: int = 0o644) -> None:
+    """Write a file that is either absent, or old, or whole, also after the machine lost its power.
+
+    Args:
+        path: the file; its folder is made when missing.
+        payload: its bytes.
+        mode: its permissions, in force before its name appears.
+
+    Raises:
+        UnavailableError: when the folder has no space left or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=PREFIX, dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(payload)
+                os.fchmod(file.fileno(), mode)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:  # also on cancellation and Ctrl-C
+            Path(name).unlink(missing_ok=True)
+            raise
+        flush_folder(path.parent)
+    except OSError as error:
+        raise unusable(error, path.parent) from error
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush a folder's list of names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unusable(error: OSError, folder: Path) -> UnavailableError:
+    """Return the sentence for a folder that cannot be used."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UnavailableError(
+            f"no space is left in {folder}; free some, then give the same command again: a run continues "
+            "where it stopped"
+        )
+    return UnavailableError(
+        f"cannot use {folder}: {error.strerror or error}; check that it exists, is a folder and may be "
+        "written"
+    )
