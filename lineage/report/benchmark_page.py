@@ -181,7 +181,8 @@ def _failures(table: BenchmarkTable) -> str:
     if not table.failed:
         return ""
     items = "".join(
-        f"<li><b>{html.escape(case)}</b>: {html.escape(reason)}</li>" for case, reason in table.failed.items()
+        f"<li class=worse><b>{html.escape(case)}</b>: {html.escape(reason)}</li>"
+        for case, reason in table.failed.items()
     )
     return f"<section><h2>Failed</h2><ul>{items}</ul></section>"
 
