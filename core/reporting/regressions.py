@@ -210,7 +210,7 @@ MUST_BE_ZERO = (
 MUST_BE_ONE = ("steps_equal_share", "logprobs_equal_share", "identical_share")
 """Shares of kept promises: any fall is a regression."""
 
-PARAMETERS = ("down_s", "idle_workers", "heartbeats_per_s", "cpu_s", "wall_s", "virtual_hours")
+PARAMETERS = ("down_s", "idle_workers", "heartbeats_per_s", "virtual_hours")
 """What was asked for, or what grows with it: shown, never rewarded."""
 
 KNOWN = {
