@@ -5,14 +5,28 @@ python -m antiphon.benchmarks.parts.plain_job CONFIG [KEY=VALUE ...] --results F
 
 import argparse
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from antiphon.core.config import load_config
 from antiphon.flows.schedule import PlainStages, drive
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
-from antiphon.tasks import broadcast, learner, record, rollout
+from antiphon.tasks.broadcast import broadcast
+from antiphon.tasks.learner import step
+from antiphon.tasks.record import record
+from antiphon.tasks.reward import reward
+from antiphon.tasks.rollout import collect, evaluate
+
+TASKS: dict[str, Any] = {
+    "collect": collect,
+    "reward": reward,
+    "step": step,
+    "broadcast": broadcast,
+    "evaluate": evaluate,
+    "record": record,
+}
+"""Name of a stage -> its task; called without Prefect here."""
 
 
 def main() -> None:
@@ -25,18 +39,10 @@ def main() -> None:
     config = load_config(arguments.config, arguments.overrides)
     options = RunOptions(fresh=True, results=arguments.results)
     with surrounded(Surroundings(options=options)), open_run(config, None, home_directory()) as live:
-        run = live.context
-        work: dict[str, Callable[[int], object]] = {
-            "collect": lambda n: rollout.collect_batch(run, n),
-            "reward": lambda n: rollout.await_batch(run, n),
-            "step": lambda n: learner.train_step(run, n),
-            "broadcast": lambda n: broadcast.broadcast_version(run, n),
-            "record": lambda n: record.record_step(run, n),
-            "evaluate": lambda n: rollout.evaluate_version(run, n),
-        }
-        stages = PlainStages(lambda stage, n: run.timed(stage, n, lambda: work[stage](n)))
+        run_id = live.context.run_id
+        stages = PlainStages(lambda stage, number: TASKS[stage].fn(run_id, number))
         started = time.perf_counter()
-        drive(run, lambda _: stages, live.committed)
+        drive(live.context, lambda _: stages, live.committed)
         live.finish(time.perf_counter() - started)
         stages.close()
 
