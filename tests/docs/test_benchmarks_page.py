@@ -158,3 +158,31 @@ def test_old_unknown_and_missing_results_are_warned_of_and_never_fail(
 
 def test_a_commit_that_is_not_here_has_no_age() -> None:
     assert results.commits_since("0" * 12) is None
+
+
+def test_what_is_run_is_recorded_unless_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    scripts = {
+        "good": 'import sys; print(\'first\'); print(\'{"lost": 0, "said": "%s"}\' % sys.argv[1])',
+        "violated": "print('{\"lost\": 1}'); raise SystemExit(1)",
+        "silent": "print('no object')",
+    }
+    for name, text in scripts.items():
+        (tmp_path / "benchmarks" / f"{name}.py").write_text(text)
+    made: list[Result] = []
+    monkeypatch.setattr(pages, "PROJECT", tmp_path)
+    monkeypatch.setattr(
+        pages, "MEASUREMENTS", {name: pages.Measurement(f"{name}.py 'a b'", 1) for name in scripts}
+    )
+    monkeypatch.setattr(results, "write", made.append)
+    assert pages.measure(["good"]) == 0
+    assert pages.measure(["violated", "silent"]) == 1
+    assert [(result.name, result.command) for result in made] == [
+        ("good", ".venv/bin/python benchmarks/good.py 'a b'")
+    ]
+    assert made[0].result == {"lost": 0, "said": "a b"}
+    said = capsys.readouterr()
+    assert "first" in said.out and "violated ended with status 1 and is not recorded" in said.err
+    assert "silent did not end with a JSON object and is not recorded" in said.err
