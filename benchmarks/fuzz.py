@@ -113,8 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "crashes": len(tally.crashes),
         "state_changes": len(tally.changes),
     }
-    found = {"crashes": tally.crashes, "changes of state": tally.changes}
-    violated = [f"there are {len(names)} {kind}" for kind, names in found.items() if names]
+    counts = {"crashes": len(tally.crashes), "changes of state": len(tally.changes)}
+    violated = [f"there are {count} {kind}" for kind, count in counts.items() if count]
     return finish(result, record=options.record, violated=violated)
 
 
