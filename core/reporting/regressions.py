@@ -200,52 +200,26 @@ def _verdict(better: Direction, changes: Sequence[float], middle: float, allowan
     return Verdict.BETTER if grew == (better is Direction.HIGHER) else Verdict.WORSE
 
 
-MUST_BE_ZERO = (
-    *("lost", "twice", "beyond_bound", "wrong", "other_exits", "violations", "crashes", "state_changes"),
-    *("missing", "doubled", "damaged", "not_completed", "postgres_wrong", "wrong_tokens"),
-    *("metrics_missing", "versions_missing", "batches_missing"),
+_SIDES = (
+    # Broken promises, where any growth is a regression, and kept ones, where any fall is.
+    (
+        Direction.LOWER,
+        0.0,
+        "lost twice beyond_bound wrong wrong_tokens postgres_wrong other_exits violations",
+    ),
+    (Direction.LOWER, 0.0, "crashes state_changes missing doubled damaged not_completed false_positives"),
+    (Direction.LOWER, 0.0, "metrics_missing versions_missing batches_missing"),
+    (Direction.HIGHER, 0.0, "steps_equal_share logprobs_equal_share identical_share"),
+    (Direction.HIGHER, 0.05, "ratio_min unhelpful no_history"),
+    (Direction.HIGHER, 0.08, "pass_after pass_last_three"),
+    (Direction.HIGHER, 0.10, "ratio ratio_over_stage_sum ratio_demo_model greedy sampled"),
+    (Direction.HIGHER, 0.10, "drafting_acceptance tokens_per_pass drafting_tokens_per_pass"),
+    (Direction.HIGHER, 0.15, "pass_gain"),
+    (Direction.LOWER, 0.20, "learner_idle_share idle_share heartbeats_core_share"),
+    (Direction.LOWER, 0.50, "dropped_stale_share stale_share withdrawn_share idle_share_overlapped"),
+    (Direction.LOWER, 0.50, "wall_share cpu_share wasted_share lost_throughput"),
+    # What was asked for, whatever its name ends with: shown, never rewarded.
+    (Direction.NEITHER, 0.0, "down_s idle_workers heartbeats_per_s virtual_hours"),
 )
-"""Counts of broken promises: any growth is a regression."""
-
-MUST_BE_ONE = ("steps_equal_share", "logprobs_equal_share", "identical_share")
-"""Shares of kept promises: any fall is a regression."""
-
-PARAMETERS = ("down_s", "idle_workers", "heartbeats_per_s", "virtual_hours")
-"""What was asked for, or what grows with it: shown, never rewarded."""
-
-KNOWN = {
-    figure.name: figure
-    for figure in (
-        *(Figure(name, Direction.LOWER, 0.0) for name in MUST_BE_ZERO),
-        *(Figure(name, Direction.HIGHER, 0.0) for name in MUST_BE_ONE),
-        *(Figure(name) for name in PARAMETERS),
-        Figure("pass_after", Direction.HIGHER, 0.08),
-        Figure("pass_gain", Direction.HIGHER, 0.15),
-        Figure("seconds_per_step", Direction.LOWER, 0.10),
-        Figure("loop_s", Direction.LOWER, 0.10),
-        Figure("total_s", Direction.LOWER, 0.10),
-        Figure("learner_idle_share", Direction.LOWER, 0.20),
-        Figure("dropped_stale_share", Direction.LOWER, 0.50),
-        Figure("drafting_acceptance", Direction.HIGHER, 0.10),
-        Figure("tokens_per_pass", Direction.HIGHER, 0.10),
-        Figure("ratio", Direction.HIGHER, 0.10),
-        Figure("ratio_over_stage_sum", Direction.HIGHER, 0.10),
-        Figure("ratio_demo_model", Direction.HIGHER, 0.10),
-        Figure("ratio_min", Direction.HIGHER, 0.05),
-        Figure("greedy", Direction.HIGHER, 0.10),
-        Figure("sampled", Direction.HIGHER, 0.10),
-        Figure("unhelpful", Direction.HIGHER, 0.05),
-        Figure("no_history", Direction.HIGHER, 0.05),
-        Figure("wall_share", Direction.LOWER, 0.50),
-        Figure("cpu_share", Direction.LOWER, 0.50),
-        Figure("idle_share", Direction.LOWER, 0.20),
-        Figure("idle_share_overlapped", Direction.LOWER, 0.50),
-        Figure("stale_share", Direction.LOWER, 0.50),
-        Figure("withdrawn_share", Direction.LOWER, 0.50),
-        Figure("wasted_share", Direction.LOWER, 0.50),
-        Figure("lost_throughput", Direction.LOWER, 0.50),
-        Figure("heartbeats_core_share", Direction.LOWER, 0.20),
-        Figure("false_positives", Direction.LOWER, 0.0),
-    )
-}
+KNOWN = {name: Figure(name, side, tolerance) for side, tolerance, names in _SIDES for name in names.split()}
 """Figures whose better side their name alone does not tell."""
