@@ -1,4 +1,4 @@
-"""Zoo: how surely audits find workers that lie, and how often they wrong honest ones.
+"""Dishonest workers: how surely audits find workers that lie, and how often they wrong honest ones.
 
 A small real model, the production sampler and the production auditor. Every kind of worker does
 the same leases; each group is audited with the band that is shipped and with one calibrated on
@@ -7,8 +7,6 @@ groups a newcomer of that kind hands in before it is shut out (median, at the sh
 `core.trust.reputation`). Kinds that the gate refuses or that leases bound are in tests/services.
 """
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as animals
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease
 from antiphon.core.trust.audit import Band, SampleStatistics, audit_group, calibrate
@@ -29,6 +28,10 @@ CAREERS = 200
 """Careers of a newcomer that are played through."""
 LONGEST_CAREER = 2000
 """Groups after which a worker counts as never found."""
+HONEST_BAR = 0.01
+"""Largest share of an honest worker's groups with a finding."""
+GROSS = {"wrong model": 40, "temperature 0.8": 40, "copied results": 40}
+"""Kind of worker that changes most of its tokens -> most groups until a newcomer of it is shut out."""
 GATE = {
     "NaN": "refused at the gate: logprobs must be finite",
     "oversize": "refused before it is held: message and token limits",
@@ -69,7 +72,7 @@ class Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, then one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--groups", type=int, default=48, help="groups of each kind (default 48)")
     parser.add_argument("--honest", type=int, default=800, help="groups of the honest worker (default 800)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -96,8 +99,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": [asdict(entry) for entry in rows],
         "gate": GATE,
     }
-    print(json.dumps(result))
-    return 0
+    return finish(result, record=options.record, violated=violations(rows))
+
+
+def violations(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for every promise about audits that the table breaks.
+
+    A finding about an honest worker counts against it like any other, so there must be (almost) none;
+    workers that cheat grossly must be shut out at once.
+    """
+    honest, *others = rows
+    found = [
+        f"{share:.2%} of an honest worker's groups are found with the {band} band, not {HONEST_BAR:.0%}"
+        for band, share in (("shipped", honest.found), ("calibrated", honest.found_calibrated))
+        if share > HONEST_BAR
+    ]
+    for kind, out in ((other.kind, other.groups_until_out) for other in others):
+        if kind in GROSS and (out is None or out > GROSS[kind]):
+            found.append(f"{kind}: out after {out} groups, not {GROSS[kind]}")
+    return found
 
 
 def kinds(zoo: animals.Zoo) -> dict[str, animals.Make]:

@@ -4,18 +4,17 @@ Each seed is a whole run under virtual time with its own configuration, fleet an
 line is one JSON object: seeds, violations, events_per_s and what was simulated.
 """
 
-import argparse
-import json
 import sys
 import time
 
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.simulator.campaign import Campaign, mute_logs
 from antiphon.simulator.report import Summary, failure_lines
 
 
 def main() -> int:
     """Simulate the seeds of the command line; the exit code is 1 when one found something."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default 1000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     arguments = parser.parse_args()
@@ -29,7 +28,7 @@ def main() -> int:
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     for line in summary.lines():
         print(line)
-    figures = {
+    result = {
         "seeds": summary.seeds,
         "violations": summary.violations,
         "events_per_s": round(summary.events / cpu_s),
@@ -44,8 +43,8 @@ def main() -> int:
         "slowest_recovery_s": round(summary.slowest_recovery_s, 1),
         "failing": summary.failing,
     }
-    print(json.dumps(figures))
-    return 1 if summary.failing else 0
+    violated = [f"{len(summary.failing)} seeds break a promise"] if summary.failing else []
+    return finish(result, record=arguments.record, violated=violated)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ any answer but a sentence of ours; a change is anything that a refused call left
 found is printed with what provokes it; the same seed makes the same inputs.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ from hypothesis import strategies as st
 from antiphon.benchmarks.parts.fuzz.messages import damaged, messages
 from antiphon.benchmarks.parts.fuzz.readers import readers
 from antiphon.benchmarks.parts.fuzz.targets import House, known_values, open_house
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.errors import AntiphonError
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
 from antiphon.services.wire import drafting as wire_drafting
@@ -89,7 +88,7 @@ class Tally:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Feed for a while and print what was found; exit code 1 for a crash or a change."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="where the inputs start (default 0)")
     options = parser.parse_args(arguments)
@@ -114,8 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "crashes": len(tally.crashes),
         "state_changes": len(tally.changes),
     }
-    print(json.dumps(result))
-    return 1 if tally.crashes or tally.changes else 0
+    counts = {"crashes": len(tally.crashes), "changes of state": len(tally.changes)}
+    violated = [f"there are {count} {kind}" for kind, count in counts.items() if count]
+    return finish(result, record=options.record, violated=violated)
 
 
 def feed(target: Target, seed: int, examples: int, tally: Tally) -> None:

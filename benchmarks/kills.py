@@ -1,14 +1,18 @@
 """Kills: real processes die at fail-points and by outside signals; afterwards everything is audited.
 
-Coordinator, learner, judge, flow and workers are processes of their own and talk over real gRPC;
-their engines are light stand-ins whose every number can be recomputed, all else is production.
+Coordinator, learner, reward, flow and workers are processes of their own and talk over real gRPC. The
+coordinator with its journal, the clients, the workers' loop, the learner's service and the artifact
+store are those of production; flow, environment, prompts, trainer, engines and the source of weights
+are light stand-ins whose every number can be recomputed, so restart times are not those of a run.
 Each kill is `kill -9`. Who dies is started again with the same command. Runs of elastic and of
 fixed mode take turns; a fixed run must end with the weights of one that nobody disturbed.
 `--learner N` does it to the real DeepSpeed learner in a fixed run instead,
 and compares the weights of every step.
+
+The exit status is 1 when an acknowledged group was lost or trained twice, a token was older than the
+bound, a number is not what the records make of it, or a process ended unasked.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,8 +31,9 @@ from statistics import median
 import numpy as np
 
 from antiphon.benchmarks.parts.kills.audit import Audit, audit
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, print_result, tail
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.system import failpoints
 from antiphon.system.ports import free_ports
@@ -90,6 +95,8 @@ class Party:
     role: str
     process: "subprocess.Popen[bytes]"
     started_s: float
+    again: bool
+    """Whether it died in this run before."""
     ready: bool = False
     killed_from_outside: bool = False
 
@@ -102,10 +109,10 @@ class Tally:
     """By role."""
     at_failpoints: int = 0
     restarts_s: list[float] = field(default_factory=list)
-    """From a death to being ready again."""
+    """From the start of a process that died in the same run to being ready again."""
     coordinator_restarts_s: list[float] = field(default_factory=list)
     other_exits: list[str] = field(default_factory=list)
-    """Ends that nobody had asked for."""
+    """Ends that were no kill."""
 
 
 class KilledRun:
@@ -176,7 +183,7 @@ class KilledRun:
                 party.process.wait(30.0)
         return done
 
-    def _start(self, role: str, armed: bool) -> None:
+    def _start(self, role: str, armed: bool, again: bool = False) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"}
         environment.pop(failpoints.VARIABLE, None)
         if self._surroundings is not None:
@@ -201,7 +208,7 @@ class KilledRun:
                 stderr=log,
                 env=environment,
             )
-        self._parties[role] = Party(role, process, time.monotonic())
+        self._parties[role] = Party(role, process, time.monotonic(), again)
 
     def _revive(self, armed: bool) -> int:
         """Note who became ready, start again who died, and return how many were killed."""
@@ -210,7 +217,7 @@ class KilledRun:
             now = time.monotonic()
             if not party.ready and (self._folder / f"{role}.ready").exists():
                 party.ready = True
-                if self._tally.kills[role]:
+                if party.again:
                     self._tally.restarts_s.append(now - party.started_s)
                     if role == "coordinator":
                         self._tally.coordinator_restarts_s.append(now - party.started_s)
@@ -225,7 +232,7 @@ class KilledRun:
                 self._tally.at_failpoints += not party.killed_from_outside
             else:
                 self._tally.other_exits.append(f"{role} ended with {status}: {tail(self._log(role), 3)}")
-            self._start(role, armed)
+            self._start(role, armed, again=True)
         return killed
 
     def _kill_one(self) -> None:
@@ -351,11 +358,18 @@ def kill_learner(kills: int, seed: int, keep: bool) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def violations(result: Mapping[str, object]) -> list[str]:
+    """Return a sentence for everything that a run which was killed must not show, but does."""
+    counted = ("lost", "twice", "beyond_bound", "wrong", "other_exits")
+    found = [f"{name} is {result[name]}, not 0" for name in counted if result.get(name)]
+    if not result["learner_digests_equal"]:
+        found.append("the weights are not those of a run without kills")
+    return found
+
+
+def main() -> int:
     """Run the benchmark that the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--kills", type=int, default=200, help="processes killed in all (default 200)")
     parser.add_argument("--steps", type=int, default=40, help="learner steps of each run (default 40)")
     parser.add_argument("--seed", type=int, default=0, help="who dies, when and where (default 0)")
@@ -364,19 +378,19 @@ def main() -> None:
     parser.add_argument("--postgres", action="store_true", help="keep the journals in a PostgreSQL server")
     options = parser.parse_args()
     end_on_sigterm()
-    if options.learner:
-        print_result(kill_learner(options.learner, options.seed, options.keep))
-        return
     asked = (options.kills, options.steps, options.seed, options.keep)
-    if not options.postgres:
-        print_result(run_kills(*asked))
-        return
-    initdb = find_initdb()
-    if initdb is None:
-        raise SystemExit("--postgres needs the system package postgresql")
-    with postgres_server(initdb) as server:
-        print_result(run_kills(*asked, store=server.url))
+    if options.learner:
+        name, result = "kills_learner", kill_learner(options.learner, options.seed, options.keep)
+    elif not options.postgres:
+        name, result = "kills", run_kills(*asked)
+    else:
+        initdb = find_initdb()
+        if initdb is None:
+            raise SystemExit("--postgres needs the system package postgresql")
+        with postgres_server(initdb) as server:
+            name, result = "kills_postgres", run_kills(*asked, store=server.url)
+    return finish(result, record=options.record, violated=violations(result), name=name)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,7 +7,8 @@ took beside the median.
 
     .venv/bin/python benchmarks/outages.py [--down 120] [--servers prefect mlflow s3] [--steps 100]
 
-The last line is JSON.
+The last line is JSON. The exit status is 1 when something is missing, there twice or damaged, or when
+the artifacts do not verify.
 """
 
 import argparse
@@ -15,18 +16,25 @@ import itertools
 import json
 import os
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.parts.measure import PROJECT, print_result, scratch_home, step_ends, tail
+from antiphon.benchmarks.parts.measure import (
+    PROJECT,
+    end_on_sigterm,
+    journal_events,
+    read_rows,
+    scratch_home,
+    step_ends,
+    tail,
+)
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.cli.up import read_pages
 from antiphon.core.digests import digest_bytes
 from antiphon.lineage.store.remote import RemoteStore
@@ -39,22 +47,40 @@ COMMAND_S = 600.0
 """Longest command beside the run."""
 RUN_S = 1800.0
 """Longest run."""
+MUST_BE_ZERO = {
+    "prefect": ("missing", "doubled", "not_completed"),
+    "mlflow": ("metrics_missing", "versions_missing", "batches_missing", "doubled"),
+    "s3": ("missing", "damaged", "waiting"),
+}
 LOOK_S = 0.5
 
 
-def main() -> None:
+def main() -> int:
     """Run the demo through an outage and look at what was kept."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--down", type=float, default=120.0, help="seconds that the servers are away")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--steps", type=int, default=100, help="learner steps; enough to outlast the outage")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    end_on_sigterm()
     with scratch_home() as home:
         try:
-            print_result(_measure(home, arguments))
+            result = _measure(home, arguments)
         finally:
             _antiphon(home, "down")
+    return finish(result, record=arguments.record, violated=violations(result))
+
+
+def violations(result: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for everything that an outage must not cost, but did."""
+    found = [
+        f"{server}: {name} is {result[server][name]}, not 0"
+        for server, names in MUST_BE_ZERO.items()
+        for name in names
+        if result[server][name]
+    ]
+    return found if result["verified"] else [*found, "the artifacts of the run do not verify"]
 
 
 def _measure(home: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -120,22 +146,22 @@ def _prefect(home: Path, steps: range) -> dict[str, int]:
     database = home / "prefect" / "prefect.db"
     expected = {f"{stage} {t}" for stage in ("collect", "reward", "step", "record") for t in steps}
     expected |= {f"broadcast v{version}" for version in range(steps.stop + 1)}
-    tasks = Counter(name for (name,) in _rows(database, "SELECT name FROM task_run"))
+    tasks = Counter(name for (name,) in read_rows(database, "SELECT name FROM task_run"))
     unfinished = "SELECT COUNT(*) FROM task_run WHERE state_type != 'COMPLETED'"
     return {
         "tasks": tasks.total(),
         "missing": len(expected - set(tasks)),
         "doubled": sum(count - 1 for count in tasks.values()),
-        "not_completed": _rows(database, unfinished)[0][0],
+        "not_completed": read_rows(database, unfinished)[0][0],
     }
 
 
 def _mlflow(home: Path, steps: range) -> dict[str, int]:
     database = home / "mlflow" / "mlflow.db"
     query = "SELECT step FROM metrics JOIN runs USING (run_uuid) WHERE key = 'loss'"
-    losses = Counter(step for (step,) in _rows(database, query))
-    models = Counter(name for (name,) in _rows(database, "SELECT name FROM logged_models"))
-    batches = Counter(name for (name,) in _rows(database, "SELECT name FROM datasets"))
+    losses = Counter(step for (step,) in read_rows(database, query))
+    models = Counter(name for (name,) in read_rows(database, "SELECT name FROM logged_models"))
+    batches = Counter(name for (name,) in read_rows(database, "SELECT name FROM datasets"))
     versions = {f"policy-v{version}" for version in range(steps.stop + 1)}
     counted = (*losses.values(), *models.values(), *batches.values())
     return {
@@ -171,22 +197,14 @@ def _wait_for_steps(home: Path, steps: int, run: "subprocess.Popen[bytes]", log:
 
 def _commits(home: Path) -> list[str]:
     """Return the batch digests of the committed steps, in order."""
-    journals = list((home / "runs").glob("*/journal.db"))
-    query = "SELECT body FROM events WHERE kind = 'step.committed' ORDER BY seq"
-    try:
-        return [json.loads(body)["batch_digest"] for path in journals for (body,) in _rows(path, query)]
-    except sqlite3.OperationalError:  # its tables are being made
-        return []
+    journals = (home / "runs").glob("*/journal.db")
+    events = (event for path in journals for event in journal_events(path))
+    return [body["batch_digest"] for kind, body in events if kind == "step.committed"]
 
 
 def _run(home: Path) -> Path:
     (found,) = (home / "runs").iterdir()
     return found
-
-
-def _rows(database: Path, query: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30.0)) as connection:
-        return connection.execute(query).fetchall()
 
 
 def _up(home: Path, ports: dict[str, str]) -> None:
@@ -218,4 +236,4 @@ def _antiphon(home: Path, *words: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,115 +1,104 @@
-"""Overhead: pairs of steps with recording and orchestration on and off, in one run.
+"""Overhead: whole jobs in turns, as shipped, without records, and without Prefect.
 
-One synchronous run; even steps go through Prefect tasks and are recorded in MLflow and the
-ledger, odd steps run in plain threads and leave no record. The share is
-1 - median(off) / median(on) over the pairs, with the work held the same.
+Every round runs the same work at S=2 three times, each in a job of its own: as shipped; without MLflow,
+DVC and the recorder (`record.mlflow=false record.dvc=false`); and with the stages in plain threads
+instead of Prefect tasks, without a Prefect server, but with records. The order rotates from round to
+round. Counted are wall seconds and the CPU seconds of all processes of a job, from its first to its
+last. `wall_share` and `cpu_share` are the shares of the job as shipped that go when records go;
+`prefect_wall_share` and `prefect_cpu_share` those that go when Prefect goes; `loop_` shares leave out
+start and end. `record_ms_per_batch` is the time that the loop itself spends in the recorder's calls.
 
     .venv/bin/python benchmarks/overhead.py
 """
 
-import argparse
-import os
-import time
-from pathlib import Path
-from statistics import median
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from antiphon.benchmarks.overlap import SAME_WORK
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, print_result, scratch_home
+from antiphon.benchmarks.parts.measure import (
+    PROJECT,
+    JobRun,
+    end_on_sigterm,
+    run_job,
+    run_module,
+    scratch_home,
+)
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 
-WARM_UP_PAIRS = 3
+VARIANTS = ("shipped", "no_records", "plain_stages")
+RUN_S = 1200.0
+"""Longest job."""
 
 
-def main() -> None:
-    """Run one job whose steps alternate."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=25)
+def main() -> int:
+    """Run the jobs in turns and compare them."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind")
+    parser.add_argument("--steps", type=int, default=20, help="learner steps of each job")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
     arguments = parser.parse_args()
     end_on_sigterm()
+    overrides = [*SAME_WORK, f"run.steps={arguments.steps}", "loop.max_staleness=2", *arguments.overrides]
+    samples: dict[str, list[float]] = {}
+    violated: list[str] = []
+    for number in range(arguments.rounds):
+        turn = number % len(VARIANTS)
+        found = {name: run_variant(name, overrides) for name in (*VARIANTS[turn:], *VARIANTS[:turn])}
+        for variant, (_, timings) in found.items():
+            if bool(timings["records"]) == (variant == "no_records"):
+                violated.append(f"round {number + 1}: the job {variant} recorded {timings['records']}")
+        compared = compare(found, arguments.steps)
+        print(f"round {number + 1}: {compared}", flush=True)
+        for name, value in compared.items():
+            samples.setdefault(name, []).append(value)
+    result = {"rounds": arguments.rounds, "steps": arguments.steps}
+    return finish(result, record=arguments.record, samples=samples, violated=violated)
+
+
+def run_variant(variant: str, overrides: Sequence[str]) -> tuple[JobRun, dict[str, Any]]:
+    """Run one job in a home directory of its own; return what it took and its timings."""
+    config = PROJECT / "benchmarks" / "overlap.yaml"
     with scratch_home() as home:
-        os.environ["ANTIPHON_HOME"] = str(home)
-        result = measure(home, 2 * (arguments.pairs + WARM_UP_PAIRS))
-    print_result(result)
+        if variant == "plain_stages":
+            results = home / "results"
+            words = ["antiphon.benchmarks.parts.plain_job", str(config), *overrides]
+            job = run_module(home, [*words, "--results", str(results)], variant, RUN_S, results)
+        else:
+            off = ["record.mlflow=false", "record.dvc=false"] if variant == "no_records" else []
+            job = run_job(home, config, [*overrides, *off], variant, RUN_S)
+        return job, job.timings()
 
 
-def measure(home: Path, steps: int) -> dict[str, Any]:
-    """Run `steps` alternating steps and compare."""
-    from antiphon.core.config import load_config
-    from antiphon.runs.prefect_server import client_environment, start_prefect_server
+def compare(found: Mapping[str, tuple[JobRun, dict[str, Any]]], steps: int) -> dict[str, float]:
+    """Return shares of the job as shipped, and what they are made of.
 
-    config = load_config(
-        PROJECT / "benchmarks" / "overlap.yaml",
-        [*SAME_WORK, f"run.steps={steps}", "loop.max_staleness=0"],
-    )
-    server = start_prefect_server(home, 0, home / "prefect.log", 180.0)
-    os.environ.update(client_environment(server.url, home))
-    try:
-        return alternate(config, home, server.pid, steps)
-    finally:
-        server.stop()
+    Args:
+        found: variant -> job and its timings.
+        steps: learner steps of each job.
+    """
+    wall = {name: job.seconds for name, (job, _) in found.items()}
+    cpu = {name: job.cpu_s for name, (job, _) in found.items()}
+    loop = {name: timings["loop_s"] for name, (_, timings) in found.items()}
+    records = found["shipped"][1]["records"]
 
+    def share(of: Mapping[str, float], without: str) -> float:
+        return 1.0 - of[without] / of["shipped"]
 
-def alternate(config: Any, home: Path, server_pid: int, steps: int) -> dict[str, Any]:
-    """Drive one run whose even steps are orchestrated and recorded and whose odd ones are not."""
-    from prefect import flow
-    from prefect.task_runners import ThreadPoolTaskRunner
-
-    from antiphon.benchmarks.parts.plain_stages import PlainStages
-    from antiphon.flows.driver import drive
-    from antiphon.flows.post_train import PrefectStages
-    from antiphon.runs.launch import open_run
-    from antiphon.tasks.stages import TASKS
-
-    family = psutil.Process(server_pid)
-    found: dict[str, Any] = {}
-
-    @flow(name="overhead", task_runner=ThreadPoolTaskRunner(max_workers=64))
-    def overhead() -> None:
-        with open_run(config, None, home) as live:
-            run = live.context
-            run.recorded = lambda step: step % 2 == 0
-            plain = PlainStages(lambda stage, number: TASKS[stage].fn(run.run_id, number))
-            orchestrated = PrefectStages(run.run_id)
-            before = cpu_seconds(family)
-            started = time.perf_counter()
-            drive(run, lambda t: orchestrated if t % 2 == 0 else plain, live.committed)
-            found["loop_s"] = time.perf_counter() - started
-            found["prefect_server_cpu_s"] = cpu_seconds(family) - before
-            plain.close()
-            records = run.recorder.flush(120.0) if run.recorder else None
-            found["records"] = records
-            found["spans"] = list(run.spans)
-
-    overhead()
-    return compare(found, steps)
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU seconds of a process and its living children."""
-    family = [process, *process.children(recursive=True)]
-    return sum(p.cpu_times().user + p.cpu_times().system for p in family)
-
-
-def compare(found: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Turn the spans into seconds per step, on and off."""
-    ends = {s.number: s.ended_s for s in found["spans"] if s.stage == "broadcast"}
-    length = {t: ends[t + 1] - ends[t] for t in range(2 * WARM_UP_PAIRS, steps)}
-    on = [seconds for t, seconds in length.items() if t % 2 == 0]
-    off = [seconds for t, seconds in length.items() if t % 2 == 1]
-    recorded = steps / 2
-    records = found["records"]
-    return {
-        "overhead_share": round(1.0 - median(off) / median(on), 4),
-        "record_ms_per_batch": round(records.enqueue_ms_total / recorded, 3),
-        "seconds_per_step_on": round(median(on), 4),
-        "seconds_per_step_off": round(median(off), 4),
-        "prefect_server_cpu_s_per_step": round(found["prefect_server_cpu_s"] / recorded, 4),
-        "writer_cpu_s_per_step": round(records.writer_cpu_s / recorded, 4),
-        "pairs": len(on),
+    compared = {
+        "wall_share": share(wall, "no_records"),
+        "cpu_share": share(cpu, "no_records"),
+        "loop_wall_share": share(loop, "no_records"),
+        "prefect_wall_share": share(wall, "plain_stages"),
+        "prefect_cpu_share": share(cpu, "plain_stages"),
+        "prefect_loop_wall_share": share(loop, "plain_stages"),
+        "record_ms_per_batch": records["enqueue_ms_total"] / steps,
+        "writer_cpu_s_per_step": records["writer_cpu_s"] / steps,
+        **{f"{name}_wall_s": wall[name] for name in VARIANTS},
+        **{f"{name}_cpu_s": cpu[name] for name in VARIANTS},
     }
+    return {name: round(value, 4) for name, value in compared.items()}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,15 +1,19 @@
 """Recording: what lineage costs, on the loop's path and behind it, on real files.
 
-Batches of 64 trajectories are sealed into the store and told to the recorder, versions told
-with their metrics, as the loop does it; a ledger of 10,000 entries is published again and
-again; a thousand artifacts are pushed with the real `dvc push` to a real S3 server. The last
-line is one JSON object: milliseconds are medians, `step_cpu_ms` is the processor's share of a
-batch and a version together, and `s3_push_1000_s` is null with --no-s3.
+Batches of 64 trajectories are sealed into the store and told to the recorder; versions are told with
+their metrics and with the demo's weights, which enter the ledger; MLflow gets all of it. This is done
+twice: with writers that rest when a step begins, as in a run whose steps take seconds, and (`busy_`) one
+step after the other, as fast as it goes. Then a ledger of 10,000 entries is published again and again;
+and a thousand artifacts are pushed with the real `dvc push` to a real S3 server.
+
+The last line is one JSON object: milliseconds are medians over the steps, `step_cpu_ms` is the
+processor's share of a batch and a version together, `ledger_ms_per_step` and `mlflow_ms_per_step` are
+what the two writers behind the loop need, and `s3_push_1000_s` is null with --no-s3. The exit status is 1
+when a record or a version's weights are missing afterwards.
 
     .venv/bin/python benchmarks/recording.py
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.parts.measure import print_result, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import build_config
 from antiphon.core.records import (
     BatchRef,
@@ -50,58 +55,92 @@ PUSHED = 1_000
 PUSHED_BYTES = 50_000
 """Size of a pushed artifact; the whole is about 50 MB."""
 PUSH_TIMEOUT_S = 300.0
-METRICS = {f"figure_{i}": 0.1 * i for i in range(24)}
+METRICS = {f"metric_{i}": 0.1 * i for i in range(24)}
+FLUSH_S = 120.0
+"""Longest wait for the writers."""
+MODEL = PROJECT / "examples" / "models" / "chain-sum" / "model.safetensors"
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--no-s3", action="store_true", help="leave out the push to an S3 server")
     arguments = parser.parse_args()
+    end_on_sigterm()
     with scratch_home() as home:
+        resting, missing = measure_loop(home, "resting", arguments.steps, rest=True)
+        busy, missing_busy = measure_loop(home, "busy", arguments.steps, rest=False)
         result = {
-            **measure_loop(home, arguments.steps),
+            **resting,
+            **{f"busy_{name}": busy[name] for name in ("batch_ms", "version_ms", "step_cpu_ms")},
+            "trajectories": GROUPS * GROUP_SIZE,
+            "weights_bytes": MODEL.stat().st_size,
+            "steps": arguments.steps,
             **measure_publish(home),
             "s3_push_1000_s": None if arguments.no_s3 else measure_push(home / "pushed"),
         }
-    print_result(result)
+    return finish(result, record=arguments.record, violated=[*missing, *missing_busy])
 
 
-def measure_loop(home: Path, steps: int) -> dict[str, Any]:
-    """Seal, tell and commit `steps` steps; the writer's own time is told apart.
+def measure_loop(home: Path, name: str, steps: int, rest: bool) -> tuple[dict[str, float], list[str]]:
+    """Seal, tell and commit `steps` steps; return what they took, and what is missing afterwards.
 
-    A step begins when the writer rests, as in a run, where steps take seconds and another
-    process seals the batches.
+    Args:
+        home: the home directory.
+        name: of the run.
+        steps: how many.
+        rest: whether the writers have done everything before a step begins.
     """
-    store, run_dir = ArtifactStore(home / "store"), home / "runs" / "recording-1"
+    from safetensors.torch import load_file
+
+    from antiphon.services.broadcast.snapshot import build_snapshot
+
+    store, run_id = ArtifactStore(home / "store"), f"{name}-1"
+    run_dir = home / "runs" / run_id
     run_dir.mkdir(parents=True)
-    config = build_config({"run": {"name": "recording", "steps": steps}, "record": {"mlflow": False}})
-    recorder = Recorder("recording-1", config, run_dir, home, store.root)
-    recorder.record_base(SnapshotManifest("recording-1", 0, "0" * 64, (), (), 0, "127.0.0.1:1"))
+    config = build_config({"run": {"name": name, "steps": steps}})
+    chunks: dict[str, bytes] = {}
+    recorder = Recorder(run_id, config, run_dir, home, store.root, read_chunk=chunks.__getitem__)
+    tensors = load_file(MODEL)
+    largest = max(tensors.values(), key=lambda tensor: tensor.numel())
+
+    def publish(version: int) -> SnapshotManifest:
+        largest.view(-1)[0] = version  # other weights than before
+        return build_snapshot(run_id, version, tensors, 1 << 20, "127.0.0.1:1", chunks.__setitem__)
+
+    recorder.record_base(publish(0))
+    recorder.flush(FLUSH_S)
     batches, versions, computing = [], [], []
     chance = np.random.default_rng(0)
     for step in range(steps):
         rows, timings = make_rows(step, chance)
-        recorder.flush(60.0)
+        manifest = publish(step + 1)
+        if rest:
+            recorder.flush(FLUSH_S)
         started, worked = time.perf_counter(), time.thread_time()
         digest, timings_digest = store.put(encode_batch(rows)), store.put(encode_timings(timings))
         recorder.record_batch(make_reference(step, rows, digest, timings_digest))
         told = time.perf_counter()
-        recorder.record_version(StepCommit(step, step + 1, f"{step:064x}", digest, METRICS), None)
+        commit = StepCommit(step, step + 1, manifest.weights_digest, digest, METRICS, published=True)
+        recorder.record_version(commit, manifest)
         versions.append(1e3 * (time.perf_counter() - told))
         computing.append(1e3 * (time.thread_time() - worked))
         batches.append(1e3 * (told - started))
-    report = recorder.close(120.0)
-    if not report.complete:
-        sys.exit(f"recording was not complete: {report}")
-    return {
+    report = recorder.close(FLUSH_S)
+    ledger, mlflow = report.writers
+    took = {
         "batch_ms": median(batches),
         "version_ms": median(versions),
         "step_cpu_ms": median(computing),
-        "writer_ms_per_step": 1e3 * report.writers[0].busy_s / steps,
-        "trajectories": GROUPS * GROUP_SIZE,
+        "ledger_ms_per_step": 1e3 * ledger.busy_s / steps,
+        "mlflow_ms_per_step": 1e3 * mlflow.busy_s / steps,
     }
+    missing = [] if report.complete else [f"the records of {name} are not complete: {report.writers}"]
+    kept = len(list((home / "ledger").glob(f"{run_id}*/versions/*.safetensors")))
+    if kept != steps + 1:
+        missing.append(f"the ledger of {name} holds the weights of {kept} versions, not {steps + 1}")
+    return {key: round(value, 3) for key, value in took.items()}, missing
 
 
 def make_rows(step: int, chance: np.random.Generator) -> tuple[list[BatchRow], list[RowTiming]]:
@@ -197,4 +236,4 @@ def timed(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,17 +1,19 @@
 """Replay: a demo-sized run executed again from a copy of its artifacts, everything else deleted.
 
 A run of 40 overlapped steps is trained, its ledger copied to a fresh folder, and the run's folder,
-store, journal, DVC cache and ledger removed. Then `antiphon replay --rollouts` repeats every step
-from the copy and scores every trajectory again. The seconds of the replay are those of the whole
-command, start-up and scoring included; those of the training are the loop's alone.
+store, journal, DVC cache and ledger removed. Then `antiphon replay --rollouts` repeats every step from
+the copy and scores every trajectory again. The base model lies in the run's home and is removed
+with it, so a replay that needs more than the copy has nothing to fall back on. The seconds of the
+replay are those of the whole command, start-up and scoring included; those of the training are the
+loop's alone.
 
-With --home and --run a run that is there already is replayed; then nothing of it is deleted, and
-the replay is given the copy and an empty home.
+With --home and --run a run that is there already is replayed; then nothing of it is deleted, the
+replay is given the copy and an empty home, and the copy must hold the base model. The exit status is
+1 when a step does not repeat bit for bit.
 
     .venv/bin/python benchmarks/replay.py
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -21,7 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, print_result, run_job, scratch_home
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, run_job, scratch_home
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.config import load_config
+from antiphon.models.codec import resolve_model_path
 
 STALENESS = 2
 TRAIN_S = 1800.0
@@ -38,10 +43,23 @@ def copy_artifacts(home: Path, run_id: str, out: Path) -> float:
 
 
 def train(home: Path, steps: int, config: Path, overrides: list[str]) -> str:
-    """Train a run and return its id."""
-    sizes = [f"run.steps={steps}", f"loop.max_staleness={STALENESS}", *overrides]
+    """Train a run from a copy of its base model in `home`, and return its id."""
+    model = home / "base-model"
+    shutil.copytree(resolve_model_path(load_config(config, overrides).model.path), model)
+    sizes = [f"run.steps={steps}", f"loop.max_staleness={STALENESS}", *overrides, f"model.path={model}"]
     job = run_job(home, config, sizes, "train", TRAIN_S)
     return str(job.timings()["run_id"])
+
+
+def check_base(copy: Path, run_id: str) -> None:
+    """Make sure that a copy holds the base model, so that none is taken from elsewhere.
+
+    Raises:
+        SystemExit: when it does not.
+    """
+    for name in ("model/config.json", "versions/v000000.safetensors"):
+        if not list(copy.glob(f"{run_id}*/{name}")):
+            raise SystemExit(f"the artifacts of {run_id} hold no {name}: the base model would be another")
 
 
 def replay(run_id: str, copy: Path, empty: Path) -> tuple[float, dict[str, Any]]:
@@ -73,9 +91,9 @@ def replay(run_id: str, copy: Path, empty: Path) -> tuple[float, dict[str, Any]]
     return seconds, found
 
 
-def main() -> None:
+def main() -> int:
     """Train unless a run is given, copy, delete, replay."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--home", type=Path, default=None, help="home directory of a finished run")
     parser.add_argument("--run", default="", help="its id")
     parser.add_argument("--steps", type=int, default=40, help="learner steps, when a run is trained")
@@ -90,9 +108,12 @@ def main() -> None:
         run_id = arguments.run or train(scratch, arguments.steps, arguments.config, arguments.overrides)
         outcome = json.loads((home / "runs" / run_id / "outcome.json").read_text())
         megabytes = copy_artifacts(home, run_id, fresh / "copy")
+        check_base(fresh / "copy", run_id)
         shutil.rmtree(scratch)
         seconds, found = replay(run_id, fresh / "copy", fresh / "empty")
-    print_result(
+    share = found["steps_equal_share"]
+    violated = [f"{share:.1%} of the steps repeat bit for bit, not all"] if share < 1 else []
+    return finish(
         {
             "steps": found["steps"],
             "steps_equal_share": found["steps_equal_share"],
@@ -104,9 +125,11 @@ def main() -> None:
             "first_difference": found["first_difference"],
             "scoring_seconds": round(found["score_seconds"], 1),
             "copy_mb": round(megabytes, 1),
-        }
+        },
+        record=arguments.record,
+        violated=violated,
     )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,8 +1,8 @@
 """benchmark: a grid of runs and scripts, one table for the commit, compared with the one before.
 
 Cases run one after the other, so that each has the machine to itself. A case that fails is
-named in the table and the others go on. The flow fails at the end when a figure got worse
-beyond noise, so that a schedule's page turns red and automations can tell somebody.
+named in the table and the others continue. The flow fails at the end when a case failed or a figure
+got worse beyond noise, so that a schedule's page turns red and automations can send a message.
 """
 
 import time
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.reporting.regressions import flatten
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
 from antiphon.lineage.ledger.layout import find_project
@@ -28,7 +29,6 @@ from antiphon.lineage.report.benchmark_table import (
     BenchmarkTable,
     ComparedTable,
     compare_tables,
-    finite,
     name_of_commit,
     name_of_machine,
     pin_table,
@@ -74,7 +74,7 @@ class BenchmarkPlan(BaseModel):
     track: bool = True
     """Log the table as an MLflow run of the experiment `benchmarks`."""
     on_regression: Literal["fail", "report"] = "fail"
-    """What a figure that got worse beyond noise does to the flow run."""
+    """What a failed case, or a figure that got worse beyond noise, does to the flow run."""
 
 
 @flow(name="benchmark", flow_run_name="benchmark", persist_result=False, validate_parameters=True)
@@ -92,13 +92,13 @@ def benchmark(plan: BenchmarkPlan) -> dict[str, Any]:
     weights: dict[str, str] = {}
     failed: dict[str, str] = {}
     for case, config in configs.items():
-        with _noted(case, failed):
+        with noted(case, failed):
             outcome = measure_run(config)
             cases[case] = run_figures(outcome)
             weights[case] = str(outcome["weights_digest"])
     logs = home / "benchmarks" / f"{commit}-{at.replace(':', '')}"
     for number, script in ((n, s) for s in plan.scripts for n in range(plan.repeats)):
-        with _noted(case := f"{script} #{number + 1}", failed):
+        with noted(case := f"{script} #{number + 1}", failed):
             cases[case] = measure_script(script, number, plan.script_timeout_s, str(project), str(logs))
     if not cases:
         raise AntiphonError(f"no case of the benchmark could be measured: {'; '.join(failed.values())}")
@@ -153,20 +153,24 @@ def run_figures(outcome: dict[str, Any]) -> dict[str, float]:
     drafting = outcome.get("drafting") or {}
     figures["drafting_acceptance"] = drafting.get("acceptance")
     figures["tokens_per_pass"] = drafting.get("tokens_per_pass")
-    return finite(figures)
+    return flatten(figures)
 
 
 @task(task_run_name="{script} #{number}", cache_policy=NO_CACHE, persist_result=False)
 def measure_script(script: str, number: int, timeout_s: float, project: str, logs: str) -> dict[str, float]:
-    """Run one script once and return the numbers of the JSON object it ends with; adds its seconds."""
+    """Run one script once and return the numbers of the JSON object it ends with; adds its seconds.
+
+    Raises:
+        AntiphonError: when it ended with another status than 0: what it checks is violated.
+    """
     started = time.perf_counter()
     log = Path(logs) / f"{Path(script.split()[0]).stem}-{number}.log"
     found = run_script(script, Path(project), timeout_s, log)
-    return {**finite(found), "script_seconds": round(time.perf_counter() - started, 2)}
+    return {**flatten(found), "script_seconds": round(time.perf_counter() - started, 2)}
 
 
 @contextmanager
-def _noted(case: str, failed: dict[str, str]) -> Iterator[None]:
+def noted(case: str, failed: dict[str, str]) -> Iterator[None]:
     """Note why a case failed and go on; a benchmark that is stopped stops."""
     try:
         yield
@@ -233,6 +237,10 @@ def show(compared: ComparedTable, page: Path) -> None:
         }
         for c in compared.comparisons
     ]
+    rows += [
+        {"figure": case, "before": None, "now": None, "change": reason, "verdict": "failed"}
+        for case, reason in compared.table.failed.items()
+    ]
     commit = compared.table.commit
     create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Figures of {commit}")
     note = f"[{page.name}]({page.as_uri()}), compared with {compared.before or 'nothing yet'}"
@@ -243,14 +251,17 @@ def conclude(compared: ComparedTable, plan: BenchmarkPlan) -> dict[str, Any]:
     """Return what came of it in plain values.
 
     Raises:
-        AntiphonError: when a figure got worse beyond noise and the plan says to fail.
+        AntiphonError: when a case failed or a figure got worse beyond noise, and the plan says to fail.
     """
-    worse = compared.worse()
-    if worse and plan.on_regression == "fail":
-        raise AntiphonError(
-            f"{compared.table.commit} is worse than {compared.before} beyond noise in {', '.join(worse)}; "
-            f"see {plan.results}/index.html"
-        )
+    worse, table = compared.worse(), compared.table
+    bad = (
+        [f"{table.commit} is worse than {compared.before} beyond noise in {', '.join(worse)}"]
+        if worse
+        else []
+    )
+    bad += [f"{case} failed: {reason}" for case, reason in table.failed.items()]
+    if bad and plan.on_regression == "fail":
+        raise AntiphonError(f"{'; '.join(bad)}; see {plan.results}/index.html")
     return {
         "commit": compared.table.commit,
         "before": compared.before,

@@ -1,16 +1,19 @@
 """Measure: run the main job as a user would and watch its processes."""
 
+import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,10 @@ from typing import Any
 import psutil
 
 PROJECT = Path(__file__).resolve().parents[2]
+PR_SET_CHILD_SUBREAPER = 36
+"""From <sys/prctl.h>."""
+ORPHAN_S = 30.0
+"""Longest wait for processes that outlive the command that started them."""
 SAMPLE_S = 1.0
 """Seconds between two looks at memory."""
 
@@ -28,6 +35,8 @@ class JobRun:
 
     seconds: float
     """Wall seconds of the whole command."""
+    cpu_s: float
+    """CPU seconds of all its processes, services and servers included."""
     peak_gb: float
     """Largest sum of the processes' proportional memory, GB."""
     results: Path
@@ -102,14 +111,34 @@ def run_job(home: Path, config: Path, overrides: Sequence[str], label: str, time
         SystemExit: when it failed; its last lines are printed.
     """
     results = home / f"results-{label}"
-    command = [sys.executable, "-P", "-m", "antiphon.cli.app", "run", str(config), *overrides]
-    command += ["--fresh", "--results", str(results)]
+    words = ["antiphon.cli.app", "run", str(config), *overrides, "--fresh", "--results", str(results)]
+    return run_module(home, words, label, timeout_s, results)
+
+
+def run_module(home: Path, words: Sequence[str], label: str, timeout_s: float, results: Path) -> JobRun:
+    """Run a module that writes a run's results, to its end, with all processes that it starts.
+
+    Args:
+        home: the home directory of its runs.
+        words: the module and its arguments.
+        label: name of its log.
+        timeout_s: longest time it may take.
+        results: the folder that it writes metrics.json and timings.json to.
+
+    Raises:
+        SystemExit: when it failed; its last lines are printed.
+    """
     log = home / f"{label}.log"
     environment = {**os.environ, "ANTIPHON_HOME": str(home)}
-    started = time.perf_counter()
+    adopt_orphans()
+    before, started = cpu_of_ended_children(), time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=PROJECT, env=environment, stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, "-P", "-m", *words],
+            cwd=PROJECT,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
         watch = MemoryWatch(psutil.Process(process.pid))
         try:
@@ -124,12 +153,105 @@ def run_job(home: Path, config: Path, overrides: Sequence[str], label: str, time
     seconds = time.perf_counter() - started
     if status != 0:
         raise SystemExit(f"{label}: ended with status {status}\n{tail(log)}")
-    return JobRun(seconds, peak / 1e9, results)
+    wait_for_orphans(home, label)
+    return JobRun(seconds, cpu_of_ended_children() - before, peak / 1e9, results)
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parent ends become this process's children, so that their CPU time is counted.
+
+    Linux adds a child's CPU seconds, and those of the children it waited for, to its parent's when the
+    parent waits for it. A process that outlives its parent would be waited for by init instead.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "this system cannot adopt orphaned processes")
+
+
+def wait_for_orphans(home: Path, label: str) -> None:
+    """Wait for what a job left to this process.
+
+    Raises:
+        SystemExit: when something of the job still runs after `ORPHAN_S` seconds.
+    """
+    deadline = time.monotonic() + ORPHAN_S
+    while True:
+        left = [child for child in psutil.Process().children() if _belongs(child, home)]
+        for child in left:
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{label}: left processes behind: {', '.join(str(c.pid) for c in left)}")
+        time.sleep(0.02)
+
+
+def _belongs(child: psutil.Process, home: Path) -> bool:
+    try:
+        ended = child.status() == psutil.STATUS_ZOMBIE
+        return ended or child.environ().get("ANTIPHON_HOME") == str(home)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def cpu_of_ended_children() -> float:
+    """Return the CPU seconds of all children, grandchildren and so on that ended and were waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def tail(log: Path, lines: int = 20) -> str:
     """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """What became of the groups of a run, from its journal."""
+
+    used: int
+    """Trained."""
+    filtered: int
+    """Finished and left out, because their rewards were all the same."""
+    dropped: int
+    """Finished and dropped, because they were older than the bound by then."""
+    withdrawn: int
+    """Leases taken back while a worker sampled, because the group could not train within the bound."""
+
+    @property
+    def finished(self) -> int:
+        """Groups that were sampled to their end."""
+        return self.used + self.filtered + self.dropped
+
+
+def count_groups(home: Path, run_id: str) -> GroupCounts:
+    """Count the groups of a finished run."""
+    used = filtered = dropped = withdrawn = 0
+    for kind, event in journal_events(home / "runs" / run_id / "journal.db"):
+        if kind == "batch.sealed":
+            used += len(event["group_ids"])
+            filtered += len(event["filtered_ids"])
+        elif kind == "group.dropped":
+            filtered += event["reason"] == "filtered"
+            dropped += event["reason"] != "filtered"
+        elif kind == "lease.expired":
+            withdrawn += event["waste"] == "stale"
+    return GroupCounts(used, filtered, dropped, withdrawn)
+
+
+def journal_events(journal: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return kind and body of every event, in order; none while the tables are being made."""
+    try:
+        rows = read_rows(journal, "SELECT kind, body FROM events ORDER BY seq")
+    except sqlite3.OperationalError:
+        return []
+    return [(kind, json.loads(body)) for kind, body in rows]
+
+
+def read_rows(database: Path, query: str) -> list[tuple[Any, ...]]:
+    """Read from a database that another process may be writing to."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30.0)) as connection:
+        return connection.execute(query).fetchall()
 
 
 def step_ends(timings: dict[str, Any]) -> list[float]:

@@ -7,9 +7,8 @@ keeps both, because its entries are named after their content.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -94,15 +93,6 @@ def name_of_machine() -> str:
     found = hardware()
     gpus = ", ".join(found["gpus"]) or "no GPU"
     return f"{found['cpu']}, {found['cores']} cores, {gpus}"
-
-
-def finite(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the entries that are finite numbers; truth values are none."""
-    return {
-        name: float(value)
-        for name, value in figures.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    }
 
 
 def compare_tables(table: BenchmarkTable, earlier: Sequence[BenchmarkTable]) -> ComparedTable:

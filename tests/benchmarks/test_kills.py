@@ -2,12 +2,13 @@
 
 import asyncio
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from antiphon.benchmarks.kills import KilledRun, Tally, make_config, run_kills
+from antiphon.benchmarks.kills import KilledRun, Tally, make_config, roles, run_kills, violations
 from antiphon.benchmarks.parts.kills.audit import audit
 from antiphon.core.errors import ConfigError
 from antiphon.core.loop.events import LeaseExpired
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(600)
 def test_processes_killed_at_fail_points_and_from_outside_lose_nothing(test_seed: int) -> None:
     found = run_kills(kills=7, steps=6, seed=test_seed, keep=False)
+    assert violations(found) == [] and found["restart_median_s"] is not None
     assert found["kills"] >= 7 and found["acked"] > 0 and found["trained"] > 0, found
     assert [found[name] for name in ("lost", "twice", "beyond_bound", "wrong")] == [0, 0, 0, 0], found
     assert found["learner_digests_equal"] and found["other_exits"] == 0, found
@@ -31,18 +33,29 @@ def test_clocks_that_are_hours_wrong_and_jump_change_nothing(tmp_path: Path, tes
     rng, config = np.random.default_rng(test_seed), make_config("fixed", 4)
     calm, skewed = tmp_path / "calm", tmp_path / "skewed"
     KilledRun(calm, config, rng, Tally()).live(0)
-    clocks, tally = WrongClocks(build_wrong_clock(tmp_path), tmp_path, rng), Tally()
+    clocks = WrongClocks(build_wrong_clock(tmp_path), tmp_path, rng)
+    tally = Tally(kills=Counter(roles()))  # as after an earlier run in which everybody died
     run = KilledRun(skewed, config, rng, tally, surroundings=clocks.environment, meanwhile=clocks.jump)
     run.live(0)
     expected, found = asyncio.run(audit(calm, config)), asyncio.run(audit(skewed, config))
     print(f"{clocks.jumps} jumps of {len(clocks.offsets_s)} clocks; {found}")
     assert clocks.jumps >= 5 and not tally.other_exits
+    assert not tally.restarts_s, "the first starts of a run are no restarts"
     assert (found.lost, found.twice, found.beyond_bound, found.wrong) == (0, 0, 0, 0)
     assert found.digests == expected.digests and len(found.digests) == 4
     journal = Journal(skewed / JOURNAL_NAME, config.run.name)
     silences = [e for e in journal.replay() if isinstance(e, LeaseExpired) and e.reason.startswith("no ")]
     asyncio.run(journal.close())
     assert all(event.silent_s >= 5 * config.coordinator.heartbeat_s for event in silences), silences
+
+
+def test_whatever_a_kill_must_not_do_is_a_violation() -> None:
+    names = ("lost", "twice", "beyond_bound", "wrong", "other_exits")
+    sound: dict[str, object] = {**dict.fromkeys(names, 0), "learner_digests_equal": True}
+    assert violations(sound) == []
+    for name in names:
+        assert violations(sound | {name: 2}) == [f"{name} is 2, not 0"]
+    assert violations(sound | {"learner_digests_equal": False})
 
 
 def test_every_fail_point_has_its_place_in_the_code() -> None:

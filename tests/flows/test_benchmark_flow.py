@@ -13,12 +13,18 @@ import pytest
 
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.regressions import Verdict
-from antiphon.flows.benchmark import BenchmarkPlan, check_plan, conclude, run_figures
+from antiphon.flows.benchmark import (
+    BenchmarkPlan,
+    check_plan,
+    conclude,
+    measure_script,
+    noted,
+    run_figures,
+)
 from antiphon.lineage.report.benchmark_page import build_benchmark_page, history_plot
 from antiphon.lineage.report.benchmark_table import (
     BenchmarkTable,
     compare_tables,
-    finite,
     name_of_commit,
     pin_table,
     read_table,
@@ -104,9 +110,37 @@ def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
     assert name_of_commit(tmp_path) == "unversioned"
 
 
-def test_only_finite_numbers_are_figures() -> None:
-    given = {"a": 1, "b": 2.5, "c": True, "d": "x", "e": float("nan"), "f": None, "g": {"h": 1}}
-    assert finite(given) == {"a": 1.0, "b": 2.5}
+def test_a_scripts_nested_numbers_reach_the_table(tmp_path: Path) -> None:
+    _with(
+        tmp_path, "nested.py", """print('{"lost": 0, "greedy": {"c4": 2.5}, "equal": true, "each": [1]}')"""
+    )
+    found = measure_script.fn("nested.py", 0, 60.0, str(tmp_path), str(tmp_path / "logs"))
+    assert found.pop("script_seconds") >= 0
+    assert found == {"lost": 0.0, "greedy.c4": 2.5}
+
+
+def test_a_script_that_finds_a_violation_is_a_red_row_and_fails_the_flow(tmp_path: Path) -> None:
+    failed: dict[str, str] = {}
+    with noted("kills.py #1", failed):
+        measure_script.fn("bad.py", 0, 60.0, str(_with(tmp_path, "bad.py", FAILING)), str(tmp_path / "logs"))
+    good = table("aaa", 2.0, 1)
+    compared = compare_tables(BenchmarkTable("aaa", good.at, "one", good.cases, failed=failed), [])
+    page = build_benchmark_page(compared, [compared.table], tmp_path / "index.html").read_text()
+    assert "<li class=worse><b>kills.py #1</b>: bad.py ended with status 3" in page
+    with pytest.raises(AntiphonError, match=r"kills\.py #1 failed: bad\.py ended with status 3"):
+        conclude(compared, BenchmarkPlan())
+    assert conclude(compared, BenchmarkPlan(on_regression="report"))["failed"] == ["kills.py #1"]
+
+
+def test_a_lost_group_is_a_regression() -> None:
+    def counted(commit: str, hour: int, lost: float) -> BenchmarkTable:
+        cases = {
+            f"kills.py #{i}": {"lost": lost, "s3.missing": lost, "ratio.64": 1.0 + lost} for i in range(3)
+        }
+        return BenchmarkTable(commit, f"2026-01-01T{hour:02d}:00:00+00:00", "one", cases)
+
+    found = compare_tables(counted("bbb", 2, 1.0), [counted("aaa", 1, 0.0)])
+    assert found.worse() == ["lost", "s3.missing"]
 
 
 def test_a_run_gives_its_figures() -> None:

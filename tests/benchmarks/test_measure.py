@@ -1,0 +1,59 @@
+"""What a benchmark counts of a job: the CPU time of all its processes, and what became of its groups."""
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from antiphon.benchmarks.parts.measure import count_groups, run_module
+
+BURN_S = 0.3
+FAMILY = f"""\
+import os, signal, subprocess, sys, time
+
+def burn():
+    while time.process_time() < {BURN_S}:
+        pass
+
+if len(sys.argv) == 1:
+    child = subprocess.Popen([sys.executable, __file__, "waited"])
+    child.wait()
+    subprocess.Popen([sys.executable, __file__, "killed"]).wait()
+    subprocess.Popen([sys.executable, __file__, "orphan"], start_new_session=True)
+elif sys.argv[1] == "orphan":
+    while os.getppid() != int(os.environ["BENCHMARK_PID"]):
+        time.sleep(0.01)
+burn()
+if sys.argv[1:] == ["killed"]:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_cpu_time_of_every_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "family.py").write_text(FAMILY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("BENCHMARK_PID", str(os.getpid()))
+    job = run_module(tmp_path, ["family"], "family", 60.0, tmp_path)
+    assert job.cpu_s >= 4 * BURN_S, "one of four processes is not counted"
+    assert run_module(tmp_path, ["this"], "little", 60.0, tmp_path).cpu_s < job.cpu_s
+
+
+def test_groups_are_counted_from_the_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "runs" / "r-1" / "journal.db"
+    journal.parent.mkdir(parents=True)
+    events = [
+        ("batch.sealed", {"group_ids": ["a", "b"], "filtered_ids": ["c"]}),
+        ("group.dropped", {"reason": "filtered"}),
+        ("group.dropped", {"reason": "stale"}),
+        ("lease.expired", {"waste": "stale"}),
+        ("lease.expired", {"waste": "preempted"}),
+    ]
+    with sqlite3.connect(journal) as connection:
+        connection.execute("CREATE TABLE events (seq INTEGER PRIMARY KEY, kind TEXT, body TEXT)")
+        rows = [(kind, json.dumps(body)) for kind, body in events]
+        connection.executemany("INSERT INTO events (kind, body) VALUES (?, ?)", rows)
+    connection.close()
+    found = count_groups(tmp_path, "r-1")
+    assert (found.used, found.filtered, found.dropped, found.withdrawn, found.finished) == (2, 2, 1, 1, 5)
