@@ -182,8 +182,8 @@ def compare_processes(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line, or `words` instead."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -215,13 +215,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--every", type=float, default=20.0, help="seconds between kills of --curves (default 20)"
     )
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, and tell by the exit code whether every bar held."""
-    arguments = parse()
-    end_on_sigterm()
+    arguments = parse(words)
     mute_logs()
     try:
         if arguments.curves:
@@ -244,4 +243,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())

@@ -70,11 +70,14 @@ def read_trace(path: Path) -> list[tuple[float, int]]:
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-        return [(float(row["seconds"]), int(row["instances"])) for row in csv.DictReader(lines)]
+        sizes = [(float(row["seconds"]), int(row["instances"])) for row in csv.DictReader(lines)]
     except OSError as error:
         raise ConfigError(f"--trace: cannot read {path}: {error.strerror}; give a recorded trace") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"--trace: {path} has no lines `seconds,instances` under that header") from error
+    except (KeyError, TypeError, ValueError):
+        sizes = []
+    if not sizes:
+        raise ConfigError(f"--trace: {path} has no lines `seconds,instances` under that header")
+    return sizes
 
 
 def by_trace(sizes: Sequence[tuple[float, int]], workers: int, span_s: float) -> list[Stay]:
