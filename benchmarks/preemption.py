@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.parts.measure import end_on_sigterm, print_result
+from antiphon.benchmarks.parts.measure import end_on_sigterm
 from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site
 from antiphon.benchmarks.parts.preemption.schedule import (
     Stay,
@@ -50,6 +50,7 @@ from antiphon.benchmarks.parts.preemption.schedule import (
     worker_hours,
 )
 from antiphon.benchmarks.parts.preemption.simulated import simulate_fleet
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.errors import ConfigError
 from antiphon.simulator.campaign import mute_logs
 
@@ -105,8 +106,8 @@ def cases(arguments: argparse.Namespace) -> list[Site]:
     return found[:1] if arguments.one_case else found
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Simulate every case with every schedule."""
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Simulate every case with every schedule; return the result and what was violated."""
     span_s, table = 3600.0 * arguments.hours, []
     schedules = {
         seed: plan(arguments, seed) for seed in range(arguments.seed, arguments.seed + arguments.seeds)
@@ -140,9 +141,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         print(row, flush=True)
     kills = sum(reclaimed(stays, span_s) for stays in schedules.values())
     hours = sum(worker_hours(stays, span_s) for stays in schedules.values())
-    print("\n".join(violations), end="\n" if violations else "")
-    return {
-        "lost_throughput": table[0]["lost_throughput"]["mean"],
+    share = table[0]["lost_throughput"]["mean"]
+    result = {
+        "lost_throughput": share,
         "table": table,
         "violations": len(violations),
         "mode": arguments.mode,
@@ -153,10 +154,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "replacement_s": None if arguments.no_replacement else arguments.replacement,
         "steps_per_hour_wanted": round(3600.0 / Site(workers=arguments.workers).train_s, 3),
     }
+    if arguments.mode == "chance" and share > MOST_LOST:
+        violations.append(f"lost_throughput is {share:g}, above {MOST_LOST:g}")
+    return result, violations
 
 
-def compare_processes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run one schedule with real processes and in virtual time."""
+def compare_processes(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Run one schedule with real processes and in virtual time; return the result and what was violated."""
     from antiphon.benchmarks.parts.preemption.processes import run_fleet
 
     span_s, seed = 3600.0 * arguments.hours, arguments.seed
@@ -169,7 +173,9 @@ def compare_processes(arguments: argparse.Namespace) -> dict[str, Any]:
             work = run_fleet(fleet, stays, span_s, seed, arguments.scale, Path(folder) / str(number))
             real.append(asyncio.run(work))
             print(f"real: {real[-1]}\nvirtual: {virtual[number]}", flush=True)
-    return {
+    violations = [found for run in (*real, *virtual) for found in run.violations]
+    apart = abs(lost(*real) - lost(*virtual))
+    result = {
         "lost_throughput": round(lost(*real), 4),
         "lost_throughput_virtual": round(lost(*virtual), 4),
         "steps_per_hour": [round(run.steps_per_hour, 3) for run in real],
@@ -178,15 +184,16 @@ def compare_processes(arguments: argparse.Namespace) -> dict[str, Any]:
         "wasted_share_virtual": round(virtual[1].wasted_share, 4),
         "continued_leases": real[1].continued,
         "reclaimed": reclaimed(fleets[1][1], span_s),
-        "violations": sum(len(run.violations) for run in (*real, *virtual)),
+        "violations": len(violations),
     }
+    if apart > MOST_APART:
+        violations.append(f"lost_throughput is {apart:.3f} apart from virtual time, above {MOST_APART:g}")
+    return result, violations
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line, or `words` instead."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--mode",
         choices=["chance", "moment", "trace"],
@@ -227,19 +234,17 @@ def main(words: Sequence[str] | None = None) -> int:
             from antiphon.benchmarks.parts.preemption.curves import compare_curves
 
             seeds = range(arguments.seed, arguments.seed + arguments.pairs)
-            print_result(compare_curves(seeds, arguments.steps, arguments.every))
-            return 0
-        result = compare_processes(arguments) if arguments.real_processes else measure(arguments)
+            result = compare_curves(seeds, arguments.steps, arguments.every)
+            return finish(result, record=arguments.record, name="preemption_curves")
+        if arguments.real_processes:
+            result, violated = compare_processes(arguments)
+            return finish(result, record=arguments.record, violated=violated, name="preemption_processes")
+        result, violated = measure(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    print_result(result)
-    if arguments.real_processes:
-        apart = abs(result["lost_throughput"] - result["lost_throughput_virtual"])
-        return int(result["violations"] > 0 or apart > MOST_APART)
-    return int(
-        result["violations"] > 0 or (arguments.mode == "chance" and result["lost_throughput"] > MOST_LOST)
-    )
+    name = None if arguments.mode == "chance" else f"preemption_{arguments.mode}"
+    return finish(result, record=arguments.record, violated=violated, name=name)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ distance between successive commits in the history. With fewer than three pairs 
 spread to speak of, and the figure is allowed to move twice as far.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from math import isfinite, sqrt
 from statistics import median
+from typing import Any
 
 MAD_TO_DEVIATION = 1.4826
 """Standard deviations in a median absolute deviation, for normal noise."""
@@ -32,6 +34,9 @@ FEW_PAIRS = 3
 
 HISTORY_COMMITS = 10
 """Newest earlier tables that the usual distance is taken from."""
+
+SIZE = re.compile(r"c?\d+")
+"""Part of a figure's name that says at which size it was measured."""
 
 
 class Direction(StrEnum):
@@ -81,18 +86,37 @@ class Comparison:
     """Relative change up to which it counts as noise."""
 
 
+def flatten(nested: Mapping[str, Any]) -> dict[str, float]:
+    """Return every finite number of nested objects under its path; truth values and lists are none.
+
+    >>> flatten({"ratio": {"4": 0.97, "64": 1.2}, "pairs": 7, "equal": True, "each": [1, 2]})
+    {'ratio.4': 0.97, 'ratio.64': 1.2, 'pairs': 7.0}
+    """
+    found: dict[str, float] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": number for inner, number in flatten(value).items()}
+        elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            found[name] = float(value)
+    return found
+
+
 def figure_for(name: str) -> Figure:
     """Return which way a figure should go, told by its name; unknown names are only shown.
 
-    >>> figure_for("loop_s").better.value, figure_for("pass_after").better.value
-    ('lower', 'higher')
+    Of a dotted name the last part decides that is no size such as `64` or `c64`.
+
+    >>> [figure_for(name).better.value for name in ("loop_s", "pairs_per_s", "ratio.c64", "s3.missing")]
+    ['lower', 'higher', 'higher', 'lower']
     """
-    if name in KNOWN:
-        return KNOWN[name]
-    if name.endswith(("_s", "_ms", "_seconds", "_gb")) or name.startswith("seconds"):
-        return Figure(name, Direction.LOWER, 0.10)
-    if name.endswith(("_per_second", "_per_s")):
+    parts = [part for part in name.split(".") if not SIZE.fullmatch(part)]
+    said = parts[-1] if parts else name
+    if said in KNOWN:
+        return replace(KNOWN[said], name=name)
+    if said.endswith(("_per_second", "_per_s", "_per_cpu_s")):
         return Figure(name, Direction.HIGHER, 0.10)
+    if said.endswith(("_s", "_ms", "_seconds", "_gb", "_mib")) or said.startswith("seconds_per"):
+        return Figure(name, Direction.LOWER, 0.10)
     return Figure(name)
 
 
@@ -176,9 +200,25 @@ def _verdict(better: Direction, changes: Sequence[float], middle: float, allowan
     return Verdict.BETTER if grew == (better is Direction.HIGHER) else Verdict.WORSE
 
 
+MUST_BE_ZERO = (
+    *("lost", "twice", "beyond_bound", "wrong", "other_exits", "violations", "crashes", "state_changes"),
+    *("missing", "doubled", "damaged", "not_completed", "postgres_wrong", "wrong_tokens"),
+    *("metrics_missing", "versions_missing", "batches_missing"),
+)
+"""Counts of broken promises: any growth is a regression."""
+
+MUST_BE_ONE = ("steps_equal_share", "logprobs_equal_share", "identical_share")
+"""Shares of kept promises: any fall is a regression."""
+
+PARAMETERS = ("down_s", "idle_workers", "heartbeats_per_s", "virtual_hours")
+"""What was asked for, or what grows with it: shown, never rewarded."""
+
 KNOWN = {
     figure.name: figure
     for figure in (
+        *(Figure(name, Direction.LOWER, 0.0) for name in MUST_BE_ZERO),
+        *(Figure(name, Direction.HIGHER, 0.0) for name in MUST_BE_ONE),
+        *(Figure(name) for name in PARAMETERS),
         Figure("pass_after", Direction.HIGHER, 0.08),
         Figure("pass_gain", Direction.HIGHER, 0.15),
         Figure("seconds_per_step", Direction.LOWER, 0.10),
@@ -189,7 +229,23 @@ KNOWN = {
         Figure("drafting_acceptance", Direction.HIGHER, 0.10),
         Figure("tokens_per_pass", Direction.HIGHER, 0.10),
         Figure("ratio", Direction.HIGHER, 0.10),
-        Figure("overhead_share", Direction.LOWER, 0.50),
+        Figure("ratio_over_stage_sum", Direction.HIGHER, 0.10),
+        Figure("ratio_demo_model", Direction.HIGHER, 0.10),
+        Figure("ratio_min", Direction.HIGHER, 0.05),
+        Figure("greedy", Direction.HIGHER, 0.10),
+        Figure("sampled", Direction.HIGHER, 0.10),
+        Figure("unhelpful", Direction.HIGHER, 0.05),
+        Figure("no_history", Direction.HIGHER, 0.05),
+        Figure("wall_share", Direction.LOWER, 0.50),
+        Figure("cpu_share", Direction.LOWER, 0.50),
+        Figure("idle_share", Direction.LOWER, 0.20),
+        Figure("idle_share_overlapped", Direction.LOWER, 0.50),
+        Figure("stale_share", Direction.LOWER, 0.50),
+        Figure("withdrawn_share", Direction.LOWER, 0.50),
+        Figure("wasted_share", Direction.LOWER, 0.50),
+        Figure("lost_throughput", Direction.LOWER, 0.50),
+        Figure("heartbeats_core_share", Direction.LOWER, 0.20),
+        Figure("false_positives", Direction.LOWER, 0.0),
     )
 }
 """Figures whose better side their name alone does not tell."""

@@ -138,7 +138,7 @@ def test_the_table_has_every_case_and_a_violation_is_an_exit_code(
     assert all(len(row["wasted_share"]["values"]) == 8 for row in found["table"])
     violations = ("a token beyond the bound",)
     assert main(["--one-case"]) == 1
-    assert "a token beyond the bound" in capsys.readouterr().out
+    assert "a token beyond the bound" in capsys.readouterr().err
 
 
 def test_killed_processes_are_replaced_and_every_token_is_the_one_that_was_due(tmp_path: Path) -> None:

@@ -1,0 +1,222 @@
+"""Results: how every benchmark ends, and the file that keeps what it measured.
+
+A script prints one JSON object as its last line and ends with status 1 when something that it checks
+does not hold. With `--record` it also writes `benchmarks/results/NAME.json`, from which
+`scripts/benchmarks` makes docs/benchmarks.md and the metrics quoted in README and docs. A result that
+breaks what the script checks is never recorded.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from antiphon.core.reporting.regressions import flatten
+
+PROJECT = Path(__file__).resolve().parents[2]
+RESULTS = PROJECT / "benchmarks" / "results"
+GENERATED = ("README.md", "docs", "benchmarks/results")
+"""What recording changes by itself: no change of the program that was measured."""
+UNITS = {
+    "_per_second": "1/s",
+    "_per_cpu_s": "1/CPU-s",
+    "_per_s": "1/s",
+    "_cpu_s": "CPU-s",
+    "_seconds": "s",
+    "_s": "s",
+    "_ms": "ms",
+    "_gb": "GB",
+    "_mb": "MB",
+    "_mib": "MiB",
+    "_share": "share",
+    "_hours": "h",
+    "_minutes": "min",
+}
+"""End of a name -> unit; the first that fits counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFigure:
+    """One number of a result."""
+
+    name: str
+    value: float
+    """Median of the spread when there is one."""
+    unit: str
+    """Empty for counts and ratios."""
+    repetitions: int
+    spread: list[float] | None = None
+    """Each repetition's value, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one benchmark measured."""
+
+    name: str
+    command: str
+    commit: str
+    """First digits; `+changes` when the program had uncommitted ones, `unknown` without git."""
+    date: str
+    """When it ended, UTC."""
+    machine: dict[str, Any]
+    """Kind of machine, never its name."""
+    took_s: float
+    figures: list[MeasuredFigure]
+    result: dict[str, Any]
+    """The JSON object of the last line."""
+
+    def figure(self, name: str) -> MeasuredFigure | None:
+        """Return one figure, or None when the benchmark has none of this name."""
+        return next((figure for figure in self.figures if figure.name == name), None)
+
+
+def benchmark_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", action="store_true", help="keep the result in benchmarks/results/")
+    return parser
+
+
+def finish(
+    result: Mapping[str, Any],
+    *,
+    record: bool,
+    samples: Mapping[str, Sequence[float]] | None = None,
+    violated: Sequence[str] = (),
+    name: str | None = None,
+) -> int:
+    """End a benchmark: print its JSON object, keep it if asked, and return the exit status.
+
+    Args:
+        result: name -> value, objects may be nested.
+        record: write the result file.
+        samples: name -> each repetition's value; their medians become values of the result.
+        violated: sentences about what was checked and does not hold; any makes the status 1.
+        name: of the result file; by default the script's.
+    """
+    whole = {**result, **medians(samples or {})}
+    if samples:
+        whole["samples"] = {key: list(values) for key, values in samples.items()}
+    if violated:
+        whole["violated"] = list(violated)
+        print("\n".join(f"violated: {sentence}" for sentence in violated), file=sys.stderr, flush=True)
+    elif record:
+        script = Path(sys.argv[0])
+        words = [word for word in sys.argv[1:] if word != "--record"]
+        took_s = time.time() - psutil.Process().create_time()
+        write(make(name or script.stem, f"benchmarks/{script.name} {shlex.join(words)}", whole, took_s))
+    print(json.dumps(whole), flush=True)
+    return 1 if violated else 0
+
+
+def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return name -> median of its samples, without the digits that rounded samples do not have."""
+    return {name: round(median(values), 6) for name, values in samples.items() if values}
+
+
+def make(name: str, arguments: str, result: dict[str, Any], took_s: float) -> Result:
+    """Return the result of a benchmark that just ended.
+
+    Args:
+        name: of the result.
+        arguments: script and arguments, as on the command line.
+        result: the JSON object of its last line.
+        took_s: seconds that the whole script took.
+    """
+    samples = result.get("samples") or {}
+    plain = flatten({key: value for key, value in result.items() if key not in {"samples", "violated"}})
+    figures = [
+        MeasuredFigure(key, value, unit_of(key), len(samples.get(key, (0,))), samples.get(key))
+        for key, value in plain.items()
+    ]
+    command = f".venv/bin/python {arguments}".strip()
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return Result(name, command, commit_now(), date, machine_now(), round(took_s, 1), figures, result)
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that a figure's name ends with; empty for counts and ratios.
+
+    >>> unit_of("loop_s"), unit_of("pairs_per_s"), unit_of("ratio.64")
+    ('s', '1/s', '')
+    """
+    last = name.rpartition(".")[2]
+    return next((unit for end, unit in UNITS.items() if last.endswith(end)), "")
+
+
+def write(result: Result, folder: Path = RESULTS) -> Path:
+    """Write a result's file and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.name}.json"
+    path.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def read(folder: Path = RESULTS) -> dict[str, Result]:
+    """Return name -> result of all files of a folder.
+
+    Raises:
+        SystemExit: when a file is no result; it is named.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain["figures"] = [MeasuredFigure(**figure) for figure in plain["figures"]]
+            found[path.stem] = Result(**plain)
+        except (ValueError, KeyError, TypeError) as error:
+            raise SystemExit(f"{path} is no benchmark result ({error}); measure it again") from error
+        if found[path.stem].name != path.stem:
+            raise SystemExit(f"{path} holds the result of {found[path.stem].name}; measure it again")
+    return found
+
+
+def commit_now() -> str:
+    """Return the commit that is checked out, `+changes` after it when files other than results changed."""
+    revision = git("rev-parse", "--short=12", "HEAD")
+    if revision is None:
+        return "unknown"
+    excluded = [f":(exclude){path}" for path in GENERATED]
+    changes = git("status", "--porcelain", "--", ".", *excluded)
+    return f"{revision}+changes" if changes else revision
+
+
+def commits_since(commit: str) -> int | None:
+    """Return how many commits came after one; None when it is not known here, as in a shallow clone."""
+    if git("cat-file", "-e", f"{commit.partition('+')[0]}^{{commit}}") is None:
+        return None
+    count = git("rev-list", "--count", f"{commit.partition('+')[0]}..HEAD")
+    return None if count is None else int(count)
+
+
+def git(*arguments: str) -> str | None:
+    """Return what a git command prints; None when it fails or there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=PROJECT, capture_output=True, text=True, timeout=60.0, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def machine_now() -> dict[str, Any]:
+    """Return the kind of this machine: CPU model, cores, memory, GPUs."""
+    from antiphon.lineage.documents.manifest import hardware
+
+    found = hardware()
+    memory_gb = round(psutil.virtual_memory().total / 1e9, 1)
+    return {"cpu": found["cpu"], "cores": found["cores"], "memory_gb": memory_gb, "gpus": found["gpus"]}
