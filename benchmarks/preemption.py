@@ -16,7 +16,7 @@ this case and the others: S=2 and S=6, with and without headroom, with and witho
 shares are of the worker seconds under leases, as the work account books them.
 
 The exit code is 1 when `lost_throughput` is above 0.12 or anything was violated, 2 for wrong arguments.
-That the bar can fail: `--no-replacement --headroom 0 --one-case` loses 0.4 and exits with 1.
+The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half and exits with 1.
 
     .venv/bin/python benchmarks/preemption.py
     .venv/bin/python benchmarks/preemption.py --mode moment
@@ -108,7 +108,8 @@ def cases(arguments: argparse.Namespace) -> list[Site]:
 
 def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Simulate every case with every schedule; return the result and what was violated."""
-    span_s, table = 3600.0 * arguments.hours, []
+    span_s = 3600.0 * arguments.hours
+    table: list[dict[str, Any]] = []
     schedules = {
         seed: plan(arguments, seed) for seed in range(arguments.seed, arguments.seed + arguments.seeds)
     }
@@ -126,7 +127,7 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             alone = replace(site, headroom=0.0)
             calm[bound] = [run(alone, undisturbed(site.workers), seed) for seed in schedules]
         runs = [run(site, stays, seed) for seed, stays in schedules.items()]
-        row = {
+        row: dict[str, Any] = {
             "max_staleness": bound,
             "headroom": site.headroom,
             "handover": site.handover,
