@@ -121,7 +121,7 @@ async def run_fleet(
     server, port = await start_coordinator(CoordinatorService(state_machine), "127.0.0.1", 0)
     address = f"127.0.0.1:{port}"
     client, rewarding = CoordinatorClient(address), CoordinatorClient(address)
-    environment = ArithmeticEnvironment(config, dullness=1)
+    environment = ArithmeticEnvironment(config, 1)
     judge = RewardService(rewarding, environment, JsonDecoder(), run_id, "judge", JOIN_S)
     fleet = Fleet(site, stays, scale, address, folder)
     commits: list[float] = []
