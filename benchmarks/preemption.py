@@ -1,322 +1,200 @@
-"""Preemption: what a fleet of reclaimed workers loses against one that nobody disturbs.
+"""Preemption: what a fleet of reclaimed workers loses against one that is left alone.
 
-Eight real worker processes sample for the production coordinator over gRPC; a paced stand-in takes the
-engine's place and time is scaled. Workers are killed without notice, each with a given probability
-per scaled hour, and replaced a while later. The disturbed fleet has some headroom: its workers are
-faster than the learner needs by that share; the undisturbed one has none. The learner takes a batch
-whenever there is one and trains as long as the undisturbed fleet needs for the next.
+Eight workers sample groups of 120 s on average, two at once, for steps of 32 groups. The learner trains
+as long as the undisturbed fleet needs for a batch, so demand equals supply. In the disturbed fleet each
+worker is killed without notice with probability 0.4 an hour and replaced by a new machine after 600 s;
+its workers are faster than the learner needs by the headroom.
 
-The last line is one JSON object. `lost_throughput` compares learner steps per scaled hour. Wasted
-shares are of the worker seconds that were spent on leases, as the coordinator's ledger books them:
-`wasted_share` with hand-over of unfinished groups, `wasted_share_without_handover` in a third run, the
-same reclaims without it. Shares of wasted tokens are of all that was sampled: what nobody handed in, less
-what is unfinished when the undisturbed fleet is stopped. Afterwards every token of every batch is
-compared with what one engine would have sampled.
+Two hours of such a fleet pass in seconds of the simulator's virtual time: coordinator, worker loop,
+judge and learner loop are the production ones, engines and trainer are stand-ins, and the witness
+checks every token, bound and acknowledgement. `--real-processes` compares one schedule with real worker
+processes over gRPC in scaled time, and `--curves` the rewards of real runs with vLLM.
+
+The last line is one JSON object. `lost_throughput` is the mean over the schedules of seeds 0 to 7 of the
+learner steps per hour that the disturbed fleet loses, with hand-over, 10% headroom and S=2. `table` has
+this case and the others: S=2 and S=6, with and without headroom, with and without hand-over. Wasted
+shares are of the worker seconds under leases, as the work account books them.
+
+The exit code is 1 when `lost_throughput` is above 0.12 or anything was violated, 2 for wrong arguments.
+The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half and exits with 1.
 
     .venv/bin/python benchmarks/preemption.py
     .venv/bin/python benchmarks/preemption.py --mode moment
-    .venv/bin/python benchmarks/preemption.py --mode trace --trace traces/p3-trace.csv
-    .venv/bin/python benchmarks/preemption.py --real
+    .venv/bin/python benchmarks/preemption.py --mode trace --trace benchmarks/data/spot_p3.csv
+    .venv/bin/python benchmarks/preemption.py --real-processes
+    .venv/bin/python benchmarks/preemption.py --curves
 """
 
 import argparse
 import asyncio
-import json
-import signal
-import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.parts.measure import end_on_sigterm, print_result
-from antiphon.benchmarks.parts.preemption.fleet import (
-    MODEL,
-    TOKEN_S,
-    LengthReward,
-    NumberedPrompts,
-    Site,
-    WorkerOrder,
-    manifest_of,
-    spawn,
-    tokens_of,
-)
+from antiphon.benchmarks.parts.measure import end_on_sigterm
+from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site
 from antiphon.benchmarks.parts.preemption.schedule import (
     Stay,
     at_one_moment,
     by_chance,
     by_trace,
-    traces,
+    read_trace,
+    reclaimed,
     undisturbed,
+    worker_hours,
 )
-from antiphon.core.records import StepCommit
-from antiphon.lineage.store.artifact_store import open_store
-from antiphon.models.codec import TextCodec
-from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.journal import Journal
-from antiphon.services.coordinator.run_state_machine import RunStateMachine
-from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
-from antiphon.services.coordinator.service import CoordinatorService
-from antiphon.services.reward.service import RewardService
-from antiphon.services.rpc.serving import stop_server
-from antiphon.system.logs import configure_logs
+from antiphon.benchmarks.parts.preemption.simulated import simulate_fleet
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.errors import ConfigError
+from antiphon.simulator.campaign import mute_logs
 
-RUN_ID = "preemption"
-JOIN_S = 60.0
-"""Real seconds that the first workers may take to be there."""
-WARM_UP_STEPS = 3
-"""Steps left out at the beginning: the pipeline fills."""
+MOST_LOST = 0.12
+"""Bar of `lost_throughput` where workers are reclaimed by chance."""
+MOST_APART = 0.05
+"""Bar of the difference between real processes and virtual time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One fleet over one span of time."""
+def plan(arguments: argparse.Namespace, seed: int) -> list[Stay]:
+    """Return the disturbed fleet's schedule.
 
-    steps_per_hour: float
-    """Learner steps per scaled hour."""
-    reclaimed: int
-    worker_hours: float
-    """Scaled hours that workers were there, until reclaimed or until the end."""
-    wasted_share: float
-    generated: int
-    """Tokens that workers sampled, as far as they lived to tell."""
-    handed_in: int
-    """Tokens of the groups that were handed in."""
-    continued: int
-    """Leases that went on from another worker's tokens."""
-    tokens_checked: int
-    wrong_tokens: int
-    staleness_max: int
-
-    def missing_share(self) -> float:
-        """Return the share of the sampled tokens that nobody handed in: wasted, or unfinished at the end."""
-        return 1.0 - self.handed_in / self.generated if self.generated else 0.0
-
-    def reclaimed_share(self) -> float:
-        """Return the probability of being reclaimed within an hour that this comes to."""
-        return 1.0 - float(np.exp(-self.reclaimed / self.worker_hours)) if self.worker_hours else 0.0
-
-
-class Fleet:
-    """Starts and kills worker processes as a schedule says."""
-
-    def __init__(
-        self, site: Site, stays: Sequence[Stay], headroom: float, address: str, folder: Path
-    ) -> None:
-        self._site, self._stays, self._address, self._folder = site, stays, address, folder
-        self._token_s = TOKEN_S / site.scale / (1.0 + headroom)
-        self._running: dict[Stay, subprocess.Popen[bytes]] = {}
-        self.reclaimed = 0
-        self.seconds = 0.0
-
-    def start_first(self) -> int:
-        """Start those that are there from the beginning and return how many they are."""
-        first = [stay for stay in self._stays if stay.start_s <= 0.0]
-        for stay in first:
-            self._spawn(stay, 0.0)
-        return len(first)
-
-    async def follow(self, begun: float, span_s: float) -> None:
-        """Keep to the schedule until the span is over; `begun` is its beginning on the loop's clock."""
-        clock, scale = asyncio.get_running_loop().time, self._site.scale
-        comings = [(stay.start_s, 0, stay) for stay in self._stays if 0.0 < stay.start_s < span_s]
-        goings = [(stay.stop_s, 1, stay) for stay in self._stays if stay.stop_s < span_s]
-        for stay in self._stays:
-            self.seconds += max(0.0, min(stay.stop_s, span_s) - max(0.0, stay.start_s))
-        # A replacement is started early, for its imports take real time, and joins when it is due.
-        lead_s = 4.0 * scale
-        plan = [(max(0.0, at - lead_s), 0, stay) for at, _, stay in comings] + goings
-        for at, leaves, stay in sorted(plan, key=lambda entry: entry[:2]):
-            await asyncio.sleep(max(0.0, begun + at / scale - clock()))
-            if leaves:
-                self.reclaimed += 1
-                process = self._running.pop(stay)
-                process.kill()
-                await asyncio.to_thread(process.wait, 10)
-            else:
-                self._spawn(stay, begun + stay.start_s / scale)
-        await asyncio.sleep(max(0.0, begun + span_s / scale - clock()))
-
-    def _spawn(self, stay: Stay, start_at: float) -> None:
-        order = WorkerOrder(
-            self._address,
-            f"w{stay.slot}-{int(stay.start_s)}",
-            self._token_s,
-            self._site.group_s,
-            start_at,
-        )
-        self._running[stay] = spawn(order, self._folder / "workers.log")
-
-    def close(self) -> None:
-        """Kill whoever is left."""
-        for process in self._running.values():
-            process.send_signal(signal.SIGKILL)
-            process.wait(10)
-
-
-async def learn(client: CoordinatorClient, site: Site, ends: list[float]) -> None:
-    """Be the flow and the learner, for ever; `ends` gets the time of each commit."""
-    clock = asyncio.get_running_loop().time
-    step = 0
-    while True:
-        await client.open_step(step + site.max_staleness)
-        reply = await client.pull_batch(step, 5.0)
-        if reply.batch is None:
-            continue
-        trained = clock() + site.train_s / site.scale
-        await asyncio.sleep(trained - clock())
-        manifest = manifest_of(RUN_ID, step + 1)
-        await client.commit_step(StepCommit(step, step + 1, manifest.weights_digest, reply.batch.digest))
-        await client.announce_snapshot(manifest)
-        ends.append(clock())
-        step += 1
-
-
-async def run_fleet(
-    site: Site, stays: Sequence[Stay], headroom: float, span_s: float, seed: int, folder: Path
-) -> Outcome:
-    """Serve one run for `span_s` scaled seconds and count."""
-    config, clock = site.config(seed), asyncio.get_running_loop().time
-    folder.mkdir()
-    store = open_store(folder / "store", config.record)
-    state_machine = RunStateMachine(
-        config, RUN_ID, Journal(folder / JOURNAL_NAME, RUN_ID), store, NumberedPrompts(), clock
-    )
-    await state_machine.start()
-    server, port = await start_coordinator(CoordinatorService(state_machine), "127.0.0.1", 0)
-    address = f"127.0.0.1:{port}"
-    client, rewarding = CoordinatorClient(address), CoordinatorClient(address)
-    judge = RewardService(rewarding, LengthReward(), TextCodec.load(str(MODEL)), RUN_ID, "judge", 60.0)
-    fleet = Fleet(site, stays, headroom, address, folder)
-    ends: list[float] = []
-    await client.announce_snapshot(manifest_of(RUN_ID, 0))
-    tasks = [asyncio.ensure_future(judge.run(lambda: None))]
-    try:
-        expected = fleet.start_first()
-        async with asyncio.timeout(JOIN_S):
-            while sum(member.held_version == 0 for member in state_machine.fleet.living()) < expected:
-                await asyncio.sleep(0.05)
-        tasks.append(asyncio.ensure_future(learn(client, site, ends)))
-        following = asyncio.ensure_future(fleet.follow(clock(), span_s))
-        await asyncio.wait([following, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()  # says what went wrong
-        await following
-        account = state_machine.state.work_accounts.account(clock())
-        events = await state_machine.journal.read(0, 10**9)
-        generated = sum(
-            worker.tokens_generated for worker in state_machine.fleet.records(state_machine.leases, clock())
-        )
-        checked, wrong = await check_tokens(state_machine, site)
-    finally:
-        fleet.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=10)
-        for party in (client, rewarding):
-            await party.close()
-        await stop_server(server)
-        await state_machine.close()
-    return Outcome(
-        steps_per_hour=steps_per_hour(ends[WARM_UP_STEPS:], site.scale),
-        reclaimed=fleet.reclaimed,
-        worker_hours=fleet.seconds / 3600.0,
-        wasted_share=account.wasted_share(),
-        generated=generated,
-        handed_in=sum(
-            sum(json.loads(row.body)["token_counts"]) for row in events if row.kind == "group.submitted"
-        ),
-        continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in events),
-        tokens_checked=checked,
-        wrong_tokens=wrong,
-        staleness_max=max(state_machine.state.staleness_histogram, default=0),
-    )
-
-
-def steps_per_hour(ends: Sequence[float], scale: float) -> float:
-    """Return steps per scaled hour from the ends of steps in real seconds; 0 from fewer than two."""
-    if len(ends) < 2:
-        return 0.0
-    return (len(ends) - 1) / ((ends[-1] - ends[0]) * scale / 3600.0)
-
-
-async def check_tokens(state_machine: RunStateMachine, site: Site) -> tuple[int, int]:
-    """Return how many tokens were handed in for sealed batches, and how many are not what they must be."""
-    checked = wrong = 0
-    for groups in list(state_machine.state.sealed_groups.values()):  # the run goes on meanwhile
-        for group_id in groups:
-            for trajectory in (await state_machine.submissions.get(group_id)).trajectories:
-                expected = tokens_of(trajectory.seed, site.group_s)
-                checked += len(expected)
-                if not np.array_equal(trajectory.token_ids, expected):
-                    wrong += len(expected)
-    return checked, wrong
-
-
-def plan(arguments: argparse.Namespace, span_s: float) -> list[Stay]:
-    """Return the disturbed fleet's schedule."""
+    Raises:
+        ConfigError: when there is no such trace.
+    """
+    span_s = 3600.0 * arguments.hours
     replacement_s = np.inf if arguments.no_replacement else arguments.replacement
     if arguments.mode == "moment":
         return at_one_moment(arguments.workers, span_s, arguments.share, replacement_s)
     if arguments.mode == "trace":
-        return by_trace(traces()[arguments.trace], arguments.workers, span_s)
-    return by_chance(arguments.workers, span_s, arguments.share, replacement_s, arguments.seed)
+        if arguments.trace is None:
+            raise ConfigError("--mode trace needs --trace FILE, such as benchmarks/data/spot_p3.csv")
+        return by_trace(read_trace(arguments.trace), arguments.workers, span_s)
+    return by_chance(arguments.workers, span_s, arguments.share, replacement_s, seed)
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the fleets one after the other and compare them."""
-    site = Site(workers=arguments.workers, scale=arguments.scale)
-    span_s = 3600.0 * arguments.hours
-    stays = plan(arguments, span_s)
-    fleets = {
-        "undisturbed": (site, undisturbed(arguments.workers), 0.0),
-        "disturbed": (site, stays, arguments.headroom),
-        "without handover": (replace(site, handover=False), stays, arguments.headroom),
-    }
-    found: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory(prefix="antiphon-preemption-") as folder:
-        for number, (name, (fleet_site, schedule, headroom)) in enumerate(fleets.items()):
-            work = run_fleet(
-                fleet_site, schedule, headroom, span_s, arguments.seed, Path(folder) / str(number)
-            )
-            found[name] = asyncio.run(work)
-            print(f"{name}: {found[name]}", flush=True)
-    calm, storm = found["undisturbed"], found["disturbed"]
+def lost(calm: FleetRun, disturbed: FleetRun) -> float:
+    """Return the share of the undisturbed fleet's steps per hour that the other one lacks.
+
+    Raises:
+        ConfigError: when there are too few steps to tell.
+    """
     if not calm.steps_per_hour:
-        raise SystemExit(f"--hours {arguments.hours:g} is too short for the learner's steps; give more")
-    return {
-        "mode": arguments.mode,
-        "seed": arguments.seed,
-        "lost_throughput": round(1.0 - storm.steps_per_hour / calm.steps_per_hour, 4),
-        "reclaimed_share": round(storm.reclaimed_share(), 3),
-        "reclaimed": storm.reclaimed,
-        "replacement_s": None if arguments.no_replacement else arguments.replacement,
-        "groups_per_hour": round(storm.steps_per_hour * site.prompts_per_step, 1),
-        "groups_per_hour_undisturbed": round(calm.steps_per_hour * site.prompts_per_step, 1),
-        "wasted_share": round(storm.wasted_share, 4),
-        "wasted_share_without_handover": round(found["without handover"].wasted_share, 4),
-        "wasted_tokens_share": round(storm.missing_share() - calm.missing_share(), 4),
-        "wasted_tokens_share_without_handover": round(
-            found["without handover"].missing_share() - calm.missing_share(), 4
-        ),
-        "continued_leases": storm.continued,
-        "tokens_checked": sum(outcome.tokens_checked for outcome in found.values()),
-        "wrong_tokens": sum(outcome.wrong_tokens for outcome in found.values()),
-        "beyond_bound": sum(outcome.staleness_max > site.max_staleness for outcome in found.values()),
-        "hours": arguments.hours,
-        "headroom": arguments.headroom,
+        raise ConfigError("--hours is too short for the learner's steps; give more")
+    return 1.0 - disturbed.steps_per_hour / calm.steps_per_hour
+
+
+def summary(values: Iterable[float]) -> dict[str, Any]:
+    """Return mean, worst (largest) and all values, rounded."""
+    rounded = [round(value, 4) for value in values]
+    return {"mean": round(mean(rounded), 4), "worst": max(rounded), "values": rounded}
+
+
+def cases(arguments: argparse.Namespace) -> list[Site]:
+    """Return the disturbed fleets; the first is the one of `lost_throughput`."""
+    headrooms = dict.fromkeys((arguments.headroom, 0.0))
+    found = [
+        Site(bound, headroom, handover, arguments.workers)
+        for bound in (2, 6)
+        for headroom in headrooms
+        for handover in (True, False)
+    ]
+    return found[:1] if arguments.one_case else found
+
+
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Simulate every case with every schedule; return the result and what was violated."""
+    span_s = 3600.0 * arguments.hours
+    table: list[dict[str, Any]] = []
+    schedules = {
+        seed: plan(arguments, seed) for seed in range(arguments.seed, arguments.seed + arguments.seeds)
     }
+    calm: dict[int, list[FleetRun]] = {}
+    violations: list[str] = []
+
+    def run(site: Site, stays: Sequence[Stay], seed: int) -> FleetRun:
+        done = simulate_fleet(site, stays, span_s, seed)
+        violations.extend(f"S={site.max_staleness} seed {seed}: {found}" for found in done.violations)
+        return done
+
+    for site in cases(arguments):
+        bound = site.max_staleness
+        if bound not in calm:
+            alone = replace(site, headroom=0.0)
+            calm[bound] = [run(alone, undisturbed(site.workers), seed) for seed in schedules]
+        runs = [run(site, stays, seed) for seed, stays in schedules.items()]
+        row: dict[str, Any] = {
+            "max_staleness": bound,
+            "headroom": site.headroom,
+            "handover": site.handover,
+            "lost_throughput": summary(map(lost, calm[bound], runs)),
+            "wasted_share": summary(run.wasted_share for run in runs),
+            "preempted_share": summary(run.preempted_share for run in runs),
+            "steps_per_hour": round(mean(run.steps_per_hour for run in runs), 3),
+            "steps_per_hour_undisturbed": round(mean(run.steps_per_hour for run in calm[bound]), 3),
+            "continued_leases": sum(run.continued for run in runs),
+        }
+        table.append(row)
+        print(row, flush=True)
+    kills = sum(reclaimed(stays, span_s) for stays in schedules.values())
+    hours = sum(worker_hours(stays, span_s) for stays in schedules.values())
+    share = table[0]["lost_throughput"]["mean"]
+    result = {
+        "lost_throughput": share,
+        "table": table,
+        "violations": len(violations),
+        "mode": arguments.mode,
+        "seeds": list(schedules),
+        "hours": arguments.hours,
+        "reclaimed": kills,
+        "reclaimed_share": round(1.0 - float(np.exp(-kills / hours)), 3),
+        "replacement_s": None if arguments.no_replacement else arguments.replacement,
+        "steps_per_hour_wanted": round(3600.0 / Site(workers=arguments.workers).train_s, 3),
+    }
+    if arguments.mode == "chance" and share > MOST_LOST:
+        violations.append(f"lost_throughput is {share:g}, above {MOST_LOST:g}")
+    return result, violations
 
 
-def main() -> None:
-    """Read the arguments, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def compare_processes(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Run one schedule with real processes and in virtual time; return the result and what was violated."""
+    from antiphon.benchmarks.parts.preemption.processes import run_fleet
+
+    span_s, seed = 3600.0 * arguments.hours, arguments.seed
+    site = cases(arguments)[0]
+    fleets = [(replace(site, headroom=0.0), undisturbed(site.workers)), (site, plan(arguments, seed))]
+    virtual = [simulate_fleet(fleet, stays, span_s, seed) for fleet, stays in fleets]
+    real = []
+    with tempfile.TemporaryDirectory(prefix="antiphon-preemption-") as folder:
+        for number, (fleet, stays) in enumerate(fleets):
+            work = run_fleet(fleet, stays, span_s, seed, arguments.scale, Path(folder) / str(number))
+            real.append(asyncio.run(work))
+            print(f"real: {real[-1]}\nvirtual: {virtual[number]}", flush=True)
+    violations = [found for run in (*real, *virtual) for found in run.violations]
+    apart = abs(lost(*real) - lost(*virtual))
+    result = {
+        "lost_throughput": round(lost(*real), 4),
+        "lost_throughput_virtual": round(lost(*virtual), 4),
+        "steps_per_hour": [round(run.steps_per_hour, 3) for run in real],
+        "steps_per_hour_virtual": [round(run.steps_per_hour, 3) for run in virtual],
+        "wasted_share": round(real[1].wasted_share, 4),
+        "wasted_share_virtual": round(virtual[1].wasted_share, 4),
+        "continued_leases": real[1].continued,
+        "reclaimed": reclaimed(fleets[1][1], span_s),
+        "violations": len(violations),
+    }
+    if apart > MOST_APART:
+        violations.append(f"lost_throughput is {apart:.3f} apart from virtual time, above {MOST_APART:g}")
+    return result, violations
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line, or `words` instead."""
+    parser = benchmark_parser(__doc__)
     parser.add_argument(
         "--mode",
         choices=["chance", "moment", "trace"],
@@ -324,37 +202,52 @@ def main() -> None:
         help="chance: each worker by itself; moment: --share of the fleet at once; trace: as recorded",
     )
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--hours", type=float, default=2.0, help="scaled hours of each fleet (default 2)")
+    parser.add_argument("--hours", type=float, default=2.0, help="hours of each fleet (default 2)")
     parser.add_argument(
         "--share", type=float, default=0.4, help="reclaimed per hour, or at once (default 0.4)"
     )
-    parser.add_argument("--replacement", type=float, default=600.0, help="scaled seconds (default 600)")
+    parser.add_argument("--replacement", type=float, default=600.0, help="seconds (default 600)")
     parser.add_argument("--no-replacement", action="store_true", help="a reclaimed worker is never replaced")
     parser.add_argument("--headroom", type=float, default=0.1, help="of the disturbed fleet (default 0.1)")
-    parser.add_argument("--scale", type=float, default=60.0, help="scaled seconds per second (default 60)")
-    parser.add_argument("--trace", default="traces/p3-trace.csv", help="id of a recorded trace")
-    parser.add_argument("--seed", type=int, default=0, help="of the reclaims; first of --real (default 0)")
-    parser.add_argument("--real", action="store_true", help="reward curves of real runs instead; hours")
-    parser.add_argument("--pairs", type=int, default=5, help="seeds of --real (default 5)")
-    parser.add_argument("--steps", type=int, default=40, help="learner steps of --real (default 40)")
+    parser.add_argument("--seed", type=int, default=0, help="first schedule, or first pair (default 0)")
+    parser.add_argument("--seeds", type=int, default=8, help="schedules (default 8)")
+    parser.add_argument("--one-case", action="store_true", help="only the case of lost_throughput")
+    parser.add_argument("--trace", type=Path, help="CSV file with lines seconds,instances")
+    parser.add_argument("--real-processes", action="store_true", help="check one schedule with processes")
     parser.add_argument(
-        "--every", type=float, default=20.0, help="seconds between kills of --real (default 20)"
+        "--scale", type=float, default=60.0, help="seconds per real second of --real-processes (default 60)"
     )
-    arguments = parser.parse_args()
-    end_on_sigterm()
-    if arguments.mode == "trace" and arguments.trace not in (known := traces()):
-        print("skipped: " + (f"known traces: {', '.join(known)}" if known else "no recorded traces here"))
-        print_result({"mode": "trace", "skipped": f"there is no trace {arguments.trace!r} here"})
-        return
-    configure_logs("error")
-    if arguments.real:
-        from antiphon.benchmarks.parts.preemption.curves import compare_curves
+    parser.add_argument("--curves", action="store_true", help="reward curves of real runs instead; hours")
+    parser.add_argument("--pairs", type=int, default=5, help="seeds of --curves (default 5)")
+    parser.add_argument("--steps", type=int, default=40, help="learner steps of --curves (default 40)")
+    parser.add_argument(
+        "--every", type=float, default=20.0, help="seconds between kills of --curves (default 20)"
+    )
+    return parser.parse_args(words)
 
-        seeds = range(arguments.seed, arguments.seed + arguments.pairs)
-        print_result(compare_curves(seeds, arguments.steps, arguments.every))
-        return
-    print_result(measure(arguments))
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print, and tell by the exit code whether every bar held."""
+    arguments = parse(words)
+    mute_logs()
+    try:
+        if arguments.curves:
+            from antiphon.benchmarks.parts.preemption.curves import compare_curves
+
+            seeds = range(arguments.seed, arguments.seed + arguments.pairs)
+            result = compare_curves(seeds, arguments.steps, arguments.every)
+            return finish(result, record=arguments.record, name="preemption_curves")
+        if arguments.real_processes:
+            result, violated = compare_processes(arguments)
+            return finish(result, record=arguments.record, violated=violated, name="preemption_processes")
+        result, violated = measure(arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    name = None if arguments.mode == "chance" else f"preemption_{arguments.mode}"
+    return finish(result, record=arguments.record, violated=violated, name=name)
 
 
 if __name__ == "__main__":
-    main()
+    end_on_sigterm()
+    sys.exit(main())

@@ -32,6 +32,8 @@ class Scenario(BaseModel):
     """Reward services."""
     engine_step_s: tuple[float, float] = (0.1, 0.4)
     """Shortest and longest engine step, which advances every request by a token, seconds."""
+    worker_slowness: tuple[float, float] = (0.6, 3.0)
+    """Fastest and slowest worker: factors of their engine steps; most are near the fastest."""
     learner_step_s: tuple[float, float] = (0.3, 1.5)
     """Shortest and longest learner step, seconds."""
     reward_rarity: int = Field(default=1, ge=0)
@@ -40,6 +42,8 @@ class Scenario(BaseModel):
     """What goes wrong."""
     limit_s: float = Field(default=2000.0, gt=0.0)
     """Virtual seconds after which the run counts as endless."""
+    span_s: float | None = Field(default=None, gt=0.0)
+    """Virtual seconds after which the run is stopped as it stands; None: it ends with its last step."""
 
     def run_config(self) -> RunConfig:
         """Return the configuration of the simulated run: small by default, then what `run` says.

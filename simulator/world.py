@@ -34,6 +34,8 @@ from antiphon.simulator.virtual.random_streams import RandomStream
 
 LEAVE_S = 60.0
 """How long workers and reward services have to leave a finished run."""
+SETTLE_S = 1.0
+"""How long the coordinator has to write what it was told before a run is stopped as it stands."""
 COLLECT_AFTER = 50_000
 """New objects between two looks of the garbage collector."""
 LEASE_PERIODS = 2
@@ -111,7 +113,10 @@ class World:
         self._restarts = 0
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
-        self._pace = {name: 0.6 * 5.0 ** self._speed.number() ** 2 for name in self._workers}
+        fastest, slowest = scenario.worker_slowness
+        self._pace = {
+            name: fastest * (slowest / fastest) ** self._speed.number() ** 2 for name in self._workers
+        }
         self.site = self._make_site(journal or JournalDisk())
 
     def _make_site(self, disk: JournalDisk) -> processes.Site:
@@ -157,8 +162,12 @@ class World:
             self._start(name)
         for fault in self.faults:
             self.loop.call_at(fault.at_s, self._begin, fault)
+        if self.scenario.span_s is not None:
+            self.loop.call_at(self.scenario.span_s, self._over.set)
         await self._over.wait()
         self._injector.end_all()
+        if self.scenario.span_s is not None:
+            await self._stop_the_others()
         until = self.loop.time() + LEAVE_S
         leaving = (*self._workers, *self._reward_services)
         while any(self._alive(name) for name in leaving) and self.loop.time() < until:
@@ -170,6 +179,14 @@ class World:
         for entry in self._processes.values():
             if entry.process is not None:
                 entry.process.kill()
+
+    async def _stop_the_others(self) -> None:
+        """Kill all but the coordinator, and give it time to write what it was told."""
+        for name, entry in self._processes.items():
+            if name != "coordinator" and entry.process is not None and entry.process.alive:
+                entry.process.kill()
+                self.network.killed(entry.process)
+        await asyncio.sleep(SETTLE_S)
 
     def _alive(self, name: str) -> bool:
         process = self._processes[name].process

@@ -12,6 +12,10 @@ from hypothesis import HealthCheck, settings
 
 from antiphon.benchmarks.parts.postgres import find_initdb
 
+for _name in [*os.environ]:  # the home, servers and credentials of who runs the tests are none of theirs
+    if _name.startswith(("PREFECT_", "MLFLOW_")) or _name in {"ANTIPHON_HOME", "ANTIPHON_CREDENTIALS"}:
+        del os.environ[_name]
+
 IN_CI = os.environ.get("ANTIPHON_CI") == "1"
 SEED = int(os.environ.get("ANTIPHON_TEST_SEED", "0" if IN_CI else str(secrets.randbelow(2**31))))
 os.environ["ANTIPHON_TEST_SEED"] = str(SEED)  # processes that share the tests share the seed

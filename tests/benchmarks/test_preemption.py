@@ -1,16 +1,22 @@
-"""The preemption benchmark's schedules say what they promise, and its stand-in continues exactly."""
+"""The preemption benchmark: its schedules, its fleets in virtual time and in processes, and its bars."""
 
+import asyncio
 import itertools
+import json
 import math
+from pathlib import Path
 
-import numpy as np
 import pytest
 
+from antiphon.benchmarks import preemption
+from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.benchmarks.parts.preemption import schedule
-from antiphon.benchmarks.parts.preemption.fleet import PacedEngine, length_of, logprobs_of, tokens_of
+from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site, steps_per_hour
+from antiphon.benchmarks.parts.preemption.processes import run_fleet
+from antiphon.benchmarks.parts.preemption.schedule import Stay
+from antiphon.benchmarks.parts.preemption.simulated import simulate_fleet
+from antiphon.benchmarks.preemption import main
 from antiphon.core.errors import ConfigError
-from antiphon.core.records import SamplingParameters
-from antiphon.services.rollout.engine.api import EngineRequest
 
 HOUR = 3600.0
 
@@ -20,7 +26,7 @@ def test_chance_reclaims_the_share_it_was_given() -> None:
     reclaimed = sum(stay.stop_s < 10 * HOUR for stay in stays)
     hours = sum(min(stay.stop_s, 10 * HOUR) - stay.start_s for stay in stays) / HOUR
     assert 1 - math.exp(-reclaimed / hours) == pytest.approx(0.4, abs=0.02)
-    by_slot: dict[int, list[schedule.Stay]] = {}
+    by_slot: dict[int, list[Stay]] = {}
     for stay in stays:
         by_slot.setdefault(stay.slot, []).append(stay)
     for members in by_slot.values():
@@ -49,32 +55,95 @@ def test_a_trace_is_followed_where_it_is_most_eventful() -> None:
         schedule.by_trace([(0.0, 1), (1.0, 0), (10_000.0, 0), (10_001.0, 1)], 8, 9000.0)
 
 
-def test_every_recorded_trace_can_be_read() -> None:
-    found = schedule.traces()
-    if not found:
-        pytest.skip("no recorded traces beside the project")
-    for sizes in found.values():
-        times = [at for at, _ in sizes]
-        assert times == sorted(times) and min(count for _, count in sizes) >= 0
+def test_the_recorded_trace_can_be_read() -> None:
+    sizes = schedule.read_trace(PROJECT / "benchmarks" / "data" / "spot_p3.csv")
+    times = [at for at, _ in sizes]
+    assert times == sorted(times) and min(count for _, count in sizes) >= 0
+    stays = schedule.by_trace(sizes, 8, 2 * HOUR)
+    assert schedule.reclaimed(stays, 2 * HOUR) > 4
 
 
-def test_the_stand_in_goes_on_after_a_prefix() -> None:
-    seeds = [5, 6, 7]
-    engine = PacedEngine(group_s=10.0, token_s=1e-6)
-    engine.load_weights(0, {}, "d")
-    given = {str(seed): length_of(seed, 10.0) // 2 for seed in seeds}
-    parameters = SamplingParameters(max_tokens=480)
-    for seed in seeds:
-        prefix = tuple(tokens_of(seed, 10.0)[: given[str(seed)]].tolist())
-        engine.add([EngineRequest(str(seed), (3,), seed, parameters, prefix_token_ids=prefix)])
-    outputs = []
-    while engine.unfinished:
-        outputs += engine.step()
-    for output in outputs:
-        whole = tokens_of(int(output.request_id), 10.0)
-        rest = whole[given[output.request_id] :]
-        assert output.token_ids.tolist() == rest.tolist()
-        assert output.logprobs.tobytes() == logprobs_of(rest).tobytes()
-    lengths = [length_of(seed, 120.0) for seed in range(4000)]
-    slowest = np.max(np.reshape(lengths, (1000, 4)), axis=1).mean() * 0.5
-    assert slowest == pytest.approx(120.0, rel=0.05)
+@pytest.mark.parametrize("content", [None, "", "at,what\n1,2\n", "seconds,instances\n1,many\n"])
+def test_a_trace_that_is_none_is_a_sentence_and_exit_code_2(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    if content is not None:
+        path.write_text(content)
+    assert main(["--mode", "trace", "--trace", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("--trace: ") and said.err.count("\n") == 1
+    assert main(["--mode", "trace"]) == 2
+    assert "--trace FILE" in capsys.readouterr().err
+
+
+def test_the_simulator_empties_slots_as_the_schedule_says() -> None:
+    stays = [Stay(0, 0.0, 100.0), Stay(0, 150.0, math.inf), Stay(1, 30.0, 60.0)]
+    faults = [(fault.at_s, fault.target, fault.lasts_s) for fault in schedule.as_faults(stays, 3)]
+    assert faults == [
+        *((0.0, "worker-1", 30.0), (0.0, "worker-2", math.inf)),
+        *((60.0, "worker-1", math.inf), (100.0, "worker-0", 50.0)),
+    ]
+    assert schedule.as_faults(schedule.undisturbed(8), 8) == []
+
+
+def test_a_step_that_is_late_at_the_end_counts_as_late() -> None:
+    commits = [100.0 * step for step in range(1, 14)]
+    assert steps_per_hour(commits, 100.0, 1350.0) == pytest.approx(36.0)
+    assert steps_per_hour(commits, 100.0, 3200.0) == pytest.approx(36.0 * 900 / 2700)
+
+
+def test_demand_is_what_the_undisturbed_fleet_supplies() -> None:
+    site = Site(workers=4)
+    found = simulate_fleet(site, schedule.undisturbed(4), HOUR, seed=0)
+    assert found.violations == () and found.continued == 0 and found.preempted_share == 0.0
+    assert found.steps_per_hour == pytest.approx(HOUR / site.train_s, rel=0.05)
+
+
+def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
+    stays = schedule.at_one_moment(4, HOUR / 2, 0.5, 300.0)
+    kept, lost = (
+        simulate_fleet(Site(workers=4, headroom=0.1, handover=handover), stays, HOUR / 2, seed=0)
+        for handover in (True, False)
+    )
+    assert kept.violations == lost.violations == ()
+    assert kept.continued > 0 == lost.continued
+    assert kept.preempted_share < lost.preempted_share / 2
+
+
+def test_the_bar_fails_without_headroom_and_replacement(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--workers", "4", "--hours", "1", "--seeds", "1", "--one-case"]
+    worse = ["--headroom", "0", "--no-replacement", "--share", "0.9"]
+    assert main([*small, *worse]) == 1
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["lost_throughput"] > 0.12 and found["violations"] == 0
+    (row,) = found["table"]
+    assert row["lost_throughput"]["mean"] == found["lost_throughput"] == row["lost_throughput"]["worst"]
+
+
+def test_the_table_has_every_case_and_a_violation_is_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    violations: tuple[str, ...] = ()
+
+    def fleet(site: Site, stays: list[Stay], span_s: float, seed: int) -> FleetRun:
+        return FleetRun(10.0 - bool(schedule.reclaimed(stays, span_s)), 0.02, 0.01, 3, violations)
+
+    monkeypatch.setattr(preemption, "simulate_fleet", fleet)
+    assert main(["--seeds", "8"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    cases = [(row["max_staleness"], row["headroom"], row["handover"]) for row in found["table"]]
+    assert cases == list(itertools.product((2, 6), (0.1, 0.0), (True, False)))
+    assert found["lost_throughput"] == 0.1 and found["seeds"] == list(range(8))
+    assert all(len(row["wasted_share"]["values"]) == 8 for row in found["table"])
+    violations = ("a token beyond the bound",)
+    assert main(["--one-case"]) == 1
+    assert "a token beyond the bound" in capsys.readouterr().err
+
+
+def test_killed_processes_are_replaced_and_every_token_is_the_one_that_was_due(tmp_path: Path) -> None:
+    site = Site(workers=2, prompts_per_step=4, group_s=30.0)
+    stays = [Stay(0, 0.0, math.inf), Stay(1, 0.0, 250.0), Stay(1, 350.0, math.inf)]
+    found = asyncio.run(run_fleet(site, stays, 600.0, 0, 60.0, tmp_path / "fleet"))
+    assert found.violations == ()
+    assert found.steps_per_hour > 0 and 0.0 <= found.wasted_share <= 1.0

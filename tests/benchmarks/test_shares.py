@@ -1,7 +1,7 @@
 """A short share of the benchmarks that prove promises: they run, print their fields and find nothing wrong.
 
-How fast anything is depends on the machine and is not asserted. The kills and the fuzz have shares of
-their own in test_kills.py and tests/properties/test_fuzz.py.
+How fast anything is depends on the machine and is not asserted. Kills, preemption and fuzz have shares of
+their own in test_kills.py, test_preemption.py and tests/properties/test_fuzz.py.
 """
 
 import json
@@ -37,12 +37,3 @@ def test_schedules_of_faults_break_nothing(test_seed: int) -> None:
     found = printed("benchmarks/fault_schedules.py", "--seeds", "10", "--first", str(1000 + test_seed))
     assert (found["seeds"], found["violations"], found["failing"]) == (10, 0, [])
     assert found["events_per_s"] > 0 and found["restarts"] > 0
-
-
-def test_a_reclaimed_fleet_goes_on_and_every_token_is_the_one_that_was_due() -> None:
-    found = printed("benchmarks/preemption.py", "--hours", "0.25", "--mode", "moment")
-    assert found["groups_per_hour"] > 0
-    assert 0.0 <= found["wasted_share"] <= 1.0 and 0.0 <= found["wasted_share_without_handover"] <= 1.0
-    assert found["lost_throughput"] <= 1.0 and found["replacement_s"] == 600
-    assert found["reclaimed"] > 0 and found["tokens_checked"] > 0
-    assert (found["wrong_tokens"], found["beyond_bound"]) == (0, 0)

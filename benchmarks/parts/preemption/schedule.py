@@ -1,20 +1,17 @@
-"""Preemption schedules: which worker is there from when to when, in scaled seconds, by seed or by trace."""
+"""Preemption schedules: which worker is there from when to when, in seconds, by seed or by trace."""
 
-import gzip
-import json
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.core.errors import ConfigError
 from antiphon.core.seeds import generator
+from antiphon.simulator.faults import Fault, FaultKind
 
-TRACES = PROJECT.parent / "shared" / "data" / "traces"
-"""Where recorded traces lie beside the project; without them traces are skipped."""
 FULL_QUANTILE = 0.9
 """A trace's fleet counts as complete at this quantile of its sizes."""
 
@@ -30,7 +27,7 @@ class Stay:
 
 
 def undisturbed(workers: int) -> list[Stay]:
-    """Nobody is reclaimed."""
+    """None is reclaimed."""
     return [Stay(slot, 0.0, np.inf) for slot in range(workers)]
 
 
@@ -41,9 +38,9 @@ def by_chance(
 
     Args:
         workers: slots of the fleet.
-        span_s: scaled seconds to plan for.
+        span_s: seconds to plan for.
         share_per_hour: in [0, 1).
-        replacement_s: scaled seconds until the slot is filled again; infinite for never.
+        replacement_s: seconds until the slot is filled again; infinite for never.
         seed: of the chance.
     """
     hazard = -np.log1p(-share_per_hour) / 3600.0
@@ -65,15 +62,22 @@ def at_one_moment(workers: int, span_s: float, share: float, replacement_s: floa
     return stays + [Stay(slot, middle + replacement_s, np.inf) for slot in range(hit)]
 
 
-def traces() -> dict[str, list[tuple[float, int]]]:
-    """Return every recorded trace by id as (seconds, instances); empty where there are none."""
-    found = {}
-    for path in sorted(TRACES.glob("spot_*.jsonl.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                record = json.loads(line)
-                found[str(record["id"])] = _sizes(record)
-    return found
+def read_trace(path: Path) -> list[tuple[float, int]]:
+    """Read a recorded trace: a CSV file with lines `seconds,instances`, comments begin with #.
+
+    Raises:
+        ConfigError: when there is no such file, or it is no trace.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        sizes = [(float(row["seconds"]), int(row["instances"])) for row in csv.DictReader(lines)]
+    except OSError as error:
+        raise ConfigError(f"--trace: cannot read {path}: {error.strerror}; give a recorded trace") from error
+    except (KeyError, TypeError, ValueError):
+        sizes = []
+    if not sizes:
+        raise ConfigError(f"--trace: {path} has no lines `seconds,instances` under that header")
+    return sizes
 
 
 def by_trace(sizes: Sequence[tuple[float, int]], workers: int, span_s: float) -> list[Stay]:
@@ -116,19 +120,26 @@ def _stays(times: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], span_s: f
     return stays + [Stay(slot, start, np.inf) for slot, start in enumerate(since)]
 
 
-def _sizes(record: dict[str, Any]) -> list[tuple[float, int]]:
-    if "rle" in record:
-        found, at = [], 0.0
-        for count, ticks in record["rle"]:
-            found.append((at, int(count)))
-            at += ticks * float(record["gap_seconds"])
-        return [*found, (at, int(record["rle"][-1][0]))]
-    events = record["events"]
-    if record["unit"] == "ms":
-        count, sizes = 0, []
-        for at_ms, what, _ in events:
-            count += 1 if what == "add" else -1
-            sizes.append((at_ms / 1000.0, count))
-        return sizes
-    times = [datetime.fromisoformat(at).timestamp() for at, _ in events]
-    return [(at - times[0], int(count)) for at, (_, count) in zip(times, events, strict=True)]
+def as_faults(stays: Sequence[Stay], workers: int) -> list[Fault]:
+    """Return what keeps the simulator's workers to the schedule: each slot is empty between two stays."""
+    found = []
+    for slot in range(workers):
+        own = sorted((stay.start_s, stay.stop_s) for stay in stays if stay.slot == slot)
+        edges = [0.0, *(edge for stay in own for edge in stay), np.inf]
+        empty = zip(edges[::2], edges[1::2], strict=True)  # before, between and after the stays
+        found += [
+            Fault(at_s, FaultKind.RECLAIM, f"worker-{slot}", until_s - at_s)
+            for at_s, until_s in empty
+            if at_s < until_s
+        ]
+    return sorted(found, key=lambda fault: (fault.at_s, fault.target))
+
+
+def reclaimed(stays: Sequence[Stay], span_s: float) -> int:
+    """Return how many workers are taken away within the span."""
+    return sum(stay.stop_s < span_s for stay in stays)
+
+
+def worker_hours(stays: Sequence[Stay], span_s: float) -> float:
+    """Return the hours that workers are there, until reclaimed or until the end of the span."""
+    return sum(max(0.0, min(stay.stop_s, span_s) - stay.start_s) for stay in stays) / 3600.0

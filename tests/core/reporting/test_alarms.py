@@ -1,8 +1,6 @@
 """Alarms fire where something is lost, and not where a run is only noisy."""
 
-import gzip
 import json
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,7 @@ from hypothesis import strategies as st
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import ALARMS, WINDOW, find_alarms, space_alarm, stall_alarm
 
-NAME = "grpo_metrics_qwen3_06b.jsonl.gz"
-TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / NAME
+RUNS = Path(__file__).resolve().parents[2] / "data" / "grpo_runs.json"
 VOCABULARY = 151_936
 
 
@@ -30,15 +27,11 @@ def names_at_any_time(commits, vocabulary=VOCABULARY):
 
 
 def test_of_three_real_runs_only_the_collapsed_one_raises_alarms():
-    if not TRACES.is_file():
-        pytest.skip(f"the traces of real runs are not here: {TRACES.name}")
-    runs = defaultdict(list)
-    with gzip.open(TRACES, "rt") as lines:
-        for row in map(json.loads, lines):
-            given_names = (("reward_avg", "reward_mean"), ("entropy_avg", "entropy_estimate"))
-            runs[row["run"]].append(
-                {ours: float(row[theirs]) for theirs, ours in given_names if row.get(theirs)}
-            )
+    runs = {}
+    for name, recorded in json.loads(RUNS.read_text())["runs"].items():
+        rewards = [{"reward_mean": int(digit) / 8} for digit in recorded["reward_eighths"]]
+        entropies = [{"entropy_estimate": value} for value in recorded["entropy"]] or [{}] * len(rewards)
+        runs[name] = [a | b for a, b in zip(rewards, entropies, strict=True)]
     assert len(runs) == 3
     raised = {run: names_at_any_time(commits_of(figures)) for run, figures in runs.items()}
     collapsed = raised.pop("7_5_plus_kl_metrics")

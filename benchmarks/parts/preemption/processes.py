@@ -1,0 +1,162 @@
+"""Preemption for real: a fleet of worker processes over gRPC that are killed and replaced as a schedule says.
+
+Time is scaled: `scale` seconds of the schedule pass in one real second. Coordinator, judge and a
+stand-in for the learner share this process. Afterwards the journal and every batch are audited.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from antiphon.benchmarks.parts.kills.audit import audit
+from antiphon.benchmarks.parts.measure import PROJECT
+from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site, shares, steps_per_hour
+from antiphon.benchmarks.parts.preemption.schedule import Stay
+from antiphon.benchmarks.parts.preemption.worker import WorkerOrder
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_bytes
+from antiphon.core.records import SnapshotManifest, StepCommit
+from antiphon.lineage.store.artifact_store import open_store
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.journal import Journal, journal_place
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.server import start_coordinator
+from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.reward.service import RewardService
+from antiphon.services.rpc.serving import stop_server
+from antiphon.simulator.standins.engines import ArithmeticEnvironment, ArithmeticPrompts, JsonDecoder
+
+JOIN_S = 60.0
+"""Real seconds that the first workers may take to be there."""
+LEAD_S = 4.0
+"""Real seconds that a replacement is started early, for its imports; it joins when it is due."""
+
+
+class Fleet:
+    """Starts and kills worker processes as a schedule says."""
+
+    def __init__(self, site: Site, stays: Sequence[Stay], scale: float, address: str, folder: Path) -> None:
+        self._stays, self._scale, self._address, self._folder = stays, scale, address, folder
+        self._engine_step_s = site.engine_step_s / scale
+        self._running: dict[Stay, subprocess.Popen[bytes]] = {}
+
+    def start_first(self) -> int:
+        """Start those that are there from the beginning and return how many they are."""
+        first = [stay for stay in self._stays if stay.start_s <= 0.0]
+        for stay in first:
+            self._spawn(stay, 0.0)
+        return len(first)
+
+    async def follow(self, begun: float, span_s: float) -> None:
+        """Keep to the schedule until the span is over; `begun` is its beginning on the loop's clock."""
+        clock, scale = asyncio.get_running_loop().time, self._scale
+        comings = [(stay.start_s, 0, stay) for stay in self._stays if 0.0 < stay.start_s < span_s]
+        goings = [(stay.stop_s, 1, stay) for stay in self._stays if stay.stop_s < span_s]
+        plan = [(max(0.0, at - LEAD_S * scale), 0, stay) for at, _, stay in comings] + goings
+        for at, leaves, stay in sorted(plan, key=lambda entry: entry[:2]):
+            await asyncio.sleep(max(0.0, begun + at / scale - clock()))
+            if leaves:
+                process = self._running.pop(stay)
+                process.kill()
+                await asyncio.to_thread(process.wait, 10)
+            else:
+                self._spawn(stay, begun + stay.start_s / scale)
+        await asyncio.sleep(max(0.0, begun + span_s / scale - clock()))
+
+    def _spawn(self, stay: Stay, start_at: float) -> None:
+        name = f"w{stay.slot}-{int(stay.start_s)}"
+        order = WorkerOrder(self._address, name, str(self._folder), self._engine_step_s, start_at)
+        with (self._folder / "workers.log").open("ab") as out:
+            self._running[stay] = subprocess.Popen(
+                [sys.executable, "-P", "-m", WorkerOrder.__module__, json.dumps(asdict(order))],
+                cwd=PROJECT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def close(self) -> None:
+        """Kill those that are left."""
+        for process in self._running.values():
+            process.kill()
+            process.wait(10)
+
+
+def manifest_of(config: RunConfig, version: int) -> SnapshotManifest:
+    """Return the manifest of a snapshot without bytes."""
+    digest = digest_bytes(f"preemption-{version}".encode())
+    return SnapshotManifest(config.run.name, version, digest, (), (), 0, "127.0.0.1:1")
+
+
+async def learn(client: CoordinatorClient, config: RunConfig, train_s: float, commits: list[float]) -> None:
+    """Do what flow and learner do until cancelled; `commits` gets the real second of each commit."""
+    clock = asyncio.get_running_loop().time
+    step = 0
+    while True:
+        await client.open_step(step + config.loop.max_staleness)
+        reply = await client.pull_batch(step, 5.0)
+        if reply.batch is None:
+            continue
+        await asyncio.sleep(train_s)
+        manifest = manifest_of(config, step + 1)
+        await client.commit_step(StepCommit(step, step + 1, manifest.weights_digest, reply.batch.digest))
+        await client.announce_snapshot(manifest)
+        commits.append(clock())
+        step += 1
+
+
+async def run_fleet(
+    site: Site, stays: Sequence[Stay], span_s: float, seed: int, scale: float, folder: Path
+) -> FleetRun:
+    """Serve one run for `span_s` scaled seconds, then audit what it left in `folder`."""
+    config, clock = site.scenario(seed, span_s, scale).run_config(), asyncio.get_running_loop().time
+    folder.mkdir()
+    run_id, store = config.run.name, open_store(folder / "store", config.record)
+    journal = Journal(journal_place(config, folder), run_id)
+    state_machine = RunStateMachine(config, run_id, journal, store, ArithmeticPrompts(), clock)
+    await state_machine.start()
+    server, port = await start_coordinator(CoordinatorService(state_machine), "127.0.0.1", 0)
+    address = f"127.0.0.1:{port}"
+    client, rewarding = CoordinatorClient(address), CoordinatorClient(address)
+    environment = ArithmeticEnvironment(config, 1)
+    judge = RewardService(rewarding, environment, JsonDecoder(), run_id, "judge", JOIN_S)
+    fleet = Fleet(site, stays, scale, address, folder)
+    commits: list[float] = []
+    await client.announce_snapshot(manifest_of(config, 0))
+    tasks = [asyncio.ensure_future(judge.run(lambda: None))]
+    try:
+        expected = fleet.start_first()
+        async with asyncio.timeout(JOIN_S):
+            while sum(member.held_version == 0 for member in state_machine.fleet.living()) < expected:
+                await asyncio.sleep(0.05)
+        begun = clock()
+        tasks.append(asyncio.ensure_future(learn(client, config, site.train_s / scale, commits)))
+        following = asyncio.ensure_future(fleet.follow(begun, span_s))
+        await asyncio.wait([following, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()  # says what went wrong
+        await following
+        wasted, preempted = shares(state_machine.state.work_accounts.account(clock()))
+        events = await state_machine.journal.read(0, 10**9)
+    finally:
+        fleet.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=10)
+        for party in (client, rewarding):
+            await party.close()
+        await stop_server(server)
+        await state_machine.close()
+    found = await audit(folder, config, light=False)
+    wrong = {"lost": found.lost, "twice": found.twice, "beyond": found.beyond_bound, "wrong": found.wrong}
+    return FleetRun(
+        steps_per_hour=steps_per_hour([(at - begun) * scale for at in commits], site.train_s, span_s),
+        wasted_share=wasted,
+        preempted_share=preempted,
+        continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in events),
+        violations=tuple(f"{name}: {count}" for name, count in wrong.items() if count),
+    )
