@@ -163,7 +163,7 @@ async def learn(client: CoordinatorClient, site: Site, ends: list[float]) -> Non
     step = 0
     while True:
         await client.open_step(step + site.max_staleness)
-        reply = await client.pull_batch(step, 5.0)
+        reply = await client.await_stage("reward", step, 5.0)
         if reply.batch is None:
             continue
         trained = clock() + site.train_s / site.scale

@@ -22,7 +22,6 @@ from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, records_pb2, reward_pb2
 from antiphon.services.coordinator.api import (
-    BatchReply,
     Coordinator,
     HeartbeatReply,
     LeaseReply,
@@ -112,12 +111,6 @@ class CoordinatorClient(Coordinator):
         """Queue the held-out prompts for `version`."""
         message = coordinator_pb2.VersionRequest(version=version)
         await call(self._stub.OpenEvaluation, message, self._timeout_s)
-
-    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
-        """Fetch the handle of the sealed batch of `step`."""
-        message = coordinator_pb2.BatchRequest(step=step, wait_s=wait_s)
-        reply = await call(self._stub.PullBatch, message, self._timeout_s + wait_s)
-        return wire_steps.batch_reply_from_proto(reply)
 
     async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
         """Wait up to `wait_s` seconds for the end of a stage and say how far it is."""

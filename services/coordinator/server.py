@@ -136,13 +136,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return records_pb2.Empty()
 
     @answers_errors
-    async def PullBatch(self, request: Message, context: Context) -> Message:
-        """Answer."""
-        return wire_steps.batch_reply_to_proto(
-            await self._coordinator.pull_batch(request.step, request.wait_s)
-        )
-
-    @answers_errors
     async def AwaitStage(self, request: Message, context: Context) -> Message:
         """Answer."""
         reply = await self._coordinator.await_stage(request.stage, request.number, request.wait_s)

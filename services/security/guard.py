@@ -29,7 +29,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         Scope.LEASE: "Register Heartbeat LeaseGroup Work",
         Scope.SUBMIT: "SubmitGroup",
         Scope.PULL: "LatestManifest",
-        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation PullBatch AwaitStage CommitStep "
+        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
         "AnnounceSnapshot Drain Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },

@@ -4,8 +4,7 @@ Reading what was written gives an equal record; messages that cannot be meant ra
 """
 
 from antiphon.core import records as r
-from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2
-from antiphon.services.coordinator import api as coordinator_api
+from antiphon.protos import learner_pb2, records_pb2
 from antiphon.services.learner import api as learner_api
 from antiphon.services.wire.drafting import drafting_statistics_from_proto, drafting_statistics_to_proto
 
@@ -105,24 +104,6 @@ def step_commit_from_proto(m: records_pb2.StepCommit) -> r.StepCommit:
         batch_digest=m.batch_digest,
         metrics=dict(sorted(m.metrics.items())),
         published=m.published,
-    )
-
-
-def batch_reply_to_proto(x: coordinator_api.BatchReply) -> coordinator_pb2.BatchReply:
-    """Translate."""
-    return coordinator_pb2.BatchReply(
-        batch=None if x.batch is None else batch_ref_to_proto(x.batch),
-        waiting_for=x.waiting_for,
-        progress=x.progress,
-    )
-
-
-def batch_reply_from_proto(m: coordinator_pb2.BatchReply) -> coordinator_api.BatchReply:
-    """Translate."""
-    return coordinator_api.BatchReply(
-        batch=batch_ref_from_proto(m.batch) if m.HasField("batch") else None,
-        waiting_for=m.waiting_for,
-        progress=m.progress,
     )
 
 
