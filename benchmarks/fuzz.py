@@ -51,7 +51,7 @@ PARSED = (
     "snapshot_manifest",
     "lease_reply",
     "heartbeat_reply",
-    "batch_reply",
+    "stage_reply",
     "run_status",
     "event",
     "worker_welcome",

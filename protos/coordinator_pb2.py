@@ -27,7 +27,7 @@ from antiphon.protos import rollout_pb2 as antiphon_dot_protos_dot_rollout__pb2
 from antiphon.protos import reward_pb2 as antiphon_dot_protos_dot_reward__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!antiphon/protos/coordinator.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a\x1d\x61ntiphon/protos/rollout.proto\x1a\x1c\x61ntiphon/protos/reward.proto\"\x1b\n\x0bStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\":\n\x16OptionalVersionRequest\x12\x14\n\x07version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\",\n\x0c\x42\x61tchRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"e\n\nBatchReply\x12&\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x12.antiphon.BatchRefH\x00\x88\x01\x01\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x01\x42\x08\n\x06_batch\"R\n\x10OptionalManifest\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\x1e\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"-\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x0b\x41uditsReply\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.antiphon.GroupToAudit\"`\n\x0c\x41uditRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12+\n\x07samples\x18\x02 \x03(\x0b\x32\x1a.antiphon.SampleStatistics\x12\x11\n\tworker_id\x18\x03 \x01(\t\"$\n\x0e\x43ommitsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"5\n\x0c\x43ommitsReply\x12%\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x14.antiphon.StepCommit\"{\n\x10\x45valuationRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07prompts\x18\x02 \x01(\x03\x12\x10\n\x08rewarded\x18\x03 \x01(\x03\x12\x13\n\x0breward_mean\x18\x04 \x01(\x01\x12\x1e\n\x16\x63ompletion_tokens_mean\x18\x05 \x01(\x01\"=\n\x0cStageRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xc7\x01\n\nStageReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x01\x12\x0e\n\x06halted\x18\x04 \x01(\t\x12&\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x12.antiphon.BatchRefH\x00\x88\x01\x01\x12\x33\n\nevaluation\x18\x06 \x01(\x0b\x32\x1a.antiphon.EvaluationRecordH\x01\x88\x01\x01\x42\x08\n\x06_batchB\r\n\x0b_evaluation\"\xe2\x01\n\x0cWorkerRecord\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x0cheld_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bopen_leases\x18\x04 \x01(\x03\x12\x18\n\x10tokens_generated\x18\x05 \x01(\x03\x12\x12\n\nbusy_share\x18\x06 \x01(\x01\x12\x1f\n\x17seconds_since_heartbeat\x18\x07 \x01(\x01\x12\x0f\n\x07\x61udited\x18\x08 \x01(\x03\x12\x0f\n\x07strikes\x18\t \x01(\x03\x42\x0f\n\r_held_version\"\xf1\x07\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bsteps_total\x18\x02 \x01(\x03\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x03\x12\x14\n\x0copened_steps\x18\x04 \x01(\x03\x12\x14\n\x0csealed_steps\x18\x05 \x01(\x03\x12\x1b\n\x0enewest_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bgroups_open\x18\x07 \x01(\x03\x12\x15\n\rgroups_leased\x18\x08 \x01(\x03\x12\x18\n\x10groups_to_reward\x18\t \x01(\x03\x12\x14\n\x0cgroups_ready\x18\n \x01(\x03\x12\x1c\n\x14groups_dropped_stale\x18\x0b \x01(\x03\x12\x17\n\x0fgroups_filtered\x18\x0c \x01(\x03\x12\x17\n\x0fgroups_requeued\x18\r \x01(\x03\x12H\n\x13staleness_histogram\x18\x0e \x03(\x0b\x32+.antiphon.RunStatus.StalenessHistogramEntry\x12\'\n\x07workers\x18\x0f \x03(\x0b\x32\x16.antiphon.WorkerRecord\x12/\n\x0b\x65valuations\x18\x10 \x03(\x0b\x32\x1a.antiphon.EvaluationRecord\x12.\n\x0blast_commit\x18\x11 \x01(\x0b\x32\x14.antiphon.StepCommitH\x01\x88\x01\x01\x12\x15\n\rpaused_reason\x18\x12 \x01(\t\x12\x0f\n\x07waiting\x18\x13 \x01(\t\x12\x10\n\x08\x66inished\x18\x14 \x01(\x08\x12/\n\x06\x62\x61rred\x18\x15 \x03(\x0b\x32\x1f.antiphon.RunStatus.BarredEntry\x12>\n\x0eworker_seconds\x18\x16 \x03(\x0b\x32&.antiphon.RunStatus.WorkerSecondsEntry\x12;\n\rtokens_by_use\x18\x17 \x03(\x0b\x32$.antiphon.RunStatus.TokensByUseEntry\x1a\x39\n\x17StalenessHistogramEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0b\x42\x61rredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12WorkerSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10TokensByUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x11\n\x0f_newest_versionB\x0e\n\x0c_last_commit\"2\n\rEventsRequest\x12\x11\n\tafter_seq\x18\x01 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"A\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t2\x96\t\n\x0b\x43oordinator\x12:\n\x08Register\x12\x15.antiphon.WorkerHello\x1a\x17.antiphon.WorkerWelcome\x12\x39\n\x04Work\x12\x16.antiphon.WorkRequests\x1a\x15.antiphon.WorkReplies(\x01\x30\x01\x12;\n\rPullForReward\x12\x15.antiphon.PullRequest\x1a\x13.antiphon.PullReply\x12\x41\n\rSubmitRewards\x12\x18.antiphon.RewardsRequest\x1a\x16.antiphon.RewardsReply\x12\x32\n\x08OpenStep\x12\x15.antiphon.StepRequest\x1a\x0f.antiphon.Empty\x12;\n\x0eOpenEvaluation\x12\x18.antiphon.VersionRequest\x1a\x0f.antiphon.Empty\x12\x39\n\tPullBatch\x12\x16.antiphon.BatchRequest\x1a\x14.antiphon.BatchReply\x12:\n\nAwaitStage\x12\x16.antiphon.StageRequest\x1a\x14.antiphon.StageReply\x12\x33\n\nCommitStep\x12\x14.antiphon.StepCommit\x1a\x0f.antiphon.Empty\x12?\n\x10\x41nnounceSnapshot\x12\x1a.antiphon.SnapshotManifest\x1a\x0f.antiphon.Empty\x12N\n\x0eLatestManifest\x12 .antiphon.OptionalVersionRequest\x1a\x1a.antiphon.OptionalManifest\x12\x30\n\x05Pause\x12\x16.antiphon.PauseRequest\x1a\x0f.antiphon.Empty\x12*\n\x06\x46inish\x12\x0f.antiphon.Empty\x1a\x0f.antiphon.Empty\x12\x32\n\x06Revoke\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12\x32\n\x06Pardon\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12<\n\x0cPullForAudit\x12\x15.antiphon.PullRequest\x1a\x15.antiphon.AuditsReply\x12\x36\n\x0bSubmitAudit\x12\x16.antiphon.AuditRequest\x1a\x0f.antiphon.Empty\x12;\n\x07\x43ommits\x12\x18.antiphon.CommitsRequest\x1a\x16.antiphon.CommitsReply\x12.\n\x06Status\x12\x0f.antiphon.Empty\x1a\x13.antiphon.RunStatus\x12\x39\n\x0bWatchEvents\x12\x17.antiphon.EventsRequest\x1a\x0f.antiphon.Event0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!antiphon/protos/coordinator.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a\x1d\x61ntiphon/protos/rollout.proto\x1a\x1c\x61ntiphon/protos/reward.proto\"\x1b\n\x0bStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\":\n\x16OptionalVersionRequest\x12\x14\n\x07version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"R\n\x10OptionalManifest\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\x1e\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"-\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x0b\x41uditsReply\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.antiphon.GroupToAudit\"`\n\x0c\x41uditRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12+\n\x07samples\x18\x02 \x03(\x0b\x32\x1a.antiphon.SampleStatistics\x12\x11\n\tworker_id\x18\x03 \x01(\t\"$\n\x0e\x43ommitsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"5\n\x0c\x43ommitsReply\x12%\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x14.antiphon.StepCommit\"{\n\x10\x45valuationRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07prompts\x18\x02 \x01(\x03\x12\x10\n\x08rewarded\x18\x03 \x01(\x03\x12\x13\n\x0breward_mean\x18\x04 \x01(\x01\x12\x1e\n\x16\x63ompletion_tokens_mean\x18\x05 \x01(\x01\"=\n\x0cStageRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xc7\x01\n\nStageReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x01\x12\x0e\n\x06halted\x18\x04 \x01(\t\x12&\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x12.antiphon.BatchRefH\x00\x88\x01\x01\x12\x33\n\nevaluation\x18\x06 \x01(\x0b\x32\x1a.antiphon.EvaluationRecordH\x01\x88\x01\x01\x42\x08\n\x06_batchB\r\n\x0b_evaluation\"\xe2\x01\n\x0cWorkerRecord\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x0cheld_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bopen_leases\x18\x04 \x01(\x03\x12\x18\n\x10tokens_generated\x18\x05 \x01(\x03\x12\x12\n\nbusy_share\x18\x06 \x01(\x01\x12\x1f\n\x17seconds_since_heartbeat\x18\x07 \x01(\x01\x12\x0f\n\x07\x61udited\x18\x08 \x01(\x03\x12\x0f\n\x07strikes\x18\t \x01(\x03\x42\x0f\n\r_held_version\"\xf1\x07\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bsteps_total\x18\x02 \x01(\x03\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x03\x12\x14\n\x0copened_steps\x18\x04 \x01(\x03\x12\x14\n\x0csealed_steps\x18\x05 \x01(\x03\x12\x1b\n\x0enewest_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bgroups_open\x18\x07 \x01(\x03\x12\x15\n\rgroups_leased\x18\x08 \x01(\x03\x12\x18\n\x10groups_to_reward\x18\t \x01(\x03\x12\x14\n\x0cgroups_ready\x18\n \x01(\x03\x12\x1c\n\x14groups_dropped_stale\x18\x0b \x01(\x03\x12\x17\n\x0fgroups_filtered\x18\x0c \x01(\x03\x12\x17\n\x0fgroups_requeued\x18\r \x01(\x03\x12H\n\x13staleness_histogram\x18\x0e \x03(\x0b\x32+.antiphon.RunStatus.StalenessHistogramEntry\x12\'\n\x07workers\x18\x0f \x03(\x0b\x32\x16.antiphon.WorkerRecord\x12/\n\x0b\x65valuations\x18\x10 \x03(\x0b\x32\x1a.antiphon.EvaluationRecord\x12.\n\x0blast_commit\x18\x11 \x01(\x0b\x32\x14.antiphon.StepCommitH\x01\x88\x01\x01\x12\x15\n\rpaused_reason\x18\x12 \x01(\t\x12\x0f\n\x07waiting\x18\x13 \x01(\t\x12\x10\n\x08\x66inished\x18\x14 \x01(\x08\x12/\n\x06\x62\x61rred\x18\x15 \x03(\x0b\x32\x1f.antiphon.RunStatus.BarredEntry\x12>\n\x0eworker_seconds\x18\x16 \x03(\x0b\x32&.antiphon.RunStatus.WorkerSecondsEntry\x12;\n\rtokens_by_use\x18\x17 \x03(\x0b\x32$.antiphon.RunStatus.TokensByUseEntry\x1a\x39\n\x17StalenessHistogramEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0b\x42\x61rredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12WorkerSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10TokensByUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x11\n\x0f_newest_versionB\x0e\n\x0c_last_commit\"2\n\rEventsRequest\x12\x11\n\tafter_seq\x18\x01 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"A\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t2\xdb\x08\n\x0b\x43oordinator\x12:\n\x08Register\x12\x15.antiphon.WorkerHello\x1a\x17.antiphon.WorkerWelcome\x12\x39\n\x04Work\x12\x16.antiphon.WorkRequests\x1a\x15.antiphon.WorkReplies(\x01\x30\x01\x12;\n\rPullForReward\x12\x15.antiphon.PullRequest\x1a\x13.antiphon.PullReply\x12\x41\n\rSubmitRewards\x12\x18.antiphon.RewardsRequest\x1a\x16.antiphon.RewardsReply\x12\x32\n\x08OpenStep\x12\x15.antiphon.StepRequest\x1a\x0f.antiphon.Empty\x12;\n\x0eOpenEvaluation\x12\x18.antiphon.VersionRequest\x1a\x0f.antiphon.Empty\x12:\n\nAwaitStage\x12\x16.antiphon.StageRequest\x1a\x14.antiphon.StageReply\x12\x33\n\nCommitStep\x12\x14.antiphon.StepCommit\x1a\x0f.antiphon.Empty\x12?\n\x10\x41nnounceSnapshot\x12\x1a.antiphon.SnapshotManifest\x1a\x0f.antiphon.Empty\x12N\n\x0eLatestManifest\x12 .antiphon.OptionalVersionRequest\x1a\x1a.antiphon.OptionalManifest\x12\x30\n\x05Pause\x12\x16.antiphon.PauseRequest\x1a\x0f.antiphon.Empty\x12*\n\x06\x46inish\x12\x0f.antiphon.Empty\x1a\x0f.antiphon.Empty\x12\x32\n\x06Revoke\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12\x32\n\x06Pardon\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12<\n\x0cPullForAudit\x12\x15.antiphon.PullRequest\x1a\x15.antiphon.AuditsReply\x12\x36\n\x0bSubmitAudit\x12\x16.antiphon.AuditRequest\x1a\x0f.antiphon.Empty\x12;\n\x07\x43ommits\x12\x18.antiphon.CommitsRequest\x1a\x16.antiphon.CommitsReply\x12.\n\x06Status\x12\x0f.antiphon.Empty\x1a\x13.antiphon.RunStatus\x12\x39\n\x0bWatchEvents\x12\x17.antiphon.EventsRequest\x1a\x0f.antiphon.Event0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,46 +48,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERSIONREQUEST']._serialized_end=201
   _globals['_OPTIONALVERSIONREQUEST']._serialized_start=203
   _globals['_OPTIONALVERSIONREQUEST']._serialized_end=261
-  _globals['_BATCHREQUEST']._serialized_start=263
-  _globals['_BATCHREQUEST']._serialized_end=307
-  _globals['_BATCHREPLY']._serialized_start=309
-  _globals['_BATCHREPLY']._serialized_end=410
-  _globals['_OPTIONALMANIFEST']._serialized_start=412
-  _globals['_OPTIONALMANIFEST']._serialized_end=494
-  _globals['_PAUSEREQUEST']._serialized_start=496
-  _globals['_PAUSEREQUEST']._serialized_end=526
-  _globals['_REVOKEREQUEST']._serialized_start=528
-  _globals['_REVOKEREQUEST']._serialized_end=573
-  _globals['_AUDITSREPLY']._serialized_start=575
-  _globals['_AUDITSREPLY']._serialized_end=628
-  _globals['_AUDITREQUEST']._serialized_start=630
-  _globals['_AUDITREQUEST']._serialized_end=726
-  _globals['_COMMITSREQUEST']._serialized_start=728
-  _globals['_COMMITSREQUEST']._serialized_end=764
-  _globals['_COMMITSREPLY']._serialized_start=766
-  _globals['_COMMITSREPLY']._serialized_end=819
-  _globals['_EVALUATIONRECORD']._serialized_start=821
-  _globals['_EVALUATIONRECORD']._serialized_end=944
-  _globals['_STAGEREQUEST']._serialized_start=946
-  _globals['_STAGEREQUEST']._serialized_end=1007
-  _globals['_STAGEREPLY']._serialized_start=1010
-  _globals['_STAGEREPLY']._serialized_end=1209
-  _globals['_WORKERRECORD']._serialized_start=1212
-  _globals['_WORKERRECORD']._serialized_end=1438
-  _globals['_RUNSTATUS']._serialized_start=1441
-  _globals['_RUNSTATUS']._serialized_end=2450
-  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_start=2205
-  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_end=2262
-  _globals['_RUNSTATUS_BARREDENTRY']._serialized_start=2264
-  _globals['_RUNSTATUS_BARREDENTRY']._serialized_end=2309
-  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_start=2311
-  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_end=2363
-  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_start=2365
-  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_end=2415
-  _globals['_EVENTSREQUEST']._serialized_start=2452
-  _globals['_EVENTSREQUEST']._serialized_end=2502
-  _globals['_EVENT']._serialized_start=2504
-  _globals['_EVENT']._serialized_end=2569
-  _globals['_COORDINATOR']._serialized_start=2572
-  _globals['_COORDINATOR']._serialized_end=3746
+  _globals['_OPTIONALMANIFEST']._serialized_start=263
+  _globals['_OPTIONALMANIFEST']._serialized_end=345
+  _globals['_PAUSEREQUEST']._serialized_start=347
+  _globals['_PAUSEREQUEST']._serialized_end=377
+  _globals['_REVOKEREQUEST']._serialized_start=379
+  _globals['_REVOKEREQUEST']._serialized_end=424
+  _globals['_AUDITSREPLY']._serialized_start=426
+  _globals['_AUDITSREPLY']._serialized_end=479
+  _globals['_AUDITREQUEST']._serialized_start=481
+  _globals['_AUDITREQUEST']._serialized_end=577
+  _globals['_COMMITSREQUEST']._serialized_start=579
+  _globals['_COMMITSREQUEST']._serialized_end=615
+  _globals['_COMMITSREPLY']._serialized_start=617
+  _globals['_COMMITSREPLY']._serialized_end=670
+  _globals['_EVALUATIONRECORD']._serialized_start=672
+  _globals['_EVALUATIONRECORD']._serialized_end=795
+  _globals['_STAGEREQUEST']._serialized_start=797
+  _globals['_STAGEREQUEST']._serialized_end=858
+  _globals['_STAGEREPLY']._serialized_start=861
+  _globals['_STAGEREPLY']._serialized_end=1060
+  _globals['_WORKERRECORD']._serialized_start=1063
+  _globals['_WORKERRECORD']._serialized_end=1289
+  _globals['_RUNSTATUS']._serialized_start=1292
+  _globals['_RUNSTATUS']._serialized_end=2301
+  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_start=2056
+  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_end=2113
+  _globals['_RUNSTATUS_BARREDENTRY']._serialized_start=2115
+  _globals['_RUNSTATUS_BARREDENTRY']._serialized_end=2160
+  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_start=2162
+  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_end=2214
+  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_start=2216
+  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_end=2266
+  _globals['_EVENTSREQUEST']._serialized_start=2303
+  _globals['_EVENTSREQUEST']._serialized_end=2353
+  _globals['_EVENT']._serialized_start=2355
+  _globals['_EVENT']._serialized_end=2420
+  _globals['_COORDINATOR']._serialized_start=2423
+  _globals['_COORDINATOR']._serialized_end=3538
 # @@protoc_insertion_point(module_scope)

@@ -27,24 +27,6 @@ class OptionalVersionRequest(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
-class BatchRequest(_message.Message):
-    __slots__ = ("step", "wait_s")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    wait_s: float
-    def __init__(self, step: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
-
-class BatchReply(_message.Message):
-    __slots__ = ("batch", "waiting_for", "progress")
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    batch: _records_pb2.BatchRef
-    waiting_for: str
-    progress: float
-    def __init__(self, batch: _Optional[_Union[_records_pb2.BatchRef, _Mapping]] = ..., waiting_for: _Optional[str] = ..., progress: _Optional[float] = ...) -> None: ...
-
 class OptionalManifest(_message.Message):
     __slots__ = ("manifest",)
     MANIFEST_FIELD_NUMBER: _ClassVar[int]

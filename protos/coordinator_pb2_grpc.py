@@ -67,11 +67,6 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
-        self.PullBatch = channel.unary_unary(
-                '/antiphon.Coordinator/PullBatch',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.BatchReply.FromString,
-                _registered_method=True)
         self.AwaitStage = channel.unary_unary(
                 '/antiphon.Coordinator/AwaitStage',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StageRequest.SerializeToString,
@@ -173,12 +168,6 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenEvaluation(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PullBatch(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,11 +283,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.OpenEvaluation,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
-            ),
-            'PullBatch': grpc.unary_unary_rpc_method_handler(
-                    servicer.PullBatch,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.BatchReply.SerializeToString,
             ),
             'AwaitStage': grpc.unary_unary_rpc_method_handler(
                     servicer.AwaitStage,
@@ -528,33 +512,6 @@ class Coordinator:
             '/antiphon.Coordinator/OpenEvaluation',
             antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.Empty.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PullBatch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/antiphon.Coordinator/PullBatch',
-            antiphon_dot_protos_dot_coordinator__pb2.BatchRequest.SerializeToString,
-            antiphon_dot_protos_dot_coordinator__pb2.BatchReply.FromString,
             options,
             channel_credentials,
             insecure,

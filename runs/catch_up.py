@@ -34,7 +34,7 @@ def catch_up(run: RunContext) -> None:
 
 def sealed_batch(run: RunContext, step: int) -> BatchRef | None:
     """Return the sealed batch of a step; None when it is not sealed."""
-    return run.call(lambda: run.coordinator.pull_batch(step, 0.0)).batch
+    return run.call(lambda: run.coordinator.await_stage("reward", step, 0.0)).batch
 
 
 def snapshot_manifest(run: RunContext, version: int) -> SnapshotManifest | None:

@@ -121,17 +121,6 @@ class LeaseReply:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchReply:
-    """The sealed batch of a step, or what it waits for."""
-
-    batch: BatchRef | None
-    waiting_for: str
-    """When batch is None: which groups, at which worker or reward service."""
-    progress: float
-    """Share of the step's groups that are rewarded, 0..1."""
-
-
-@dataclass(frozen=True, slots=True)
 class StageReply:
     """Whether a stage of the flow is over at the coordinator, or what it waits for."""
 
@@ -193,10 +182,6 @@ class Coordinator(Protocol):
 
     async def open_evaluation(self, version: int) -> None:
         """Queue the held-out prompts for `version`; repeating it changes nothing."""
-        ...
-
-    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
-        """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
         ...
 
     async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:

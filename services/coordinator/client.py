@@ -93,7 +93,6 @@ class CoordinatorClient(Coordinator):
     submit_rewards = asks(CALLS, Coordinator.submit_rewards)
     open_step = asks(CALLS, Coordinator.open_step)
     open_evaluation = asks(CALLS, Coordinator.open_evaluation)
-    pull_batch = asks(CALLS, Coordinator.pull_batch)
     await_stage = asks(CALLS, Coordinator.await_stage)
     commit_step = asks(CALLS, Coordinator.commit_step)
     announce_snapshot = asks(CALLS, Coordinator.announce_snapshot)

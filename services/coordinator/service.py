@@ -27,7 +27,6 @@ from antiphon.core.trust.audit import SampleStatistics
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import (
-    BatchReply,
     Coordinator,
     HeartbeatReply,
     LeaseReply,
@@ -195,11 +194,6 @@ class CoordinatorService(Coordinator):
         written = state_machine.record(e.EvaluationOpened(version, self._config.evaluation.prompts))
         state_machine.work.notify()
         await written
-
-    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
-        """Return the sealed batch of `step`, waiting up to `wait_s` seconds for it."""
-        reply = await self.await_stage("reward", step, wait_s)
-        return BatchReply(reply.batch, reply.waiting_for, reply.progress)
 
     async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
         """Wait up to `wait_s` seconds for the end of a stage and say how far it is.

@@ -229,7 +229,7 @@ class LearnerService(Learner):
         while True:
             reply = await self._retried(
                 f"pulling the batch of step {step}",
-                lambda: self._coordinator.pull_batch(step, min(POLL_S, limit_s)),
+                lambda: self._coordinator.await_stage("reward", step, min(POLL_S, limit_s)),
             )
             if reply.batch is not None:
                 return reply.batch

@@ -1,6 +1,6 @@
 """Unary calls: one rule maps the methods of a contract to the calls of a .proto file, both ways.
 
-The call `PullBatch` is the method `pull_batch`. A request that is a record's message is the method's
+The call `OpenStep` is the method `open_step`. A request that is a record's message is the method's
 only argument; otherwise its fields are the arguments, by name. A reply that is a record's message is
 the result, one with a single field holds the result, and an empty one stands for None.
 """

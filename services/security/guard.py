@@ -26,7 +26,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
     "Coordinator": {
         Scope.LEASE: "Register Work",
         Scope.PULL: "LatestManifest",
-        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation PullBatch AwaitStage CommitStep "
+        Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
         "AnnounceSnapshot Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },

@@ -1,8 +1,7 @@
 """Wire steps: sealed batches, commits and snapshots, as records and as messages."""
 
 from antiphon.core import records as r
-from antiphon.protos import coordinator_pb2, learner_pb2, records_pb2
-from antiphon.services.coordinator import api as coordinator_api
+from antiphon.protos import learner_pb2, records_pb2
 from antiphon.services.learner import api as learner_api
 from antiphon.services.wire.codec import codec
 from antiphon.services.wire.drafting import drafting_statistics_from_proto, drafting_statistics_to_proto
@@ -18,5 +17,4 @@ snapshot_manifest_to_proto, snapshot_manifest_from_proto = codec(
     r.SnapshotManifest, records_pb2.SnapshotManifest
 )
 step_commit_to_proto, step_commit_from_proto = codec(r.StepCommit, records_pb2.StepCommit)
-batch_reply_to_proto, batch_reply_from_proto = codec(coordinator_api.BatchReply, coordinator_pb2.BatchReply)
 step_result_to_proto, step_result_from_proto = codec(learner_api.StepResult, learner_pb2.StepResult)

@@ -188,7 +188,7 @@ async def train_all(
         ahead = min(config.run.steps - 1, step + loop.max_staleness)
         await insist(coordinator.open_step, ahead)
         while True:
-            reply = await insist(coordinator.pull_batch, step, 5.0)
+            reply = await insist(coordinator.await_stage, "reward", step, 5.0)
             if reply.batch is not None:
                 break
         refs.append(reply.batch)

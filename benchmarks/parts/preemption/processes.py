@@ -97,7 +97,7 @@ async def learn(client: CoordinatorClient, config: RunConfig, train_s: float, co
     step = 0
     while True:
         await client.open_step(step + config.loop.max_staleness)
-        reply = await client.pull_batch(step, 5.0)
+        reply = await client.await_stage("reward", step, 5.0)
         if reply.batch is None:
             continue
         await asyncio.sleep(train_s)

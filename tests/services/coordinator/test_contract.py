@@ -171,7 +171,7 @@ def test_gate_holds_at_the_lease_and_opens_with_a_newer_version(tmp_path: Path) 
             rewards = [RewardedGroup(i, float(i)) for i in range(2)]
             assert await client.submit_rewards(group.group_id, rewards)
             assert not await client.submit_rewards(group.group_id, rewards)
-        batch = (await client.pull_batch(0, 10.0)).batch
+        batch = (await client.await_stage("reward", 0, 10.0)).batch
         assert batch is not None
         await client.commit_step(StepCommit(0, 1, light_manifest(1).weights_digest, batch.digest))
         waiting = asyncio.ensure_future(client.lease_group(LeaseRequest(worker_id, 0, 4, 20.0)))
@@ -237,9 +237,9 @@ def test_steps_and_evaluations_outside_the_run_are_refused(tmp_path: Path) -> No
 
 def test_waiting_is_explained(tmp_path: Path) -> None:
     async def act(site: Served, client: CoordinatorClient) -> None:
-        assert "step 0 is not open yet" in (await client.pull_batch(0, 0.0)).waiting_for
+        assert "step 0 is not open yet" in (await client.await_stage("reward", 0, 0.0)).waiting_for
         worker_id, reply = await leased(client, groups=2)
-        words = (await client.pull_batch(0, 0.0)).waiting_for
+        words = (await client.await_stage("reward", 0, 0.0)).waiting_for
         assert "0 of 3 groups rewarded; 2 being sampled (2 at w-1;" in words
         assert "1 not issued yet (w-1 holds 0)" in words
         await client.submit_group(sample_lease(reply.leases[0], worker_id, 0))

@@ -85,7 +85,7 @@ async def run_step(client: CoordinatorClient, worker_id: str, step: int) -> dict
     await client.open_step(step)
     leases = await take(client, worker_id, step)
     submissions = await judge(client, worker_id, leases, step)
-    batch = (await client.pull_batch(step, 10.0)).batch
+    batch = (await client.await_stage("reward", step, 10.0)).batch
     assert batch is not None
     digest = light_manifest(step + 1).weights_digest
     await client.commit_step(StepCommit(step, step + 1, digest, batch.digest))

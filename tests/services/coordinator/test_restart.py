@@ -297,7 +297,7 @@ def test_pause_ends_when_the_run_is_started_again(tmp_path: Path) -> None:
             client = site.client()
             await client.open_step(0)
             await client.pause("the loss of step 0 is not a number")
-            reply = await client.pull_batch(0, 5.0)
+            reply = await client.await_stage("reward", 0, 5.0)
             assert "the loss of step 0 is not a number" in reply.waiting_for
             assert (await client.status()).paused_reason == "the loss of step 0 is not a number"
         async with served(config, tmp_path) as site:
@@ -327,7 +327,7 @@ def test_sealing_goes_on_after_a_restart_between_judging_and_sealing(tmp_path: P
         await state_machine.close()
         async with served(config, tmp_path) as site:
             rewarding = asyncio.ensure_future(reward_all(site.service, np.random.default_rng(0)))
-            reply = await site.client().pull_batch(0, 10.0)
+            reply = await site.client().await_stage("reward", 0, 10.0)
             rewarding.cancel()
             assert reply.batch is not None and reply.batch.groups == 3
 

@@ -58,7 +58,7 @@ def test_collect_ends_when_the_groups_are_handed_in_and_reward_when_they_are_rew
         assert (await collecting).done and not rewarding.done()
         await reward_waiting(client)
         batch = (await rewarding).batch
-        assert batch is not None and batch == (await client.pull_batch(0, 0.0)).batch
+        assert batch is not None and batch == (await client.await_stage("reward", 0, 0.0)).batch
         assert (batch.reward_mean, batch.reward_std) == (0.5, 0.5)
         assert not (await client.await_stage("collect", 1, 0.0)).done
 

@@ -32,7 +32,7 @@ from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
 from antiphon.services.broadcast.snapshot import rebuild, weights_digest
-from antiphon.services.coordinator.api import BatchReply
+from antiphon.services.coordinator.api import StageReply
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import open_learner, register_learner
@@ -53,12 +53,12 @@ class RecordedCoordinator:
         self.paused = ""
         self.failing_commits = 0
 
-    async def pull_batch(self, step: int, wait_s: float) -> BatchReply:
+    async def await_stage(self, stage: str, step: int, wait_s: float) -> StageReply:
         if step not in self.batches:
             await asyncio.sleep(0.01)
-            return BatchReply(None, f"groups of step {step}", 0.25)
+            return StageReply(False, f"groups of step {step}", 0.25)
         ref = BatchRef(step, self.batches[step], "0" * 64, 8, 2, 0, 0, 40, 0.5, {0: 8}, 5.0)
-        return BatchReply(ref, "", 1.0)
+        return StageReply(True, batch=ref)
 
     async def commit_step(self, commit: StepCommit) -> None:
         if self.failing_commits:

@@ -187,7 +187,7 @@ def test_a_vanished_workers_groups_end_with_the_tokens_they_would_have_had(tmp_p
 async def train(site: Served, step: int) -> None:
     """Be judge and learner of one step."""
     client = site.client()
-    while (reply := await client.pull_batch(step, 0.05)).batch is None:
+    while (reply := await client.await_stage("reward", step, 0.05)).batch is None:
         for group in await client.pull_for_reward("judge", 8, 0.05):
             scores = [RewardedGroup(index, float(index % 2)) for index in range(len(group.completions))]
             await client.submit_rewards(group.group_id, scores)

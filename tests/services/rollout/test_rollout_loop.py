@@ -101,7 +101,7 @@ async def train(
             batch = None
             while batch is None:
                 reply = await retry_unavailable(
-                    "pull", lambda step=step: coordinator.pull_batch(step, 1.0), PATIENCE_S
+                    "pull", lambda step=step: coordinator.await_stage("reward", step, 1.0), PATIENCE_S
                 )
                 batch = reply.batch
             batches.append(batch)

@@ -120,7 +120,7 @@ async def ended(child: "subprocess.Popen[bytes]") -> int:
 
 async def batch_of(service: CoordinatorService, step: int) -> BatchRef:
     while True:
-        reply = await service.pull_batch(step, 5.0)
+        reply = await service.await_stage("reward", step, 5.0)
         if reply.batch is not None:
             return reply.batch
 
