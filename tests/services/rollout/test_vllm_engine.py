@@ -322,7 +322,7 @@ def test_impossible_sampling_is_refused_in_words(engine, sampling, word):
     assert engine.unfinished == 0
 
 
-def test_requests_that_cannot_be_meant_are_refused(engine):
+def test_impossible_requests_are_refused(engine):
     good = requests(1)[0]
     engine.add([good])
     with pytest.raises(ContractError, match="already in flight"):
@@ -359,7 +359,7 @@ def test_nan_weights_are_named(engine, weights):
 
 
 def test_before_any_snapshot_nothing_is_served(engine, monkeypatch):
-    monkeypatch.setattr(engine, "_version", None)
+    monkeypatch.setattr(engine, "version", None)
     with pytest.raises(ContractError, match="no snapshot"):
         engine.add(requests(1))
 
