@@ -32,11 +32,9 @@ class Environment(Protocol):
         Raises:
             ConfigError: when the split is unknown or the index lies outside it.
         """
-        ...
 
     def size(self, split: str) -> int:
         """Return how many problems `split` has."""
-        ...
 
     def problem_by_key(self, key: str) -> Problem:
         """Find a problem again from its key.
@@ -44,8 +42,6 @@ class Environment(Protocol):
         Raises:
             ContractError: when the key was not made by this environment.
         """
-        ...
 
     def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion's text in [0, 1]; never raises for what a model wrote."""
-        ...

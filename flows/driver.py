@@ -22,11 +22,9 @@ class Handle(Protocol):
             StageSkipped: when a stage before it failed.
             AntiphonError: what the stage raised.
         """
-        ...
 
     def done(self) -> bool:
         """Tell whether the stage ended."""
-        ...
 
 
 class Stages(Protocol):
@@ -34,7 +32,6 @@ class Stages(Protocol):
 
     def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
         """Run `stage` number `number` once every stage in `after` has ended well."""
-        ...
 
 
 def drive(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> None:

@@ -94,7 +94,6 @@ class ChildProcess(subprocess.Popen[bytes]):
             )
 
     def alive(self) -> bool:
-        """Tell whether it still runs."""
         return self.poll() is None
 
     def how_it_ended(self) -> str:
@@ -124,15 +123,12 @@ class GroupLeader(Protocol):
     @property
     def pid(self) -> int:
         """Process id, and id of its group."""
-        ...
 
     def alive(self) -> bool:
         """Tell whether it still runs."""
-        ...
 
     def how_it_ended(self) -> str:
         """Return how it ended, for an error message."""
-        ...
 
 
 _Leader = TypeVar("_Leader", bound=GroupLeader)

@@ -102,7 +102,6 @@ class ReasoningEnvironment:
         )
 
     def size(self, split: str) -> int:
-        """Return how many problems `split` has."""
         if split not in self._sizes:
             raise ConfigError(f"split {split!r} is unknown; it is one of {', '.join(SPLITS)}")
         return self._sizes[split]

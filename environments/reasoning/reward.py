@@ -43,7 +43,6 @@ class Scorer(Protocol):
 
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
         """Score an answer to an entry in [0, 1]."""
-        ...
 
 
 def extract_answer(completion: str) -> str | None:

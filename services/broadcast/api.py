@@ -17,4 +17,3 @@ class Broadcast(Protocol):
         Raises:
             UnavailableError: when a chunk is not held (any more).
         """
-        ...

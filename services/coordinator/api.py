@@ -146,15 +146,12 @@ class Coordinator(Protocol):
         Raises:
             ContractError: another protocol version, or a worker of another run.
         """
-        ...
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases and learn what it should give up."""
-        ...
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         """Grant up to `request.groups` leases, waiting up to `request.wait_s` for the first."""
-        ...
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
         """Accept a finished group once; the answer to a repetition is the same.
@@ -162,11 +159,9 @@ class Coordinator(Protocol):
         Raises:
             ContractError: when the trajectories do not fit the lease (count, seeds, tokens).
         """
-        ...
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Hand out groups to reward; a service that never answers loses them after a deadline."""
-        ...
 
     async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
         """Take the rewards of a group; False when they were already there or the group is gone.
@@ -174,15 +169,12 @@ class Coordinator(Protocol):
         Raises:
             ContractError: when a reward is missing or not finite.
         """
-        ...
 
     async def open_step(self, step: int) -> None:
         """Allow groups of `step` to be issued; repeating it changes nothing."""
-        ...
 
     async def open_evaluation(self, version: int) -> None:
         """Queue the held-out prompts for `version`; repeating it changes nothing."""
-        ...
 
     async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
         """Wait up to `wait_s` seconds for the end of a stage and say how far it is.
@@ -197,7 +189,6 @@ class Coordinator(Protocol):
         Raises:
             ContractError: for another stage.
         """
-        ...
 
     async def commit_step(self, commit: StepCommit) -> None:
         """Record that `commit.step` was trained; the only way the version advances.
@@ -208,23 +199,18 @@ class Coordinator(Protocol):
             IntegrityError: for a step out of order, another batch, or another digest for a
                 step that was already committed.
         """
-        ...
 
     async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
         """Make a published version known to the workers; repeating it changes nothing."""
-        ...
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
         """Return the manifest of `version`, or of the newest one, or None."""
-        ...
 
     async def pause(self, reason: str) -> None:
         """Stop granting leases until the run is started again, and say why."""
-        ...
 
     async def finish(self) -> None:
         """Declare the run complete: workers and reward services leave."""
-        ...
 
     async def revoke(self, name: str, reason: str) -> None:
         """Let a token (by its id) or a worker (by its name) count no more; repeating it changes nothing.
@@ -232,15 +218,12 @@ class Coordinator(Protocol):
         Raises:
             ContractError: when it is neither a token's id nor a possible name.
         """
-        ...
 
     async def pardon(self, name: str, reason: str) -> None:
         """Let a worker that was shut out try again, as a stranger."""
-        ...
 
     async def pull_for_audit(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
         """Hand out groups to score again, waiting up to `wait_s` for the first."""
-        ...
 
     async def submit_audit(
         self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
@@ -253,16 +236,12 @@ class Coordinator(Protocol):
             worker_id: who sampled it, where the learner itself saw this in training; "" for a group
                 that was handed out to be audited.
         """
-        ...
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:
         """Return the committed steps greater than `after_step`, in order (-1 for all)."""
-        ...
 
     async def status(self) -> RunStatus:
         """Return the run at a glance."""
-        ...
 
     def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
         """Yield journal events after `after_seq`; with `follow`, wait for new ones."""
-        ...

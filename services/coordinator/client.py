@@ -56,7 +56,6 @@ class CoordinatorClient(Coordinator):
         await self._channel.close()
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
-        """Extend the worker's leases and learn what it should give up."""
         message = wire_work.worker_heartbeat_to_proto(beat)
         reply = await self._stream.ask("heartbeat", message, self._timeout_s)
         return wire_work.heartbeat_reply_from_proto(reply)
@@ -74,7 +73,6 @@ class CoordinatorClient(Coordinator):
         return wire_work.submit_verdict_from_proto(reply)
 
     async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
-        """Yield journal events after `after_seq`; with `follow`, until the run is finished."""
         clock, at = asyncio.get_running_loop().time, after_seq
         while True:
             opened = clock()

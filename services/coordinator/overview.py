@@ -36,7 +36,6 @@ class Overview:
         self._rewarding = rewarding
 
     def status(self) -> RunStatus:
-        """Return the run at a glance."""
         machine, state, now = self._machine, self._machine.state, self._machine.clock()
         account = state.work_accounts.account(now)
         phases = Counter(group.phase for group in state.groups.values())

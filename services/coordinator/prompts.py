@@ -21,7 +21,6 @@ class PromptSource(Protocol):
         Raises:
             ConfigError: when there is no such prompt, or it is too long for the engine.
         """
-        ...
 
 
 class EnvironmentPrompts:

@@ -92,7 +92,6 @@ class CoordinatorService(Coordinator):
         await self._workers.revoke(name, reason)
 
     async def pardon(self, name: str, reason: str) -> None:
-        """Let a worker that was shut out try again, as a stranger."""
         await self._workers.pardon(name, reason)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
@@ -147,15 +146,9 @@ class CoordinatorService(Coordinator):
         return verdict
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
-        """Hand out groups to reward; a service that never answers loses them after a deadline."""
         return await self._reward_queue.pull(client_id, limit, _within(wait_s))
 
     async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
-        """Take the rewards of a group; False when they were already there or the group is gone.
-
-        Raises:
-            ContractError: when a reward is missing or not finite.
-        """
         return await self._reward_queue.submit(group_id, rewarded_groups)
 
     async def open_step(self, step: int) -> None:
@@ -238,7 +231,6 @@ class CoordinatorService(Coordinator):
         state_machine.work.notify()
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
-        """Return the manifest of `version`, or of the newest one, or None."""
         self.state_machine.check()
         wanted = self._state.newest_version if version is None else version
         if wanted is None or wanted not in self._state.snapshots:
@@ -248,13 +240,11 @@ class CoordinatorService(Coordinator):
         return None if body is None else payloads.load_manifest(body)
 
     async def pause(self, reason: str) -> None:
-        """Stop granting leases until the run is started again, and say why."""
         await self.state_machine.record(e.RunPaused(reason or "no reason was given"))
         self.state_machine.sealed.notify()
         _log.warning("run.paused", reason=reason)
 
     async def finish(self) -> None:
-        """Declare the run complete: workers and reward services leave."""
         state_machine = self.state_machine
         state_machine.check_open()
         if self._state.finished:
@@ -264,7 +254,6 @@ class CoordinatorService(Coordinator):
         await written
 
     async def pull_for_audit(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
-        """Hand out groups to score again, waiting up to `wait_s` for the first."""
         wait_s = _within(wait_s)
         if self._audits is None:
             await self.state_machine.sealed.wait(wait_s)  # nothing will come; no tight loop meanwhile
@@ -274,22 +263,18 @@ class CoordinatorService(Coordinator):
     async def submit_audit(
         self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
     ) -> None:
-        """Take what an audit found; a group that was not asked for changes nothing."""
         if self._audits is not None:
             await self._audits.submit(group_id, samples, worker_id)
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:
-        """Return the committed steps greater than `after_step`, in order (-1 for all)."""
         self.state_machine.check()
         return tuple(self._state.commits[max(0, after_step + 1) :])
 
     async def status(self) -> RunStatus:
-        """Return the run at a glance."""
         self.state_machine.check()
         return self._overview.status()
 
     async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
-        """Yield journal events after `after_seq`; with `follow`, and new ones until the run is finished."""
         state_machine, at = self.state_machine, after_seq
         while True:
             state_machine.check()

@@ -158,7 +158,6 @@ class WorkerRegistry:
         await written
 
     async def pardon(self, name: str, reason: str) -> None:
-        """Let a worker that was shut out try again, as a stranger; repeating it changes nothing."""
         self._state_machine.check()
         if self._state.barred(name):
             await self._state_machine.record(e.WorkerPardoned(name, reason[:LONGEST_REASON] or NO_REASON))

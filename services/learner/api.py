@@ -47,7 +47,6 @@ class Learner(Protocol):
             ContractError: when `step` is not the next one.
             UnavailableError: when the coordinator or the batch cannot be reached in time.
         """
-        ...
 
     async def publish(self, version: int) -> SnapshotManifest:
         """Write the snapshot of `version` (kept aside by the step that made it) and announce it.
@@ -55,8 +54,6 @@ class Learner(Protocol):
         Raises:
             ContractError: when the weights of that version are not kept any more.
         """
-        ...
 
     async def status(self) -> LearnerStatus:
         """Return the learner at a glance."""
-        ...

@@ -51,7 +51,6 @@ class LearnerClient(Learner):
         return snapshot_manifest_from_proto(await call(self._stub.Publish, request, self._work_timeout_s))
 
     async def status(self) -> LearnerStatus:
-        """Return the learner at a glance."""
         return learner_status_from_proto(await call(self._stub.Status, records_pb2.Empty(), self._timeout_s))
 
     async def close(self) -> None:

@@ -48,7 +48,6 @@ class SnapshotPublisher:
         self._waiting: dict[int, Mapping[str, torch.Tensor]] = {}
 
     def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Keep the weights of a version aside; they must be a copy."""
         self._waiting[version] = weights
         while len(self._waiting) > self._waiting_limit:
             del self._waiting[min(self._waiting)]
@@ -80,7 +79,6 @@ class SnapshotPublisher:
         return manifest
 
     def waiting(self) -> list[int]:
-        """Return the versions that are kept aside and not written yet, oldest first."""
         return sorted(self._waiting)
 
     def stored(self) -> list[int]:

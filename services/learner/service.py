@@ -107,7 +107,6 @@ class LearnerService(Learner):
         return await self._once("restore", self._restore_in_turn)
 
     async def status(self) -> LearnerStatus:
-        """Return the learner at a glance."""
         publishing = any(name.startswith("publish ") for name in self._under_way)
         state = "publishing" if self._state == "idle" and publishing else self._state
         return LearnerStatus(self._version, state, self._idle_s, self._busy_s)

@@ -53,7 +53,6 @@ class Trainer(Training):
         return self._version
 
     def newest_checkpoint(self, at_most: int) -> int | None:
-        """Return the newest version up to `at_most` with a sound checkpoint, or None."""
         return self._checkpoints.newest_sound(at_most)
 
     def start(self, at_most: int) -> TrainedStep:
@@ -76,7 +75,6 @@ class Trainer(Training):
         return TrainedStep(self.version, weights_digest(weights), weights, {})
 
     def stop(self) -> None:
-        """Drop the engine."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None

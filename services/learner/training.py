@@ -32,15 +32,12 @@ class Training(Protocol):
     @property
     def version(self) -> int:
         """The version whose weights are held; -1 before the first `start` and within a step."""
-        ...
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         """Return the newest version up to `at_most` with a sound checkpoint, or None."""
-        ...
 
     def start(self, at_most: int) -> TrainedStep:
         """Begin anew from the newest sound checkpoint up to a version, or from the base weights."""
-        ...
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
         """Train on the batch file of `step`; version step + 1 is held afterwards.
@@ -49,15 +46,12 @@ class Training(Protocol):
             IntegrityError: when the step is not the next one, or loss, gradient or weights are no
                 numbers.
         """
-        ...
 
     def save(self) -> int:
         """Write a checkpoint of the version held, and return the version."""
-        ...
 
     def stop(self) -> None:
         """Drop the engine."""
-        ...
 
 
 class Publishing(Protocol):
@@ -65,7 +59,6 @@ class Publishing(Protocol):
 
     def keep(self, version: int, weights: Mapping[str, Any]) -> None:
         """Keep the weights of a version aside; they must be a copy."""
-        ...
 
     def write(self, version: int, origin: str) -> SnapshotManifest:
         """Write the snapshot of a version, unless it is there, and return its manifest.
@@ -73,12 +66,9 @@ class Publishing(Protocol):
         Raises:
             ContractError: when its weights are not kept any more.
         """
-        ...
 
     def waiting(self) -> list[int]:
         """Return the versions that are kept aside and not written yet, oldest first."""
-        ...
 
     def stored(self) -> list[int]:
         """Return the versions whose snapshots are stored, oldest first."""
-        ...

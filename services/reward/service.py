@@ -35,7 +35,6 @@ class Decoder(Protocol):
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of token ids."""
-        ...
 
 
 async def no_pace() -> None:

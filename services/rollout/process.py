@@ -34,7 +34,6 @@ class ChunkSource(WeightSource):
         self._timeout_s = config.broadcast.transfer_timeout_s
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified; continues where an earlier attempt stopped."""
         origin = BroadcastClient(
             manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
         )
@@ -44,13 +43,11 @@ class ChunkSource(WeightSource):
             await origin.close()
 
     def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        """Return the tensors of a fetched snapshot, the whole payload checked against its digest."""
         from antiphon.services.broadcast.snapshot import rebuild  # torch, after the engine set it up
 
         return rebuild(manifest, self._store.get)
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
-        """Forget the chunks that no manifest in `kept` needs."""
         self._store.prune(kept)
 
 

@@ -37,7 +37,6 @@ class SendHeartbeat(Protocol):
         self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
     ) -> None:
         """Report progress, leases that are given back, and leaving."""
-        ...
 
 
 class Shutdown:

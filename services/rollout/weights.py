@@ -40,15 +40,12 @@ class WeightSource(Protocol):
             UnavailableError: when the holder of the chunks does not answer.
             IntegrityError: when it sent other bytes than the manifest names.
         """
-        ...
 
     def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         """Return the tensors of a fetched snapshot, the whole payload checked against its digest."""
-        ...
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
         """Forget the chunks that no manifest in `kept` needs."""
-        ...
 
 
 class WeightSync:

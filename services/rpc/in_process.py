@@ -38,15 +38,12 @@ class Transport(Protocol):
         Raises:
             CallFailed: with the status that the caller is to see.
         """
-        ...
 
     def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
         """Yield the serialized replies to one request; raises as `unary` does."""
-        ...
 
     def converse(self, path: str) -> "Conversation":
         """Begin a call that streams both ways; it has no deadline."""
-        ...
 
 
 class Conversation(Protocol):
@@ -58,15 +55,12 @@ class Conversation(Protocol):
         Raises:
             CallFailed: when the line is known to be broken.
         """
-        ...
 
     def read(self) -> AsyncIterator[bytes]:
         """Yield what the other end sends; raises as `write` does."""
-        ...
 
     def cancel(self) -> None:
         """Hang up."""
-        ...
 
 
 def _as_grpc(failed: CallFailed) -> grpc.aio.AioRpcError:

@@ -59,7 +59,6 @@ class ArithmeticEngine(Engine):
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights that sample now."""
         return self._version
 
     @property
@@ -69,11 +68,9 @@ class ArithmeticEngine(Engine):
 
     @property
     def unfinished(self) -> int:
-        """Number of requests queued or running."""
         return len(self._live)
 
     def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
-        """Serve these weights from the next `step` on."""
         self._weights = arithmetic.weights_number(str(tensors["weights"]))
         self._version, self._digest = version, str(tensors["weights"])
         for live in self._live.values():
@@ -118,7 +115,6 @@ class ArithmeticEngine(Engine):
         return found
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests."""
         for request_id in request_ids:
             self._live.pop(request_id, None)
 
@@ -154,7 +150,6 @@ class LoopDriver:
         self.vocabulary_size = 0
 
     async def run(self) -> None:
-        """Build the engine and drive it until cancelled."""
         await asyncio.sleep(self._step_s())
         engine = self._make_engine()
         self.continues, self.vocabulary_size = engine.continues, engine.vocabulary_size
@@ -186,11 +181,9 @@ class LoopDriver:
             raise UnavailableError(f"the engine was not up after {timeout_s:g} s") from None
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests for the next step."""
         self._put(lambda engine: engine.add(requests))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests."""
         self._put(lambda engine: engine.abort(request_ids))
 
     async def progress(
@@ -261,7 +254,6 @@ class ChunkSource:
         self._timeout_s = timeout_s
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified."""
         channel = self._channel_to(manifest.origin)
         origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
         await fetch_snapshot(manifest, origin, self._chunks, self._timeout_s)
@@ -275,7 +267,6 @@ class ChunkSource:
         return {"weights": weights}
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
-        """Forget the chunks that no manifest in `kept` needs."""
         self._chunks.prune(kept)
 
 
@@ -302,7 +293,6 @@ class ArithmeticEnvironment:
         return Problem(key=f"{split}-0-{index}", text="", answer="")
 
     def size(self, split: str) -> int:
-        """Return how many problems `split` has."""
         return self._sizes[split]
 
     def problem_by_key(self, key: str) -> Problem:

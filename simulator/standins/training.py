@@ -125,17 +125,11 @@ class ArithmeticPublisher:
         self._waiting: dict[int, str] = {}
 
     def keep(self, version: int, weights: Mapping[str, Any]) -> None:
-        """Keep the weights of a version aside."""
         self._waiting[version] = str(weights["weights"])
         while len(self._waiting) > self._waiting_limit:
             del self._waiting[min(self._waiting)]
 
     def write(self, version: int, origin: str) -> SnapshotManifest:
-        """Write the snapshot of a version, unless it is there, and return its manifest.
-
-        Raises:
-            ContractError: when its weights are not kept any more.
-        """
         if version in self._waiting:
             manifest = self._cut(version, self._waiting[version], origin)
         elif version in self._chunks.versions():
@@ -150,11 +144,9 @@ class ArithmeticPublisher:
         return manifest
 
     def waiting(self) -> list[int]:
-        """Return the versions that are kept aside and not written yet, oldest first."""
         return sorted(self._waiting)
 
     def stored(self) -> list[int]:
-        """Return the versions whose snapshots are stored, oldest first."""
         return self._chunks.versions()
 
     def _cut(self, version: int, weights: str, origin: str) -> SnapshotManifest:

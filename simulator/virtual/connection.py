@@ -193,7 +193,6 @@ class Link:
             yield reply
 
     def converse(self, path: str) -> Connection:
-        """Begin a call that streams both ways."""
         return Connection(self._network, _sender(), self._address, path)
 
 

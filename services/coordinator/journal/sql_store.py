@@ -40,15 +40,12 @@ class SqlPlace(Protocol):
             ConfigError: when another process holds the place.
             UnavailableError: when it cannot be reached.
         """
-        ...
 
     def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
         """Return what an error of the database means."""
-        ...
 
     def release(self) -> None:
         """Let another process have the place."""
-        ...
 
 
 class SqlStore(JournalStore):
@@ -90,16 +87,12 @@ class SqlStore(JournalStore):
 
     @property
     def epoch(self) -> int:
-        """Return the number of this opening."""
         return self._epoch
 
     def last_seq(self) -> int:
-        """Return the number of the newest event, 0 for none."""
         return self._read(lambda: self._last_seq())
 
     def totals(self) -> StoreTotals:
-        """Count what was trained."""
-
         def count(table: sa.Table) -> int:
             return self._connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 

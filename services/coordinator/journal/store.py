@@ -98,32 +98,25 @@ class JournalStore(Protocol):
     @property
     def place(self) -> str:
         """Return what errors call the place, without secrets."""
-        ...
 
     @property
     def epoch(self) -> int:
         """Return the number of this opening."""
-        ...
 
     def last_seq(self) -> int:
         """Return the number of the newest event, 0 for none."""
-        ...
 
     def totals(self) -> StoreTotals:
         """Count what was trained."""
-        ...
 
     def events(self, after: int, limit: int) -> list[StoredEvent]:
         """Return up to `limit` events with a number greater than `after`, in order."""
-        ...
 
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
         """Return up to `limit` rows of history that were kept after row `after`, with their numbers."""
-        ...
 
     def payload(self, name: str) -> bytes | None:
         """Return a payload, or None when it was forgotten or never there."""
-        ...
 
     def write(self, batch: WriteBatch) -> Written:
         """Write everything in one transaction with a full sync, or nothing.
@@ -135,11 +128,9 @@ class JournalStore(Protocol):
             UnavailableError: when nothing could be written now; the same batch may be tried again.
             IntegrityError: when the batch contradicts what is there, such as a group trained twice.
         """
-        ...
 
     def close(self) -> None:
         """Let go of the place, so that another process may open it."""
-        ...
 
 
 def numbers_of(trained: Sequence[TrainedRow]) -> list[tuple[str, int, int]]:

@@ -62,12 +62,10 @@ class Engine(Protocol):
     @property
     def version(self) -> int | None:
         """Policy version of the weights that sample now; None before the first snapshot."""
-        ...
 
     @property
     def weights_digest(self) -> str | None:
         """blake3 digest recomputed from the weights that were loaded, or None."""
-        ...
 
     def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
         """Serve these weights from the next `step` on; requests in flight continue under them.
@@ -81,15 +79,12 @@ class Engine(Protocol):
             weights_digest: digest of the canonical payload the tensors came from, already
                 verified by the caller; kept and echoed.
         """
-        ...
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests; they start with the next `step`."""
-        ...
 
     def step(self) -> list[EngineOutput]:
         """Advance every running request by one or more tokens and return those that finished."""
-        ...
 
     def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
         """Return what requests in flight have sampled.
@@ -98,32 +93,25 @@ class Engine(Protocol):
             since: request id -> tokens known already; unknown ids and requests without news are
                 left out of the answer.
         """
-        ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; unknown ids are ignored."""
-        ...
 
     @property
     def continues(self) -> bool:
         """Whether it continues a prefix exactly as if it had sampled that itself."""
-        ...
 
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens: ids are in [0, vocabulary_size)."""
-        ...
 
     @property
     def drafts(self) -> bool:
         """Tell whether the engine drafts, so that history is of use to it."""
-        ...
 
     @property
     def unfinished(self) -> int:
         """Number of requests queued or running."""
-        ...
 
     def close(self) -> None:
         """Free the engine; it is not used again."""
-        ...

@@ -16,26 +16,21 @@ class EngineDriver(Protocol):
     @property
     def drafts(self) -> bool:
         """Whether the engine drafted when it was last looked at: history is of use to it."""
-        ...
 
     @property
     def continues(self) -> bool:
         """Whether the engine continues a prefix as if it had sampled that itself."""
-        ...
 
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens of the engine's model; 0 before it is built."""
-        ...
 
     @property
     def busy_s(self) -> float:
         """Seconds in which the engine had requests to run."""
-        ...
 
     async def run(self) -> None:
         """Build the engine and drive it until cancelled; a failure of the engine is raised here."""
-        ...
 
     async def started(self, timeout_s: float) -> None:
         """Wait until the engine is built.
@@ -43,15 +38,12 @@ class EngineDriver(Protocol):
         Raises:
             UnavailableError: when building takes longer than `timeout_s` seconds.
         """
-        ...
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests for the next step."""
-        ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; an output that is already on its way may still be delivered."""
-        ...
 
     async def progress(
         self, since: Mapping[str, int], timeout_s: float, stop: bool = False
@@ -66,7 +58,6 @@ class EngineDriver(Protocol):
         Returns:
             None when the engine did not come to a step boundary within `timeout_s` seconds.
         """
-        ...
 
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
@@ -77,7 +68,6 @@ class EngineDriver(Protocol):
             IntegrityError: when the engine does not echo the digest it was given.
             UnavailableError: when the engine did not take them within `timeout_s` seconds.
         """
-        ...
 
 
 DriveEngine = Callable[[Callable[[], Engine], Callable[[list[EngineOutput]], None]], EngineDriver]

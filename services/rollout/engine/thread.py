@@ -48,22 +48,18 @@ class EngineThread(EngineDriver):
 
     @property
     def drafts(self) -> bool:
-        """Whether the engine drafted when it was last looked at: history is of use to it."""
         return self._drafts
 
     @property
     def continues(self) -> bool:
-        """Whether the engine continues a prefix as if it had sampled that itself."""
         return self._continues
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of tokens of the engine's model; 0 before it is built."""
         return self._vocabulary_size
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which the engine had requests to run."""
         return self._busy_s
 
     async def run(self) -> None:
@@ -98,27 +94,14 @@ class EngineThread(EngineDriver):
         self._mailbox.put(lambda engine: None)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests for the next step."""
         self._mailbox.put(lambda engine: engine.add(requests))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; an output that is already on its way may still be delivered."""
         self._mailbox.put(lambda engine: engine.abort(request_ids))
 
     async def progress(
         self, since: Mapping[str, int], timeout_s: float, stop: bool = False
     ) -> list[EngineProgress] | None:
-        """Return what the requests of `since` have sampled by the next step boundary.
-
-        Args:
-            since: request id -> tokens known already.
-            timeout_s: longest wait for a step that takes its time.
-            stop: forget these requests in the same moment.
-
-        Returns:
-            None when the engine did not come to a step boundary within `timeout_s` seconds.
-        """
-
         def execute(engine: Engine) -> list[EngineProgress]:
             found = engine.progress(since)
             if stop:
@@ -134,13 +117,6 @@ class EngineThread(EngineDriver):
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
     ) -> None:
-        """Swap weights at the next step boundary and return when they sample.
-
-        Raises:
-            IntegrityError: when the engine does not echo the digest it was given.
-            UnavailableError: when the engine did not take them within `timeout_s` seconds.
-        """
-
         def execute(engine: Engine) -> tuple[int | None, str | None]:
             engine.load_weights(version, tensors, weights_digest)
             return engine.version, engine.weights_digest

@@ -113,7 +113,6 @@ class VllmEngine:
 
     @property
     def unfinished(self) -> int:
-        """Number of requests queued or running."""
         return len(self._live)
 
     def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
@@ -230,7 +229,6 @@ class VllmEngine:
         return found
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; unknown ids are ignored."""
         internal = [self._internal_ids.pop(i) for i in request_ids if i in self._internal_ids]
         if internal:
             self._core.abort_requests(internal)
@@ -241,7 +239,6 @@ class VllmEngine:
                 self.scheduler.release(slot, None)
 
     def close(self) -> None:
-        """Free the engine; it is not used again."""
         self.abort(list(self._internal_ids))
         self._core.shutdown()
 
@@ -266,7 +263,6 @@ class VllmEngine:
 
     @property
     def drafts(self) -> bool:
-        """Tell whether the engine drafts, so that history is of use to it."""
         return self.scheduler is not None and self.scheduler.on
 
     def use_drafts(self, on: bool) -> None:
