@@ -139,7 +139,7 @@ def test_folder_of_the_project_is_found_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = Path(resolve_model_path("environments"))
-    assert found.is_absolute() and (found / "codec.py").is_file()
+    assert found.is_absolute() and (found / "registry.py").is_file()
 
 
 def test_hub_name_is_left_alone() -> None:
