@@ -7,9 +7,14 @@ were dropped as too old and leases that were withdrawn for it while they were sa
 then had it buried (docs/concepts/demo-model.md), so the score says how fast a buried habit comes back.
 
     .venv/bin/python benchmarks/demo.py --seeds 0 1 2
+
+With `--against CHECKOUT`, another clone that was set up, each seed runs there too, in turns:
+`wall_ratio` and `cpu_ratio` are this clone's seconds relative to that one's.
 """
 
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.benchmarks.parts.measure import (
@@ -26,6 +31,7 @@ LAST = 3
 """Evaluations at the end that are averaged: a single one is noisy."""
 RUN_S = 1800.0
 """Longest run of one seed."""
+CONFIG = PROJECT / "examples" / "quickstart.yaml"
 
 
 def main() -> int:
@@ -33,17 +39,23 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=None, help="learner steps (default: the demo's)")
+    parser.add_argument("--against", type=Path, default=None, help="another clone to compare with")
     parser.add_argument("overrides", nargs="*", help="key=value pairs besides")
     arguments = parser.parse_args()
     end_on_sigterm()
+    against = arguments.against and arguments.against.resolve()
     overrides = [*arguments.overrides, *([f"run.steps={arguments.steps}"] if arguments.steps else [])]
     samples: dict[str, list[float]] = {}
     staleness: dict[str, int] = {}
-    for seed in arguments.seeds:
+    for place, seed in enumerate(arguments.seeds):
+        words = [f"run.seed={seed}", *overrides]
         with scratch_home() as home:
-            config = PROJECT / "examples" / "quickstart.yaml"
-            job = run_job(home, config, [f"run.seed={seed}", *overrides], "demo", RUN_S)
+            other = other_job(home, against, words) if place % 2 else None
+            job = run_job(home, CONFIG, words, "demo", RUN_S)
+            other = other or other_job(home, against, words)
             found = measured(job, home)
+            if other is not None:
+                found |= {"wall_ratio": job.seconds / other.seconds, "cpu_ratio": job.cpu_s / other.cpu_s}
             for age, count in job.metrics()["staleness"].items():
                 staleness[age] = staleness.get(age, 0) + count
         print(f"seed {seed}: {found}", flush=True)
@@ -53,6 +65,16 @@ def main() -> int:
     result = {"seeds": arguments.seeds, "staleness": staleness, "staleness_max": oldest}
     violated = [f"a sample was {oldest} versions old, the bound is 2"] if oldest > 2 else []
     return finish(result, record=arguments.record, samples=samples, violated=violated)
+
+
+def other_job(home: Path, checkout: Path | None, words: Sequence[str]) -> JobRun | None:
+    """Run the same in another clone; None where there is none."""
+    if checkout is None:
+        return None
+    place = home / "other"
+    place.mkdir()
+    shutil.copytree(home / ".dvc", place / ".dvc")
+    return run_job(place, checkout / CONFIG.relative_to(PROJECT), words, "other", RUN_S, checkout)
 
 
 def measured(job: JobRun, home: Path) -> dict[str, float]:

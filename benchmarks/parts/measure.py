@@ -104,18 +104,32 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def run_job(home: Path, config: Path, overrides: Sequence[str], label: str, timeout_s: float) -> JobRun:
-    """Run `antiphon run` to its end.
+def run_job(
+    home: Path,
+    config: Path,
+    overrides: Sequence[str],
+    label: str,
+    timeout_s: float,
+    checkout: Path = PROJECT,
+) -> JobRun:
+    """Run `antiphon run` to its end, with the code and environment of `checkout`.
 
     Raises:
         SystemExit: when it failed; its last lines are printed.
     """
     results = home / f"results-{label}"
     words = ["antiphon.cli.app", "run", str(config), *overrides, "--fresh", "--results", str(results)]
-    return run_module(home, words, label, timeout_s, results)
+    return run_module(home, words, label, timeout_s, results, checkout)
 
 
-def run_module(home: Path, words: Sequence[str], label: str, timeout_s: float, results: Path) -> JobRun:
+def run_module(
+    home: Path,
+    words: Sequence[str],
+    label: str,
+    timeout_s: float,
+    results: Path,
+    checkout: Path = PROJECT,
+) -> JobRun:
     """Run a module that writes a run's results, to its end, with all processes that it starts.
 
     Args:
@@ -124,18 +138,20 @@ def run_module(home: Path, words: Sequence[str], label: str, timeout_s: float, r
         label: name of its log.
         timeout_s: longest time it may take.
         results: the folder that it writes metrics.json and timings.json to.
+        checkout: whose code runs; another one than this must have been set up.
 
     Raises:
         SystemExit: when it failed; its last lines are printed.
     """
     log = home / f"{label}.log"
     environment = {**os.environ, "ANTIPHON_HOME": str(home)}
+    python = sys.executable if checkout == PROJECT else str(checkout / ".venv" / "bin" / "python")
     adopt_orphans()
     before, started = cpu_of_ended_children(), time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *words],
-            cwd=PROJECT,
+            [python, "-P", "-m", *words],
+            cwd=checkout,
             env=environment,
             stdout=out,
             stderr=subprocess.STDOUT,
