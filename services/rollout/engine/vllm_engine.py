@@ -103,7 +103,7 @@ class VllmEngine:
         self.weights_digest: str | None = None
         """Digest of the tensors that `load_weights` handed to vLLM, computed from them, or None.
 
-        It speaks of what went in: on CPU vLLM repacks linear weights for its kernels, so not all
+        It describes what was loaded: on CPU vLLM repacks linear weights for its kernels, so not all
         of them can be read back. Before it is set, names and shapes were checked against the
         model directory, every parameter that stayed readable was compared with its tensor, and
         output heads were probed."""
@@ -502,7 +502,7 @@ def _start_core(settings: EngineSettings) -> Any:
     try:
         config = arguments.create_engine_config()
         return EngineCore(config, Executor.get_class(config), log_stats=False)
-    except ValueError as error:  # vLLM's own word for settings it cannot take
+    except ValueError as error:  # what vLLM raises for settings it cannot take
         raise ConfigError(
             f"vLLM cannot serve {settings.model_dir}: {' '.join(str(error).split())}"
         ) from error
