@@ -29,7 +29,7 @@ from antiphon.services.wire import work as wire_work
 from antiphon.services.wire.calls import CALLS
 
 FOLLOW_S = 60.0
-"""A followed stream of events is opened anew after this time."""
+"""A followed stream of events is opened again after this time."""
 
 
 class CoordinatorClient(Coordinator):

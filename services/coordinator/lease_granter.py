@@ -105,7 +105,7 @@ class LeaseGranter:
         return await self._answer(leases, request, written)
 
     def _prefix(self, group_id: str) -> KeptGroup | None:
-        """Return what the next lease of a group continues from; None where it is begun anew."""
+        """Return what the next lease of a group continues from; None where it begins from nothing."""
         kept, group = self._leases.partial_groups.waiting(group_id), self._state.groups.get(group_id)
         if kept is None or group is None:
             return None

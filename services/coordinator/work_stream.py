@@ -69,7 +69,7 @@ class StreamServer:
     def __init__(
         self, handlers: dict[str, Handler], error_to_proto: Callable[[AntiphonError], Message]
     ) -> None:
-        """`handlers` make a reply's body of a request's, by its name; errors become `WorkError`s."""
+        """`handlers` make the body of a reply from that of a request, by the name of the body."""
         self._handlers = handlers
         self._error_to_proto = error_to_proto
         self._replies = _Outbox()
@@ -136,14 +136,14 @@ class StreamServer:
 
 
 class StreamClient:
-    """The asking side: opens the stream when it is first needed, and anew after it broke."""
+    """The asking side: opens the stream when it is first needed, and again after it broke."""
 
     def __init__(
         self,
         open_stream: Callable[[], Any],
         error_from_proto: Callable[[Message], AntiphonError],
     ) -> None:
-        """`open_stream` begins the call; `error_from_proto` makes the server's error of a `WorkError`."""
+        """`open_stream` begins the call; `error_from_proto` turns a `WorkError` into what the server raised."""
         self._open_stream = open_stream
         self._error_from_proto = error_from_proto
         self._waiting: dict[int, asyncio.Future[Message]] = {}

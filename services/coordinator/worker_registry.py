@@ -28,7 +28,7 @@ class WorkerRegistry:
         self._config_yaml = dump_config(state_machine.config)
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
-        """Admit a worker; one of the same name that still counts as alive is replaced.
+        """Admit a worker; one of the same name that is not lost is replaced.
 
         Raises:
             ContractError: another protocol version, another run, or a name that is invalid.

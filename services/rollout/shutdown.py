@@ -43,7 +43,7 @@ class Shutdown:
     """The end of one worker, from the moment it is asked to stop."""
 
     def __init__(self, worker_name: str, work: WorkInFlight, send: SendHeartbeat, change: Wakeup) -> None:
-        """`work` loses what is handed over; `change` is notified when a group was finished or handed in."""
+        """What is handed over leaves `work`; `change` is notified when a group was finished or handed in."""
         self._name = worker_name
         self._work, self._send, self._change = work, send, change
         self._asked = asyncio.Event()

@@ -15,7 +15,7 @@ class WorkInFlight:
     """Groups that are sampled, and finished ones until their submission was answered, by lease id."""
 
     def __init__(self, change: Wakeup) -> None:
-        """Start with nothing; `change` is rung when a group was finished."""
+        """Start with nothing; `change` is notified when a group was finished."""
         self._change = change
         self.worker_id = ""
         """What the coordinator calls this worker; empty before it is registered."""

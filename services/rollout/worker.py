@@ -211,7 +211,7 @@ class RolloutWorker:
 
     async def _heartbeats(self, engine: EngineDriver, pause_s: float) -> None:
         async def heartbeat() -> HeartbeatReply:
-            # Made anew for each attempt: what is sampled and what is held keeps changing.
+            # Made again for each attempt: what is sampled and what is held keeps changing.
             groups = list(self._work.groups.values()) if self._reports_progress else []
             progress = await gather(groups, engine, self._step_timeout_s)
             return await self._coordinator.heartbeat(self._heartbeat(progress))
@@ -295,7 +295,7 @@ class RolloutWorker:
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
     async def _ask(self, engine: EngineDriver, weights: WeightSync, room: int) -> LeaseReply:
-        # Made anew for each attempt: the worker may have got another id in between.
+        # Made again for each attempt: the worker may have got another id in between.
         request = LeaseRequest(
             worker_id=self._work.worker_id,
             held_version=weights.held_version,

@@ -111,7 +111,7 @@ class DraftScheduler:
         self.open()
 
     def open(self) -> None:
-        """Begin, or begin anew after a fault; no request may be in flight."""
+        """Begin, or begin again after a fault; no request may be in flight."""
         slots, settings = len(self._prompt_length), self._settings
         self._forest = DraftForest(slots, self._max_window, settings.min_match)
         self._windows = DraftWindows(slots, self._window_size)

@@ -6,7 +6,7 @@ divided by uninitialised memory (vllm-project/vllm#55005, fixed upstream by #550
 own sampler is hurt, and only where it verifies drafts; the keyed sampler has no part in it.
 
 vLLM loads this through the entry point `vllm.general_plugins`; the engine calls `register` as
-well, because an entry point is invisible until the package is installed anew.
+well, because an entry point is invisible until the package is installed again.
 """
 
 from collections.abc import Callable
