@@ -46,7 +46,7 @@ class AuditQueue:
     """Draws groups, takes findings, shuts workers out."""
 
     def __init__(self, state_machine: RunStateMachine, secret: bytes) -> None:
-        """Start with nothing to audit; `secret` has 32 bytes, and whoever knows them knows which groups will be audited."""
+        """`secret` has 32 bytes; with it, anyone can work out which groups will be audited."""
         self._state_machine, self._state = state_machine, state_machine.state
         self._secret = secret
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()

@@ -143,7 +143,7 @@ class StreamClient:
         open_stream: Callable[[], Any],
         error_from_proto: Callable[[Message], AntiphonError],
     ) -> None:
-        """`open_stream` begins the call; `error_from_proto` turns a `WorkError` into what the server raised."""
+        """`open_stream` begins the call; `error_from_proto` makes a `WorkError` what the server raised."""
         self._open_stream = open_stream
         self._error_from_proto = error_from_proto
         self._waiting: dict[int, asyncio.Future[Message]] = {}
