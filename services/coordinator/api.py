@@ -70,9 +70,9 @@ class WorkerHeartbeat:
     progress: tuple[LeaseProgress, ...] = ()
     """What was sampled since the reply that said what is kept, so that another worker could continue."""
     released_leases: tuple[str, ...] = ()
-    """Leases given up with this beat; their groups are offered again at once, progress included."""
+    """Leases given up with this heartbeat; their groups are offered again at once, progress included."""
     leaving: bool = False
-    """The worker's last word: it needs no more replies and counts as gone."""
+    """The last heartbeat: the worker needs no more replies and counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class HeartbeatReply:
     """Newest announced snapshot."""
     run_finished: bool
     kept: tuple[KeptProgress, ...] = ()
-    """For each running lease that the beat had progress of: what the coordinator keeps of it now."""
+    """For each running lease that the heartbeat had progress of: what the coordinator keeps of it now."""
     next_s: float = 0.0
     """Seconds until the next heartbeat of a worker that has no lease by then; 0: the usual pause."""
 
@@ -147,11 +147,14 @@ class Coordinator(Protocol):
             ContractError: another protocol version, or a worker of another run.
         """
 
-    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases and learn what it should give up."""
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
-        """Grant up to `request.groups` leases, waiting up to `request.wait_s` for the first."""
+        """Grant up to `request.groups` leases, waiting up to `request.wait_s` for the first.
+
+        It also returns, with nothing, when the worker should load another version first.
+        """
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
         """Accept a finished group once; the answer to a repetition is the same.
@@ -171,20 +174,25 @@ class Coordinator(Protocol):
         """
 
     async def open_step(self, step: int) -> None:
-        """Allow groups of `step` to be issued; repeating it changes nothing."""
+        """Allow groups of `step` to be issued; repeating it changes nothing.
+
+        Raises:
+            ContractError: for a step outside the run, or when the run is finished.
+        """
 
     async def open_evaluation(self, version: int) -> None:
-        """Queue the held-out prompts for `version`; repeating it changes nothing."""
+        """Queue the held-out prompts for `version`; repeating it changes nothing.
+
+        Raises:
+            ContractError: for a version that cannot exist in this run.
+        """
 
     async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
-        """Wait up to `wait_s` seconds for the end of a stage and say how far it is.
+        """Wait up to `wait_s` seconds for the end of a stage and return how far it is.
 
-        Args:
-            stage: `collect`: every group of step `number` was handed in; `reward`: its batch is
-                sealed; `broadcast`: every active worker holds version `number` or a newer one;
-                `evaluate`: every held-out prompt of version `number` is rewarded.
-            number: the step or version.
-            wait_s: longest time to hold the call open; at most 30.
+        At most 30 seconds. The stages: `collect`: every group of step `number` was handed in; `reward`:
+        its batch is sealed; `broadcast`: every active worker holds version `number` or a newer one;
+        `evaluate`: every held-out prompt of version `number` is rewarded.
 
         Raises:
             ContractError: for another stage.
@@ -201,7 +209,13 @@ class Coordinator(Protocol):
         """
 
     async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
-        """Make a published version known to the workers; repeating it changes nothing."""
+        """Make a published version known to the workers; repeating it changes nothing.
+
+        Raises:
+            ContractError: for the snapshot of another run.
+            IntegrityError: for a version that no step made, other weights under a known version, or
+                a signature that is not the learner's.
+        """
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
         """Return the manifest of `version`, or of the newest one, or None."""
@@ -230,11 +244,8 @@ class Coordinator(Protocol):
     ) -> None:
         """Take what an audit found; a repetition, or a group that was not asked for, changes nothing.
 
-        Args:
-            group_id: the group.
-            samples: what was found about each trajectory.
-            worker_id: who sampled it, where the learner itself saw this in training; "" for a group
-                that was handed out to be audited.
+        `worker_id` says who sampled it, where the learner itself saw this in training; it is "" for a
+        group that was handed out to be audited.
         """
 
     async def commits(self, after_step: int) -> Sequence[StepCommit]:

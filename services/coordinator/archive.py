@@ -1,6 +1,6 @@
 """Archive: what was rewarded is kept for later drafts and sent along with the leases of its prompt.
 
-It follows `core.drafting.history` in memory and tells the journal what to keep and what to delete, in
+It follows `core.drafting.history` in memory and returns what the journal should keep and delete, in
 the transaction of the rewards; so after a restart it holds what it held. The run's state and
 its digests know nothing of it: without an archive a run is the same, only slower.
 """
@@ -37,7 +37,7 @@ class Archive:
 
     @property
     def keeps(self) -> bool:
-        """Tell whether rewarded completions are kept at all."""
+        """Return whether rewarded completions are kept at all."""
         return self._store is not None
 
     def load(self, rows: Iterable[HistoryRow]) -> HistoryEdit | None:
@@ -66,11 +66,7 @@ class Archive:
     ) -> HistoryEdit | None:
         """Keep a rewarded group and return what the journal must do; None when nothing changes.
 
-        Args:
-            prompt_key: the group's prompt.
-            group: a training group, or one prompt of an evaluation.
-            submission: its completions.
-            rewards: one for each of them, by sample.
+        The group is one of training or one prompt of an evaluation; rewards are by sample.
         """
         if self._store is None:
             return None

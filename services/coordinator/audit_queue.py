@@ -19,7 +19,7 @@ from antiphon.core.records import GroupSubmission, GroupToAudit
 from antiphon.core.trust.audit import Band, Finding, SampleStatistics, audit_group, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 from antiphon.system.wakeup import Wakeup
 
 QUEUE_LIMIT = 256
@@ -28,8 +28,6 @@ AUDIT_S = 120.0
 """An auditor that has not answered by then is taken for lost, and the group is handed out again."""
 SAMPLES_KEPT = 2048
 """Trajectories of trusted workers that the band is measured on."""
-LONGEST_REASON = 500
-"""Characters of a reason that the journal keeps."""
 
 _log = structlog.get_logger("coordinator")
 
@@ -48,12 +46,7 @@ class AuditQueue:
     """Draws groups, takes findings, shuts workers out."""
 
     def __init__(self, state_machine: RunStateMachine, secret: bytes) -> None:
-        """Open the audit queue.
-
-        Args:
-            state_machine: of the run.
-            secret: 32 bytes; whoever knows them knows which groups will be audited.
-        """
+        """`secret` has 32 bytes; with it, anyone can work out which groups will be audited."""
         self._state_machine, self._state = state_machine, state_machine.state
         self._secret = secret
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
@@ -104,8 +97,8 @@ class AuditQueue:
     async def submit(self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "") -> None:
         """Take what an audit found; a group that was not asked for changes nothing.
 
-        With a `worker_id` it is what the learner saw in training: it may speak against a worker, but
-        that it does not is no audit passed.
+        With a `worker_id` it is what the learner saw in training: it may count against a worker, but
+        finding nothing is no audit passed.
         """
         self._state_machine.check()
         if worker_id:
@@ -138,11 +131,11 @@ class AuditQueue:
         name = name_of_worker(submission.worker_id)
         await self._strike(name, submission.group_id, "refused", str(error), certain=False)
 
-    async def _strike(self, name: str, group_id: str, check: str, words: str, certain: bool) -> None:
-        state_machine, words = self._state_machine, words[:LONGEST_REASON]
-        written = state_machine.record(e.WorkerStruck(name, group_id, check, words))
-        _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=words)
-        reason = quarantine_reason(self._state.standings[name], certain, words)
+    async def _strike(self, name: str, group_id: str, check: str, found: str, certain: bool) -> None:
+        state_machine, found = self._state_machine, found[:LONGEST_REASON]
+        written = state_machine.record(e.WorkerStruck(name, group_id, check, found))
+        _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=found)
+        reason = quarantine_reason(self._state.standings[name], certain, found)
         if reason is not None:
             written = state_machine.record(e.WorkerQuarantined(name, reason))
             _log.warning("worker.quarantined", worker=name, reason=reason)

@@ -29,7 +29,7 @@ from antiphon.services.wire import work as wire_work
 from antiphon.services.wire.calls import CALLS
 
 FOLLOW_S = 60.0
-"""A followed stream of events is opened anew after this time."""
+"""A followed stream of events is opened again after this time."""
 
 
 class CoordinatorClient(Coordinator):
@@ -51,23 +51,20 @@ class CoordinatorClient(Coordinator):
         self._stream = StreamClient(lambda: Duplex(self._stub.Work), _error_from_proto)
 
     async def close(self) -> None:
-        """End the worker's stream and close the channel."""
         await self._stream.closed()
         await self._channel.close()
 
-    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
-        message = wire_work.worker_heartbeat_to_proto(beat)
+    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
+        message = wire_work.worker_heartbeat_to_proto(heartbeat)
         reply = await self._stream.ask("heartbeat", message, self._timeout_s)
         return wire_work.heartbeat_reply_from_proto(reply)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
-        """Ask for leases, waiting up to `request.wait_s` for the first."""
         message = wire_work.lease_request_to_proto(request)
         reply = await self._stream.ask("lease", message, self._timeout_s + request.wait_s)
         return wire_work.lease_reply_from_proto(reply)
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
-        """Hand in a finished group; repeating it is safe."""
         message = wire_work.group_submission_to_proto(submission)
         reply = await self._stream.ask("submission", message, self._timeout_s)
         return wire_work.submit_verdict_from_proto(reply)

@@ -1,4 +1,4 @@
-"""Fleet: who is alive, what they hold and how busy they are; kept in memory alone.
+"""Fleet: which workers take part, what they hold and how busy they are; kept in memory alone.
 
 After a restart of the coordinator no one is known, every worker registers again, and nothing
 is lost: leases name their groups, not the fleet's memory of a worker.
@@ -31,49 +31,48 @@ class Member:
     busy_s: float = 0.0
     uptime_s: float = 0.0
     pause_s: float = 0.0
-    """Until its next heartbeat, as it was told; 0 for the usual pause."""
-    told_newest: int | None = None
-    """Newest announced version that it has heard of."""
-    told_wanted: int | None = None
-    """Fixed mode: the version it was last told to load."""
+    """Until its next heartbeat, as the reply to the last one said; 0 for the usual pause."""
+    sent_newest: int | None = None
+    """Newest announced version that it was sent."""
+    sent_wanted: int | None = None
+    """Fixed mode: the version it was last asked to load."""
 
 
 class Fleet:
-    """The workers by id; told the time by the caller."""
+    """The workers by id; the caller gives the time."""
 
     def __init__(self, heartbeat_s: float) -> None:
         self._heartbeat_s = heartbeat_s
         self._members: dict[str, Member] = {}
         self.size = 0
-        """Living workers."""
+        """Workers that are not lost."""
 
     def add(self, worker_id: str, name: str, concurrent_groups: int, now: float) -> Member:
-        """Let a worker in."""
         member = Member(worker_id, name, concurrent_groups, seen_s=now)
         self._members[worker_id] = member
         self.size += 1
         return member
 
     def get(self, worker_id: str) -> Member | None:
-        """Return a living worker, or None for one that is unknown or lost."""
+        """Return a worker, or None for one that is unknown or lost."""
         member = self._members.get(worker_id)
         return None if member is None or member.state is WorkerState.LOST else member
 
     def named(self, name: str) -> list[Member]:
-        """Return the living workers of a name."""
+        """Return the workers of a name that are not lost."""
         return [member for member in self.living() if member.name == name]
 
     def living(self) -> list[Member]:
         """Return every worker that is not lost."""
         return [member for member in self._members.values() if member.state is not WorkerState.LOST]
 
-    def beat(self, member: Member, beat: WorkerHeartbeat, now: float) -> bool:
-        """Take a heartbeat; True when the worker holds another version than before."""
+    def take_heartbeat(self, member: Member, heartbeat: WorkerHeartbeat, now: float) -> bool:
+        """Note a heartbeat; True when the worker holds another version than before."""
         member.seen_s = now
-        member.pause_s = beat_pause_s(self._heartbeat_s, self.size, busy=bool(beat.lease_ids))
-        member.tokens_generated, member.busy_s = beat.tokens_generated, beat.busy_s
-        member.uptime_s = beat.uptime_s
-        return self.holds(member, beat.held_version)
+        member.pause_s = beat_pause_s(self._heartbeat_s, self.size, busy=bool(heartbeat.lease_ids))
+        member.tokens_generated, member.busy_s = heartbeat.tokens_generated, heartbeat.busy_s
+        member.uptime_s = heartbeat.uptime_s
+        return self.holds(member, heartbeat.held_version)
 
     def holds(self, member: Member, version: int | None) -> bool:
         """Note which version a worker samples with; True when that is news."""
@@ -92,11 +91,9 @@ class Fleet:
         }
 
     def silent(self, now: float) -> list[Member]:
-        """Return the living workers that missed too many heartbeats."""
-        return [m for m in self.living() if now - m.seen_s > self._patience_s(m)]
-
-    def _patience_s(self, member: Member) -> float:
-        return MISSED_HEARTBEATS * max(self._heartbeat_s, member.pause_s)
+        """Return the workers that missed too many heartbeats."""
+        every_s = self._heartbeat_s
+        return [m for m in self.living() if now - m.seen_s > MISSED_HEARTBEATS * max(every_s, m.pause_s)]
 
     def lose(self, member: Member) -> None:
         """Note that a worker is gone; the longest gone are forgotten."""

@@ -1,4 +1,4 @@
-"""Lease granter: what the gate allows is granted, and who cannot be served is told why.
+"""Lease granter: what the gate allows is granted, and the others get the reason.
 
 A call without work to give is held open until something changes, and returns early when the
 worker should load another version first.
@@ -16,7 +16,7 @@ from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 REMIND_S = 0.2
-"""How long a worker that was already told to load another version is held before it is told again."""
+"""How long a worker that was already asked to load another version is held before it is asked again."""
 
 
 class LeaseGranter:
@@ -61,17 +61,17 @@ class LeaseGranter:
                 return await self._grant_duplicate(group_id, request, now)
             # A version that is not announced yet cannot be loaded; its announcement ends the wait.
             wanted = plan.wanted_version if plan.wanted_version in self._state.snapshots else None
-            told = (self._state.newest_version, wanted)
-            if self._state.finished or reminded or (member.told_newest, member.told_wanted) != told:
-                member.told_newest, member.told_wanted = told
+            versions = (self._state.newest_version, wanted)
+            if self._state.finished or reminded or (member.sent_newest, member.sent_wanted) != versions:
+                member.sent_newest, member.sent_wanted = versions
                 return self._no_lease(plan.reason, wanted)
             reminded = self._should_load(wanted, request)
-            patience_s = min(REMIND_S, deadline - now) if reminded else deadline - now
-            if not await state_machine.work.wait(patience_s) and not reminded:
+            pause_s = min(REMIND_S, deadline - now) if reminded else deadline - now
+            if not await state_machine.work.wait(pause_s) and not reminded:
                 return self._no_lease(plan.reason, wanted)
 
     def _should_load(self, wanted: int | None, request: LeaseRequest) -> bool:
-        """Tell whether only another version can help this worker, and it may load that now."""
+        """Return whether only another version can help this worker, and it may load that now."""
         if self._config.loop.mode == "elastic":
             return self._state.newest_version != request.held_version
         # In fixed mode what was begun under a version ends under it.
@@ -94,7 +94,7 @@ class LeaseGranter:
             oldest = held_version if prefix is None else min(held_version, prefix.oldest_version)
             continued = 0 if prefix is None else prefix.tokens
             granted.append(e.LeaseGranted(group_id, lease_id, worker_id, attempt, oldest, now, continued))
-            if prefix is None and self._leases.waiting(group_id) is not None:
+            if prefix is None and self._leases.partial_groups.waiting(group_id) is not None:
                 gone.append(payloads.prefix_name(group_id))
         written = state_machine.record(*plan.openings, *granted, forget=gone)
         leases = []
@@ -105,8 +105,8 @@ class LeaseGranter:
         return await self._answer(leases, request, written)
 
     def _prefix(self, group_id: str) -> KeptGroup | None:
-        """Return what the next lease of a group continues from; None where it is begun anew."""
-        kept, group = self._leases.waiting(group_id), self._state.groups.get(group_id)
+        """Return what the next lease of a group continues from; None where it begins from nothing."""
+        kept, group = self._leases.partial_groups.waiting(group_id), self._state.groups.get(group_id)
         if kept is None or group is None:
             return None
         good = admission.continues(self._state, self._config, group, kept.oldest_version)
@@ -126,10 +126,10 @@ class LeaseGranter:
         )
 
     async def _grant_duplicate(self, group_id: str, request: LeaseRequest, now: float) -> LeaseReply:
-        """Lease a group a second time, from where its first holder was last heard of."""
+        """Lease a group a second time, from what its first holder last reported."""
         state_machine = self._state_machine
         group = self._state.groups[group_id]
-        prefix, attempt = self._leases.snapshot(group.lease_id), group.attempt + 1
+        prefix, attempt = self._leases.partial_groups.snapshot(group.lease_id), group.attempt + 1
         lease_id = admission.lease_id_of(state_machine.run_id, group_id, attempt)
         continued = 0 if prefix is None else prefix.tokens
         event = e.LeaseDuplicated(group_id, lease_id, request.worker_id, attempt, now, continued)
@@ -165,7 +165,7 @@ class LeaseGranter:
                 leases = await state_machine.archive.attach(leases)
             await written
         except asyncio.CancelledError:
-            # The worker hung up and will never hear of these.
+            # The worker hung up and will never get these.
             for lease in leases:
                 held = self._leases.get(lease.lease_id)
                 if held is not None:

@@ -1,4 +1,4 @@
-"""Metrics page: the run's figures for Prometheus, read from the coordinator when they are asked for.
+"""Metrics page: the run's metrics for Prometheus, read from the coordinator when they are asked for.
 
 Nothing is counted twice: the page has no counters of its own, it shows the state that the journal
 made. It is served on loopback only, since it has neither encryption nor a password.
@@ -90,13 +90,13 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     """Yield what one look at a run says, as Prometheus families; label `run` is the run's id."""
     run = status.run_id
 
-    def gauge(name: str, words: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"antiphon_{name}", words, labels=("run",))
+    def gauge(name: str, description: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"antiphon_{name}", description, labels=("run",))
         family.add_metric((run,), value)
         return family
 
-    def count(name: str, words: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"antiphon_{name}", words, labels=("run",))
+    def count(name: str, description: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"antiphon_{name}", description, labels=("run",))
         family.add_metric((run,), value)
         return family
 
@@ -130,26 +130,26 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     yield _labelled(
         "trajectories_trained", "Trajectories trained on, by staleness.", "staleness", run, trained
     )
-    for name, words in (
+    for name, description in (
         ("tokens_generated", "Completion tokens sampled."),
         ("open_leases", "Groups being sampled."),
         ("busy_share", "Share of its time in which its engine had work."),
-        ("seconds_since_heartbeat", "Seconds since it was last heard of."),
+        ("seconds_since_heartbeat", "Seconds since its last heartbeat."),
     ):
-        figures = {worker.worker_id: float(getattr(worker, name)) for worker in status.workers}
-        yield _labelled(f"worker_{name}", words, "worker", run, figures)
-    alive = {worker.worker_id: float(worker.state is WorkerState.ACTIVE) for worker in status.workers}
-    yield _labelled("worker_active", "Whether a worker counts as active.", "worker", run, alive)
+        values = {worker.worker_id: float(getattr(worker, name)) for worker in status.workers}
+        yield _labelled(f"worker_{name}", description, "worker", run, values)
+    active = {worker.worker_id: float(worker.state is WorkerState.ACTIVE) for worker in status.workers}
+    yield _labelled("worker_active", "Whether a worker counts as active.", "worker", run, active)
     last = commits[-1].metrics if commits else {}
     finite = {name: value for name, value in last.items() if math.isfinite(value)}
-    yield _labelled("step_metric", "Figures of the last step, as in the catalogue.", "metric", run, finite)
+    yield _labelled("step_metric", "Metrics of the last step, as in the catalogue.", "metric", run, finite)
     raised = {alarm.name for alarm in find_alarms(commits, config.loop.max_staleness)}
     watched = {kind.name: float(kind.name in raised) for kind in ALARMS}
-    yield _labelled("alarm", "Alarms of the figures; see operations.", "alarm", run, watched)
+    yield _labelled("alarm", "Alarms about the metrics; see operations.", "alarm", run, watched)
 
 
-def _labelled(name: str, words: str, label: str, run: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"antiphon_{name}", words, labels=("run", label))
+def _labelled(name: str, description: str, label: str, run: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"antiphon_{name}", description, labels=("run", label))
     for key, value in values.items():
         family.add_metric((run, key), value)
     return family

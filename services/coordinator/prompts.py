@@ -40,11 +40,6 @@ class EnvironmentPrompts:
         self._known: dict[tuple[str, int], Prompt] = {}
 
     def prompt(self, split: str, index: int) -> Prompt:
-        """Return prompt `index` of `split`.
-
-        Raises:
-            ConfigError: when there is no such prompt, or it is too long for the engine.
-        """
         known = self._known.get((split, index))
         if known is not None:
             return known

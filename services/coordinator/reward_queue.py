@@ -65,11 +65,11 @@ class RewardQueue:
         """Return the groups that no reward service has; training groups first, then as they came in."""
         groups = self._state.groups
         submitted = [group for group in groups.values() if group.phase is GroupPhase.SUBMITTED]
-        alive = {group.group_id for group in submitted}
+        unrewarded = {group.group_id for group in submitted}
         self._rewarding = {
             group_id: rewarding
             for group_id, rewarding in self._rewarding.items()
-            if group_id in alive and rewarding.deadline_s > now
+            if group_id in unrewarded and rewarding.deadline_s > now
         }
         found = [group for group in submitted if group.group_id not in self._rewarding]
         found.sort(key=lambda group: (group.evaluation is not None, group.submitted_at_s))

@@ -9,7 +9,7 @@ service and its queues above decide and answer; of this they use
 - whom to wake: `work`, `submitted`, `rewarded`, `sealed`, or all of them with `wake_all`;
 - whether anything can be done: `check`, `check_open`, `blocked_reason`.
 
-While the journal or the store has no place nothing new is taken in, and callers hear why; if it
+While the journal or the store has no place nothing new is taken in, and callers get the reason; if it
 cannot be used at all, the state machine fails as a whole and a restart continues from the journal.
 """
 
@@ -42,8 +42,10 @@ from antiphon.services.coordinator.sealing import Ingredient, seal_batch
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
-STORE_PATIENCE_S = 600.0
+STORE_WAIT_S = 600.0
 """How long a sealed batch waits for its store to take it; then the coordinator ends."""
+LONGEST_REASON = 500
+"""Characters of a reason that the journal keeps."""
 IDLE_S = 30.0
 """Longest that the sealing loop sleeps before it looks again."""
 SEEDS_KEPT = 4096
@@ -95,7 +97,7 @@ class RunStateMachine:
         self.submissions = Submissions(self.state, journal)
         self.failure: AntiphonError | None = None
         self.work = Wakeup()
-        """Something may have become leasable, or workers should hear of something."""
+        """Something may have become leasable, or there is news for workers."""
         self.submitted = Wakeup()
         """Groups wait for a reward service."""
         self.rewarded = Wakeup()
@@ -142,7 +144,7 @@ class RunStateMachine:
                 if group.twin_lease_id:
                     self.leases.begin(group.twin_lease_id, group, group.twin_worker_id, now, kept)
             elif kept is not None:
-                self.leases.keep(group.group_id, kept)
+                self.leases.partial_groups.wait(group.group_id, kept)
 
     async def close(self) -> None:
         """Stop what runs in the background and write what waits."""
@@ -198,7 +200,7 @@ class RunStateMachine:
         for index, event in enumerate(found):
             if isinstance(event, e.LeaseExpired):
                 # Beyond the bound: what was sampled so far is too old to be continued.
-                sampled = self.leases.sampled(event.lease_id)
+                sampled = self.leases.partial_groups.sampled(event.lease_id)
                 self.leases.stop(event.lease_id)
                 gone.append(payloads.prefix_name(event.group_id))
                 found[index] = dataclasses.replace(event, at_s=self.clock(), tokens=sampled)
@@ -215,7 +217,7 @@ class RunStateMachine:
         now = self.clock()
         silent_s = self.leases.silent_s(held, now)
         group = self.state.groups.get(held.group_id)
-        sampled = 0 if group is None else self.leases.sampled_in_vain(group, held.lease_id)
+        sampled = 0 if group is None else self.leases.wasted_tokens(group, held.lease_id)
         kept = self.leases.stop(held.lease_id)
         if group is None or group.phase is not GroupPhase.LEASED:
             return
@@ -223,7 +225,7 @@ class RunStateMachine:
             return
         tokens, keep = 0, {}
         if kept is not None and not group.twin_lease_id:  # else its twin continues
-            self.leases.keep(held.group_id, kept)
+            self.leases.partial_groups.wait(held.group_id, kept)
             tokens = kept.tokens
             keep = {payloads.prefix_name(held.group_id): payloads.dump_prefix(kept)}
         expired = e.LeaseExpired(
@@ -250,7 +252,7 @@ class RunStateMachine:
         self.work.notify()
 
     def lose_named(self, name: str, reason: str) -> None:
-        """Count the living workers of a name as lost."""
+        """Count the workers of a name as lost."""
         for member in self.fleet.named(name):
             self.lose(member, reason)
 
@@ -356,7 +358,7 @@ class RunStateMachine:
             try:
                 event = await asyncio.to_thread(sealing)
             except UnavailableError as error:
-                if self.clock() - since >= STORE_PATIENCE_S:
+                if self.clock() - since >= STORE_WAIT_S:
                     raise
                 _log.error("store.blocked", reason=str(error))
                 self._store_blocked = error

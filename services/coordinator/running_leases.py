@@ -10,14 +10,12 @@ from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.partials import KeptGroup, PartialGroups
 from antiphon.core.loop.speculation import LeaseTimes
-from antiphon.core.records import PartialTrajectory
 
 
 class RunningLeases(LeaseTable):
     """The leases by id, each with the beginning of its group."""
 
     def __init__(self, section: CoordinatorSection) -> None:
-        """Begin without leases."""
         super().__init__(section.lease_s)
         self.partial_groups = PartialGroups(section.partials_mib << 20)
         self.times = LeaseTimes()
@@ -29,14 +27,6 @@ class RunningLeases(LeaseTable):
         """Start a lease of a group that continues from `given`."""
         self.grant(lease_id, group.group_id, worker_id, now)
         self.partial_groups.begin(lease_id, group.group_id, group.samples, given)
-
-    def take(self, lease_id: str, worker_id: str, piece: PartialTrajectory) -> None:
-        """Keep a piece that `check_piece` passed."""
-        self.partial_groups.take(lease_id, worker_id, piece)
-
-    def kept(self, lease_id: str) -> tuple[int, ...]:
-        """Return [G] how many tokens of each completion are kept."""
-        return self.partial_groups.kept(lease_id)
 
     def measure(self, lease_id: str, now: float) -> None:
         """Take in how long a lease that is handed in now has lasted, if it began at the first token."""
@@ -63,32 +53,16 @@ class RunningLeases(LeaseTable):
                 worker_id=held.worker_id,
                 reason="a duplicate was handed in first",
                 at_s=now,
-                tokens=self.sampled_in_vain(group, lease_id),
+                tokens=self.wasted_tokens(group, lease_id),
                 waste="duplicate",
             )
             found.append(expired)
             self.stop(lease_id)
         return found
 
-    def keep(self, group_id: str, kept: KeptGroup) -> None:
-        """Keep the beginning of a group for its next lease."""
-        self.partial_groups.wait(group_id, kept)
-
-    def sampled(self, lease_id: str) -> int:
-        """Return how many tokens its holder is known to have sampled under a lease."""
-        return self.partial_groups.sampled(lease_id)
-
-    def snapshot(self, lease_id: str) -> KeptGroup | None:
-        """Return what is kept of a group under a running lease, or None when that is nothing."""
-        return self.partial_groups.snapshot(lease_id)
-
-    def waiting(self, group_id: str) -> KeptGroup | None:
-        """Return what the next lease of a group can start from."""
-        return self.partial_groups.waiting(group_id)
-
-    def sampled_in_vain(self, group: GroupState, lease_id: str) -> int:
+    def wasted_tokens(self, group: GroupState, lease_id: str) -> int:
         """Return the tokens known of a lease, without those that a duplicate of it continued from."""
-        partials, sampled = self.partial_groups, self.sampled(lease_id)
+        partials, sampled = self.partial_groups, self.partial_groups.sampled(lease_id)
         if group.twin_lease_id and lease_id == group.lease_id:
             shared = partials.given(group.twin_lease_id) - partials.given(lease_id)
             return max(0, sampled - max(0, shared))

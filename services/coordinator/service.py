@@ -62,13 +62,7 @@ class CoordinatorService(Coordinator):
     def __init__(
         self, state_machine: RunStateMachine, learner_key: bytes = b"", audits: AuditQueue | None = None
     ) -> None:
-        """Serve a run.
-
-        Args:
-            state_machine: its state and journal.
-            learner_key: public key that manifests must be signed with; empty where none are.
-            audits: has groups audited and counts strikes; None where every worker is trusted.
-        """
+        """Serve a run; `learner_key` is empty where no manifest is signed, `audits` None without audits."""
         self.state_machine = state_machine
         self._config, self._state = state_machine.config, state_machine.state
         self._learner_key = learner_key
@@ -80,33 +74,21 @@ class CoordinatorService(Coordinator):
         self._stages = StageWatch(state_machine, self._overview)
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
-        """Admit a worker; see `WorkerRegistry.register`."""
         return await self._workers.register(hello)
 
-    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
-        """Take a worker's sign of life; see `WorkerRegistry.heartbeat`."""
-        return await self._workers.heartbeat(beat)
+    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
+        return await self._workers.heartbeat(heartbeat)
 
     async def revoke(self, name: str, reason: str) -> None:
-        """Let a token or a worker count no more; see `WorkerRegistry.revoke`."""
         await self._workers.revoke(name, reason)
 
     async def pardon(self, name: str, reason: str) -> None:
         await self._workers.pardon(name, reason)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
-        """Grant up to `request.groups` leases, waiting up to `request.wait_s` for the first.
-
-        The call also returns, with nothing, when the worker should load another version first.
-        """
         return await self._lease_granter.lease(request, _within(request.wait_s))
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
-        """Accept a finished group once; the answer to a repetition is the same.
-
-        Raises:
-            ContractError: when the trajectories do not fit the lease.
-        """
         state_machine, state, leases = self.state_machine, self._state, self.state_machine.leases
         state_machine.check_open()
         if state.barred(name_of_worker(submission.worker_id)):
@@ -117,7 +99,9 @@ class CoordinatorService(Coordinator):
             await state_machine.record()
             return verdict
         group, now = state.groups[submission.group_id], state_machine.clock()
-        given = leases.snapshot(submission.lease_id) or leases.waiting(group.group_id)
+        given = leases.partial_groups.snapshot(submission.lease_id) or leases.partial_groups.waiting(
+            group.group_id
+        )
         try:
             verdict, found = acceptance.accept_submission(
                 state, self._config, submission, state_machine.seeds(group), now, given
@@ -152,11 +136,6 @@ class CoordinatorService(Coordinator):
         return await self._reward_queue.submit(group_id, rewarded_groups)
 
     async def open_step(self, step: int) -> None:
-        """Allow groups of `step` to be issued; repeating it changes nothing.
-
-        Raises:
-            ContractError: for a step outside the run, or when the run is finished.
-        """
         state_machine = self.state_machine
         state_machine.check_open()
         if not 0 <= step < self._config.run.steps:
@@ -171,11 +150,6 @@ class CoordinatorService(Coordinator):
         await state_machine.settle()
 
     async def open_evaluation(self, version: int) -> None:
-        """Queue the held-out prompts for `version`; repeating it changes nothing.
-
-        Raises:
-            ContractError: for a version that cannot exist in this run.
-        """
         state_machine = self.state_machine
         state_machine.check_open()
         if not 0 <= version <= self._config.run.steps:
@@ -189,19 +163,9 @@ class CoordinatorService(Coordinator):
         await written
 
     async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
-        """Wait up to `wait_s` seconds for the end of a stage and say how far it is.
-
-        Raises:
-            ContractError: for a stage that is not the coordinator's.
-        """
         return await self._stages.wait(stage, number, _within(wait_s))
 
     async def commit_step(self, commit: StepCommit) -> None:
-        """Record that `commit.step` was trained; the only way the version advances.
-
-        Raises:
-            IntegrityError: for a step out of order, another batch, or another digest.
-        """
         state_machine = self.state_machine
         state_machine.check_open()
         found = acceptance.accept_commit(self._state, commit)
@@ -214,13 +178,6 @@ class CoordinatorService(Coordinator):
         _log.info("step.committed", step=commit.step, weights=commit.weights_digest[:12])
 
     async def announce_snapshot(self, manifest: SnapshotManifest) -> None:
-        """Make a published version known to the workers; repeating it changes nothing.
-
-        Raises:
-            ContractError: for the snapshot of another run.
-            IntegrityError: for a version that no step made, other weights under a known version, or
-                a signature that is not the learner's.
-        """
         state_machine = self.state_machine
         state_machine.check_open()
         found = acceptance.accept_snapshot(self._state, manifest)

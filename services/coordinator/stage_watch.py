@@ -1,4 +1,4 @@
-"""Stage watch: the flow's long poll; it ends when a stage is over, else says whom the stage waits for."""
+"""Stage watch: the flow's long poll; it ends when a stage is over, else it names whom the stage waits for."""
 
 import dataclasses
 
@@ -16,12 +16,11 @@ class StageWatch:
     """Waits for the ends of stages."""
 
     def __init__(self, state_machine: RunStateMachine, overview: Overview) -> None:
-        """Prepare to wait for the stages of a run, with an overview that says what they wait for."""
         self._state_machine = state_machine
         self._stages = {
             "collect": (self._collect, overview.batch_waits_for, state_machine.submitted),
             "reward": (self._reward, overview.batch_waits_for, state_machine.sealed),
-            "broadcast": (self._broadcast, self._behind_words, state_machine.work),
+            "broadcast": (self._broadcast, self._names_behind, state_machine.work),
             "evaluate": (self._evaluate, lambda version: overview.waiting(), state_machine.rewarded),
         }
 
@@ -33,7 +32,7 @@ class StageWatch:
         """
         if stage not in self._stages:
             raise ContractError(f"stage {stage[:40]!r} is unknown; known: {', '.join(self._stages)}")
-        look, words, wakeup = self._stages[stage]
+        look, waits_for, wakeup = self._stages[stage]
         state_machine = self._state_machine
         deadline = state_machine.clock() + wait_s
         woken = True
@@ -44,7 +43,7 @@ class StageWatch:
                 await state_machine.record()  # what it stands for must be on the disk
                 return reply
             if halted or not woken:
-                return dataclasses.replace(reply, waiting_for=words(number), halted=halted)
+                return dataclasses.replace(reply, waiting_for=waits_for(number), halted=halted)
             # A seal may end any stage early, and a pause wakes who waits for one.
             woken = await wait_any(deadline - state_machine.clock(), wakeup, state_machine.sealed)
 
@@ -70,7 +69,7 @@ class StageWatch:
         active = [member for member in living if member.state is WorkerState.ACTIVE]
         return [m.worker_id for m in active if m.held_version is None or m.held_version < version]
 
-    def _behind_words(self, version: int) -> str:
+    def _names_behind(self, version: int) -> str:
         return ", ".join(self._behind(version)) or "any worker at all"
 
     def _evaluate(self, version: int) -> StageReply:

@@ -38,7 +38,6 @@ class _Outbox:
         self._ended = False
 
     def put(self, message: Message) -> None:
-        """Add one message."""
         self._waiting.append(message)
         self._changed.set()
 
@@ -70,12 +69,7 @@ class StreamServer:
     def __init__(
         self, handlers: dict[str, Handler], error_to_proto: Callable[[AntiphonError], Message]
     ) -> None:
-        """Begin.
-
-        Args:
-            handlers: by the name of the body, what makes a reply's body of a request's.
-            error_to_proto: turns an error into a `WorkError`.
-        """
+        """`handlers` make the body of a reply from that of a request, by the name of the body."""
         self._handlers = handlers
         self._error_to_proto = error_to_proto
         self._replies = _Outbox()
@@ -83,13 +77,7 @@ class StreamServer:
         self._broken: BaseException | None = None
 
     async def serve(self, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
-        """Yield messages of replies until the requests end and are answered.
-
-        Shutdown early cancels what is open.
-
-        Args:
-            requests: messages of requests, as `WorkRequests`.
-        """
+        """Yield `WorkReplies` until all `WorkRequests` are answered; closing early cancels the rest."""
         reading = asyncio.ensure_future(self._read(requests))
         try:
             while replies := await self._replies.take():
@@ -148,19 +136,14 @@ class StreamServer:
 
 
 class StreamClient:
-    """The asking side: opens the stream when it is first needed, and anew after it broke."""
+    """The asking side: opens the stream when it is first needed, and again after it broke."""
 
     def __init__(
         self,
         open_stream: Callable[[], Any],
         error_from_proto: Callable[[Message], AntiphonError],
     ) -> None:
-        """Prepare; nothing is sent.
-
-        Args:
-            open_stream: begins the call, as `serving.Duplex`.
-            error_from_proto: turns a `WorkError` into the error that the server raised.
-        """
+        """`open_stream` begins the call; `error_from_proto` makes a `WorkError` what the server raised."""
         self._open_stream = open_stream
         self._error_from_proto = error_from_proto
         self._waiting: dict[int, asyncio.Future[Message]] = {}
@@ -169,12 +152,7 @@ class StreamClient:
         self._next = 0
 
     async def ask(self, kind: str, body: Message, timeout_s: float) -> Message:
-        """Send one request and return the body of its reply.
-
-        Args:
-            kind: name of the body, as in `WorkRequest`.
-            body: the message.
-            timeout_s: deadline in seconds.
+        """Send one request, its body named as in `WorkRequest`, and return the body of its reply.
 
         Raises:
             AntiphonError: what the server raised; UnavailableError when the stream broke or no
@@ -208,7 +186,7 @@ class StreamClient:
         return getattr(reply, kind)
 
     def close(self) -> None:
-        """End the stream; who waits for an answer is told that it broke."""
+        """End the stream; whoever waits for an answer gets an UnavailableError."""
         if self._running is not None:
             self._running.cancel()
 

@@ -1,4 +1,4 @@
-"""Worker registry: who takes part in the run, hears what it must know, and may be shut out of it."""
+"""Worker registry: who takes part in the run, what it must know, and who is shut out."""
 
 import structlog
 
@@ -10,10 +10,8 @@ from antiphon.core.loop.checks import check_piece
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
 from antiphon.core.trust.worker_names import WORKER_NAME
 from antiphon.services.coordinator.api import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
-from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 
-LONGEST_REASON = 500
-"""Characters of a reason that the journal keeps."""
 NO_REASON = "no reason was given"
 
 _log = structlog.get_logger("coordinator")
@@ -30,7 +28,7 @@ class WorkerRegistry:
         self._config_yaml = dump_config(state_machine.config)
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
-        """Admit a worker; one of the same name that still counts as alive is replaced.
+        """Admit a worker; one of the same name that is not lost is replaced.
 
         Raises:
             ContractError: another protocol version, another run, or a name that is invalid.
@@ -68,31 +66,31 @@ class WorkerRegistry:
             learner_key=self._learner_key,
         )
 
-    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
+    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases, keep what they made so far, and say what to give up.
 
         Raises:
-            ContractError: when the worker samples with weights that were never announced, or tells of
+            ContractError: when the worker samples with weights that were never announced, or reports
                 progress that no completion of its lease can have.
         """
         state_machine, state = self._state_machine, self._state
         state_machine.check()
-        member, now = self._fleet.get(beat.worker_id), state_machine.clock()
+        member, now = self._fleet.get(heartbeat.worker_id), state_machine.clock()
         if member is None:
             return HeartbeatReply(False, (), state.newest_version, state.finished)
-        self._check_weights(beat)
-        gone = self._leases.extend(beat.lease_ids, beat.worker_id, now)
-        kept = self._take_progress(beat)
-        if self._fleet.beat(member, beat, now):
+        self._check_weights(heartbeat)
+        gone = self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
+        kept = self._take_progress(heartbeat)
+        if self._fleet.take_heartbeat(member, heartbeat, now):
             state_machine.loaded(member)
-        member.told_newest = state.newest_version
-        for lease_id in beat.released_leases:
+        member.sent_newest = state.newest_version
+        for lease_id in heartbeat.released_leases:
             held = self._leases.get(lease_id)
             if held is not None:
                 state_machine.take_back(held, "handed over by its worker")
-        if beat.leaving:
+        if heartbeat.leaving:
             state_machine.lose(member, "it left in order")
-        if beat.released_leases or beat.leaving:
+        if heartbeat.released_leases or heartbeat.leaving:
             await state_machine.record()  # the worker ends with the answer: it must be true after a crash
         return HeartbeatReply(
             known=True,
@@ -103,21 +101,21 @@ class WorkerRegistry:
             next_s=member.pause_s,
         )
 
-    def _check_weights(self, beat: WorkerHeartbeat) -> None:
-        if beat.held_version is None or beat.weights_digest is None:
+    def _check_weights(self, heartbeat: WorkerHeartbeat) -> None:
+        if heartbeat.held_version is None or heartbeat.weights_digest is None:
             return
-        announced = self._state.snapshots.get(beat.held_version)
-        if announced != beat.weights_digest:
+        announced = self._state.snapshots.get(heartbeat.held_version)
+        if announced != heartbeat.weights_digest:
             raise ContractError(
-                f"worker {beat.worker_id} holds version {beat.held_version} with weights "
-                f"{beat.weights_digest[:12]}, but {(announced or 'nothing')[:12]} was announced for it; "
+                f"worker {heartbeat.worker_id} holds version {heartbeat.held_version} with weights "
+                f"{heartbeat.weights_digest[:12]}, but {(announced or 'nothing')[:12]} was announced for it; "
                 "load the announced snapshot again"
             )
 
-    def _take_progress(self, beat: WorkerHeartbeat) -> tuple[KeptProgress, ...]:
+    def _take_progress(self, heartbeat: WorkerHeartbeat) -> tuple[KeptProgress, ...]:
         """Keep the pieces of running leases; those of others are of no use, and not an error."""
         kept = []
-        for progress in beat.progress:
+        for progress in heartbeat.progress:
             held = self._leases.get(progress.lease_id)
             group = None if held is None else self._state.groups.get(held.group_id)
             if group is None:
@@ -131,18 +129,12 @@ class WorkerRegistry:
                     version=group.version if self._config.loop.mode == "fixed" else None,
                     newest_version=acceptance.newest_possible_version(self._state),
                 )
-                self._leases.take(progress.lease_id, beat.worker_id, piece)
-            kept.append(KeptProgress(progress.lease_id, self._leases.kept(progress.lease_id)))
+                self._leases.partial_groups.take(progress.lease_id, heartbeat.worker_id, piece)
+            kept.append(KeptProgress(progress.lease_id, self._leases.partial_groups.kept(progress.lease_id)))
         return tuple(kept)
 
     async def revoke(self, name: str, reason: str) -> None:
-        """Let a token (by its id) or a worker (by its name) count no more; repeating it changes nothing.
-
-        A worker that is excluded loses its leases at once.
-
-        Raises:
-            ContractError: when it is neither a token's id nor a possible name.
-        """
+        """Exclude a token or a worker, which loses its leases at once."""
         state_machine = self._state_machine
         state_machine.check()
         if not WORKER_NAME.fullmatch(name):

@@ -35,7 +35,7 @@ class GroupInFlight:
     """Sample index -> completion tokens that the coordinator said it keeps."""
 
     def requests(self) -> list[EngineRequest]:
-        """Return one engine request per seed of the lease whose completion is not there yet."""
+        """Return one engine request for each sample that is not finished yet."""
         lease = self.lease
         return [
             EngineRequest(
@@ -58,7 +58,7 @@ class GroupInFlight:
         return f"{self.lease.lease_id}/{sample_index}"
 
     def unfinished(self) -> list[int]:
-        """Return the samples that the engine is at work on."""
+        """Return the samples that the engine is sampling."""
         return [
             index
             for index in range(len(self.lease.seeds))
@@ -66,17 +66,12 @@ class GroupInFlight:
         ]
 
     def request_ids(self) -> list[str]:
-        """Return the engine's name of every sample that it is at work on."""
+        """Return the engine's name of every sample that it is sampling."""
         return [self.request_id(index) for index in self.unfinished()]
-
-    def take(self, sample_index: int, output: EngineOutput) -> bool:
-        """Keep a finished completion and tell whether the group is complete."""
-        self.outputs[sample_index] = output
-        return self.complete
 
     @property
     def complete(self) -> bool:
-        """Tell whether every completion is there."""
+        """Return whether every completion is there."""
         return not self.unfinished()
 
     def known(self) -> dict[str, int]:
@@ -86,15 +81,14 @@ class GroupInFlight:
             for index in self.unfinished()
         }
 
-    def heard(self, kept: Iterable[int]) -> None:
-        """Note how many tokens of each sample the coordinator keeps."""
+    def note_kept(self, kept: Iterable[int]) -> None:
         self.kept = dict(enumerate(kept))
 
     def pieces(self, progress: Mapping[str, EngineProgress]) -> list[PartialTrajectory]:
         """Return what the coordinator does not keep yet, in sample order.
 
         Args:
-            progress: by request id, what the engine says of the samples it is at work on.
+            progress: by request id, what the engine reports of the samples it is sampling.
         """
         found = []
         for index in range(len(self.lease.seeds)):
@@ -105,18 +99,12 @@ class GroupInFlight:
         return found
 
     def submission(self, worker_id: str, finished_at: float) -> GroupSubmission:
-        """Return what is handed in, samples in the order of their seeds.
-
-        Args:
-            worker_id: who hands it in.
-            finished_at: on the same clock as `started_at`.
-        """
-        trajectories = tuple(self._trajectory(index, seed) for index, seed in enumerate(self.lease.seeds))
+        """Return what is handed in, samples in the order of their seeds; same clock as `started_at`."""
         return GroupSubmission(
             lease_id=self.lease.lease_id,
             group_id=self.lease.group_id,
             worker_id=worker_id,
-            trajectories=trajectories,
+            trajectories=tuple(self._trajectory(i, seed) for i, seed in enumerate(self.lease.seeds)),
             generation_s=finished_at - self.started_at,
             drafting=self._drafting(),
         )
@@ -136,7 +124,7 @@ class GroupInFlight:
     def _whole(self, index: int, progress: EngineProgress | None) -> PartialTrajectory | None:
         """Return a sample from what came with the lease and what was sampled here; None without either.
 
-        Where the engine told only what is new since some token, the piece begins there.
+        Where the engine returned only what is new since some token, the piece begins there.
         """
         prefix, sampled = self.prefixes.get(index), self.outputs.get(index) or progress
         if sampled is None:

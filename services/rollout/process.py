@@ -52,11 +52,7 @@ class ChunkSource(WeightSource):
 
 
 def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
-    """Return the settings of one worker's engine.
-
-    Args:
-        config: the run's resolved configuration.
-        model_path: as `resolve_model_path` returns it.
+    """Return the settings of one worker's engine; `model_path` is as `resolve_model_path` returns it.
 
     Raises:
         ConfigError: when the model is no folder on this machine.
@@ -143,7 +139,7 @@ async def serve_worker(
         make_engine: builds the engine, in its own thread; vLLM by default.
         make_source: where snapshots come from; by default from the origin that each manifest names.
         coordinator: a client to use instead of a new one.
-        credentials: the worker's bundle; None speaks without encryption, on loopback alone.
+        credentials: the worker's bundle; None connects without encryption, on loopback alone.
         stop: asks to stop, a second time to stop at once; None never does.
 
     Raises:

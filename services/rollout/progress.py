@@ -1,7 +1,7 @@
 """Progress: what a worker's unfinished groups have, in pieces that the coordinator does not keep yet.
 
 Between two heartbeats only the difference travels. Where the engine is in the middle of a long step,
-or one beat would grow too large, the rest simply goes with the next.
+or one heartbeat would grow too large, the rest follows with the next.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from antiphon.core.records import Lease, LeaseProgress, PartialTrajectory
 from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight
 
-MOST_BEAT_TOKENS = 1 << 18
-"""Tokens after which a beat takes no further group: 2 MiB, far below the largest message."""
-PACE_MEMORY = 0.8
-"""Share of its past that the measured pace keeps with each new completion."""
+MOST_HEARTBEAT_TOKENS = 1 << 18
+"""Tokens after which a heartbeat takes no further group: 2 MiB, far below the largest message."""
+OLD_RATE_SHARE = 0.8
+"""Share of the measured rate that stays with each new completion."""
 
 _log = structlog.get_logger(__name__)
 
 
-class Pace:
+class TokenRate:
     """Seconds per token of one completion, as this worker measured them lately."""
 
     def __init__(self) -> None:
@@ -28,11 +28,10 @@ class Pace:
         """None before the first completion."""
 
     def measure(self, seconds: float, tokens: int) -> None:
-        """Take in a completion that needed `seconds` for `tokens` tokens."""
         if tokens < 1:
             return
         new, old = seconds / tokens, self.seconds_per_token
-        self.seconds_per_token = new if old is None else PACE_MEMORY * old + (1 - PACE_MEMORY) * new
+        self.seconds_per_token = new if old is None else OLD_RATE_SHARE * old + (1 - OLD_RATE_SHARE) * new
 
 
 async def gather(
@@ -47,16 +46,16 @@ async def gather(
         stop: end sampling them in the same moment.
     """
     known = {request_id: count for group in groups for request_id, count in group.known().items()}
-    told = await engine.progress(known, timeout_s, stop) if known else []
-    if told is None:
+    reported = await engine.progress(known, timeout_s, stop) if known else []
+    if reported is None:
         return ()
-    by_request = {progress.request_id: progress for progress in told}
+    by_request = {progress.request_id: progress for progress in reported}
     found: list[LeaseProgress] = []
     tokens = 0
     for group in groups:
         pieces = group.pieces(by_request)
         size = sum(int(piece.token_ids.size) for piece in pieces)
-        if not pieces or (found and tokens + size > MOST_BEAT_TOKENS):
+        if not pieces or (found and tokens + size > MOST_HEARTBEAT_TOKENS):
             continue
         found.append(LeaseProgress(group.lease.lease_id, tuple(pieces)))
         tokens += size

@@ -1,6 +1,6 @@
 """Shutdown: what a worker that is asked to stop still does, within its grace time.
 
-It tells the coordinator at once what it has, so that a kill costs nothing from then on. It finishes
+It reports to the coordinator at once what it has, so that a kill costs nothing from then on. It finishes
 the groups that are surely finished soon, gives the leases of the others back with everything sampled,
 and says that it leaves. It waits only a short time for a coordinator that does not answer: that one is
 most likely being stopped too.
@@ -40,17 +40,10 @@ class SendHeartbeat(Protocol):
 
 
 class Shutdown:
-    """The end of one worker's life, from the moment it is asked to stop."""
+    """The end of one worker, from the moment it is asked to stop."""
 
     def __init__(self, worker_name: str, work: WorkInFlight, send: SendHeartbeat, change: Wakeup) -> None:
-        """Prepare it.
-
-        Args:
-            worker_name: for the log.
-            work: the worker's groups; what is handed over is taken out.
-            send: sends a heartbeat.
-            change: rung when a group was finished or handed in.
-        """
+        """What is handed over leaves `work`; `change` is notified when a group was finished or handed in."""
         self._name = worker_name
         self._work, self._send, self._change = work, send, change
         self._asked = asyncio.Event()
@@ -67,18 +60,13 @@ class Shutdown:
         self._asked.set()
 
     async def run(self, engine: EngineDriver, step_timeout_s: float) -> None:
-        """Wait until it is asked for; then finish, hand over, and say goodbye.
-
-        Args:
-            engine: samples the groups.
-            step_timeout_s: longest wait for a step of the engine.
-        """
+        """Wait until it is asked for; then finish, hand over, and leave."""
         await self._asked.wait()
         try:
             await self._leave(engine, step_timeout_s)
         except UnavailableError as error:
             _log.warning(
-                "worker.unheard", worker=self._name, groups=len(self._work.groups), reason=str(error)
+                "worker.no_answer", worker=self._name, groups=len(self._work.groups), reason=str(error)
             )
 
     async def _leave(self, engine: EngineDriver, step_timeout_s: float) -> None:
@@ -87,7 +75,7 @@ class Shutdown:
         progress = await gather(groups, engine, step_timeout_s)
         await self._send(progress)
         finish_s = FINISHING_SHARE * (self._deadline - clock())
-        per_token = self._work.speed.seconds_per_token
+        per_token = self._work.token_rate.seconds_per_token
         late = [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)]
         await self._hand_over(engine, late, step_timeout_s)
         while not self._work.idle and (left_s := self._deadline - HAND_OVER_S - clock()) > 0:

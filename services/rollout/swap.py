@@ -21,7 +21,7 @@ class WeightView:
     complete: Collection[int]
     """Versions whose chunks are all here and checked."""
     newest: int | None
-    """Newest announced version heard of."""
+    """Newest announced version that the worker knows of."""
     wanted: int | None
     """Version the coordinator wants for the next group, where it wants one in particular."""
     pinned_groups: int
@@ -65,7 +65,7 @@ def version_to_fetch(view: WeightView) -> int | None:
 
 
 def leases_wait(view: WeightView, mode: Mode) -> bool:
-    """Tell whether asking for leases should wait for a swap, which another lease would put off."""
+    """Return whether asking for leases should wait for a swap, which another lease would put off."""
     if mode == "elastic" or view.pinned_groups or view.free_groups:
         return False
     if view.wanted is None or view.newest is None:

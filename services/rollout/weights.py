@@ -24,7 +24,7 @@ from antiphon.services.rpc.retry import MOST_PAUSE_S, retry_unavailable
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
-Pace = Callable[[], Awaitable[None]]
+Delay = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""
 
 _log = structlog.get_logger(__name__)
@@ -61,22 +61,15 @@ class WeightSync:
         groups_in_flight: Callable[[], tuple[int, int]],
         change: Wakeup,
         swapped: Wakeup,
-        pace: Pace,
+        delay: Delay,
         learner_key: bytes = b"",
     ) -> None:
         """Start with nothing held.
 
-        Args:
-            coordinator: asked for manifests.
-            source: asked for chunks.
-            engine: loads them.
-            config: configuration of the run.
-            run_id: a manifest of another run is refused.
-            groups_in_flight: (groups whose lease names the held version, other groups).
-            change: rung when a version was heard of, fetched or loaded.
-            swapped: rung when a version was loaded.
-            pace: awaited before each swap.
-            learner_key: public key that manifests must be signed with; empty where none are.
+        `groups_in_flight` returns how many groups' leases name the held version, and how many others
+        there are. `change` is notified when a version was announced, fetched or loaded, `swapped` when
+        one was loaded. `delay` is awaited before each swap. `learner_key` is the public key that
+        manifests must be signed with, empty where none are.
         """
         self._coordinator = coordinator
         self._source = source
@@ -89,7 +82,7 @@ class WeightSync:
         self._groups_in_flight = groups_in_flight
         self._change = change
         self._swapped = swapped
-        self._pace = pace
+        self._delay = delay
         self._learner_key = learner_key
         self._complete: dict[int, SnapshotManifest] = {}
         self._arriving: SnapshotManifest | None = None
@@ -112,19 +105,17 @@ class WeightSync:
         return None if self._held is None else self._held.weights_digest
 
     def note_newest(self, newest: int | None) -> None:
-        """Note the newest announced version."""
         if newest is not None and (self._newest is None or newest > self._newest):
             self._newest = newest
             self._change.notify()
 
     def note_wanted(self, version: int | None) -> None:
-        """Note the version that the coordinator wants for the next group."""
         if version != self._wanted:
             self._wanted = version
             self._change.notify()
 
     def pauses_leases(self) -> bool:
-        """Tell whether a swap is coming that another lease would put off."""
+        """Return whether a swap is coming that another lease would put off."""
         return leases_wait(self._view(), self._mode)
 
     @asynccontextmanager
@@ -153,14 +144,11 @@ class WeightSync:
     async def swap_forever(self) -> None:
         """Load what is due, one swap at a time."""
         while True:
-            version = self._due()
+            version = version_to_load(self._view(), self._mode)
             if version is None:
                 await self._change.wait(self._pause_s)
             else:
                 await self._swap(version)
-
-    def _due(self) -> int | None:
-        return version_to_load(self._view(), self._mode)
 
     async def _fetch(self, version: int) -> None:
         loop = asyncio.get_running_loop()
@@ -202,7 +190,7 @@ class WeightSync:
         return manifest
 
     async def _swap(self, version: int) -> None:
-        await self._pace()
+        await self._delay()
         manifest = self._complete[version]
         try:
             tensors = await asyncio.to_thread(self._source.rebuild, manifest)

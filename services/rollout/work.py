@@ -7,7 +7,7 @@ from antiphon.core.records import GroupSubmission, Lease
 from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.engine.driver import EngineDriver
 from antiphon.services.rollout.group import GroupInFlight, split_request_id
-from antiphon.services.rollout.progress import Pace, usable_prefix
+from antiphon.services.rollout.progress import TokenRate, usable_prefix
 from antiphon.system.wakeup import Wakeup
 
 
@@ -15,14 +15,14 @@ class WorkInFlight:
     """Groups that are sampled, and finished ones until their submission was answered, by lease id."""
 
     def __init__(self, change: Wakeup) -> None:
-        """Start with nothing; `change` is rung when a group was finished."""
+        """Start with nothing; `change` is notified when a group was finished."""
         self._change = change
         self.worker_id = ""
         """What the coordinator calls this worker; empty before it is registered."""
         self.groups: dict[str, GroupInFlight] = {}
         self.finished: dict[str, GroupSubmission] = {}
         self.tokens_generated = 0
-        self.speed = Pace()
+        self.token_rate = TokenRate()
 
     @property
     def idle(self) -> bool:
@@ -43,7 +43,7 @@ class WorkInFlight:
         """Sample a lease from where its last holder came to."""
         group = GroupInFlight(lease, asyncio.get_running_loop().time(), usable_prefix(lease, engine))
         # The coordinator keeps what it sent along.
-        group.heard(group.prefixes[i].stop if i in group.prefixes else 0 for i in range(len(lease.seeds)))
+        group.note_kept(group.prefixes[i].stop if i in group.prefixes else 0 for i in range(len(lease.seeds)))
         if group.complete:  # its last holder was lost between its last token and handing in
             self._finish(group)
         else:
@@ -59,8 +59,9 @@ class WorkInFlight:
             if group is None:
                 continue
             elapsed_s = asyncio.get_running_loop().time() - group.started_at
-            self.speed.measure(elapsed_s, len(output.token_ids))
-            if group.take(sample_index, output):
+            self.token_rate.measure(elapsed_s, len(output.token_ids))
+            group.outputs[sample_index] = output
+            if group.complete:
                 del self.groups[lease_id]
                 self._finish(group)
 

@@ -31,7 +31,7 @@ from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.progress import gather
 from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
-from antiphon.services.rollout.weights import Pace, WeightSource, WeightSync
+from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync
 from antiphon.services.rollout.work import WorkInFlight
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
@@ -50,8 +50,8 @@ _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
-async def no_pace() -> None:
-    """Inject no delay."""
+async def no_delay() -> None:
+    """Return at once."""
 
 
 class RolloutWorker:
@@ -66,25 +66,18 @@ class RolloutWorker:
         make_source: Callable[[RunConfig], WeightSource],
         *,
         concurrent_groups: int | None = None,
-        pace: Pace = no_pace,
+        delay: Delay = no_delay,
         lease_wait_s: float = LEASE_WAIT_S,
         drive: DriveEngine = EngineThread,
         learner_key: bytes | None = None,
     ) -> None:
         """Prepare a worker; nothing is sent before `run`.
 
-        Args:
-            coordinator: the run's coordinator, or a client of it.
-            worker_name: unique in the run; letters, digits, dot, dash, underscore.
-            run_id: the run to serve, or "" for whichever the coordinator serves.
-            make_engine: builds the engine from the run's configuration, in the engine's thread.
-            make_source: builds the source of snapshots from the run's configuration.
-            concurrent_groups: groups sampled at the same time; the run's own number by default.
-            pace: awaited before each lease request, submission and swap.
-            lease_wait_s: how long one lease request may be held open.
-            drive: makes what drives the engine; a thread by default.
-            learner_key: public key that manifests must be signed with; None takes the one that the
-                coordinator names when it welcomes the worker.
+        `worker_name` is unique in the run: letters, digits, dot, dash, underscore. `run_id` may be "" for
+        whichever run the coordinator serves. `make_engine` is called in the engine's thread.
+        `concurrent_groups` are sampled at the same time, by default as many as the run's configuration
+        says. `delay` is awaited before each lease request, submission and swap. `learner_key` is the
+        public key that manifests must be signed with; None takes the one that the coordinator names.
         """
         self._coordinator = coordinator
         self._name = worker_name
@@ -92,7 +85,7 @@ class RolloutWorker:
         self._make_engine = make_engine
         self._make_source = make_source
         self._concurrent_groups = concurrent_groups
-        self._pace = pace
+        self._delay = delay
         self._lease_wait_s = lease_wait_s
         self._drive = drive
         self._learner_key = learner_key
@@ -111,10 +104,7 @@ class RolloutWorker:
         self._done = asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until the run is finished or `stop` was called.
-
-        Args:
-            ready: called once the worker is registered and its engine is up.
+        """Serve until the run is finished or `stop` was called; `ready` is called once the engine is up.
 
         Raises:
             ContractError: when the coordinator refuses the worker or one of its groups.
@@ -135,10 +125,7 @@ class RolloutWorker:
 
         What was sampled so far is reported to the coordinator immediately. Groups that are surely
         finished in half of the time are finished; the others are handed over for another worker to
-        continue.
-
-        Args:
-            grace_s: by default the run's rollout.grace_s.
+        continue. By default `grace_s` is the run's rollout.grace_s.
         """
         groups = len(self._work.groups)
         if self._shutdown.asked:
@@ -165,15 +152,13 @@ class RolloutWorker:
     async def _send_heartbeat(
         self, progress: tuple[LeaseProgress, ...], *, released: tuple[str, ...] = (), leaving: bool = False
     ) -> None:
-        """Send a heartbeat at once, apart from the regular ones."""
-
-        async def beat() -> HeartbeatReply:
+        async def heartbeat() -> HeartbeatReply:
             return await self._coordinator.heartbeat(self._heartbeat(progress, released, leaving))
 
-        reply = await retry_unavailable("coordinator.heartbeat", beat, HAND_OVER_S, self._name)
+        reply = await retry_unavailable("coordinator.heartbeat", heartbeat, HAND_OVER_S, self._name)
         if not reply.known and not leaving:
             await self._register()
-            await retry_unavailable("coordinator.heartbeat", beat, HAND_OVER_S, self._name)
+            await retry_unavailable("coordinator.heartbeat", heartbeat, HAND_OVER_S, self._name)
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         welcome = await self._register()
@@ -192,7 +177,7 @@ class RolloutWorker:
             self._work.by_pin,
             self._change,
             self._swapped,
-            self._pace,
+            self._delay,
             welcome.learner_key if self._learner_key is None else self._learner_key,
         )
         self._engine, self._weights = engine, weights
@@ -225,14 +210,14 @@ class RolloutWorker:
         return welcome
 
     async def _heartbeats(self, engine: EngineDriver, pause_s: float) -> None:
-        async def beat() -> HeartbeatReply:
-            # Made anew for each attempt: what is sampled and what is held keeps changing.
+        async def heartbeat() -> HeartbeatReply:
+            # Made again for each attempt: what is sampled and what is held keeps changing.
             groups = list(self._work.groups.values()) if self._reports_progress else []
             progress = await gather(groups, engine, self._step_timeout_s)
             return await self._coordinator.heartbeat(self._heartbeat(progress))
 
         while True:
-            reply = await self._reach("coordinator.heartbeat", beat)
+            reply = await self._reach("coordinator.heartbeat", heartbeat)
             if reply.known:
                 self._apply_reply(reply)
                 # Other weights are reported at once: the coordinator's gate counts with them.
@@ -241,7 +226,7 @@ class RolloutWorker:
                 # Its leases are named by their ids, so work in flight continues under the new name.
                 await self._register()
                 for group in self._work.groups.values():
-                    group.heard(())  # a coordinator that forgot the worker forgot its progress too
+                    group.note_kept(())  # a coordinator that forgot the worker forgot its progress too
                 self._change.notify()
 
     async def _rest(self, pause_s: float, idle_pause_s: float) -> None:
@@ -281,7 +266,7 @@ class RolloutWorker:
         for kept in reply.kept:
             running = self._work.groups.get(kept.lease_id)
             if running is not None:
-                running.heard(kept.tokens)
+                running.note_kept(kept.tokens)
         if self._weights is not None:
             self._weights.note_newest(reply.newest_version)
         if reply.run_finished:
@@ -297,7 +282,7 @@ class RolloutWorker:
             if room < 1 or weights.pauses_leases():
                 await self._change.wait(self._lease_wait_s)
                 continue
-            await self._pace()
+            await self._delay()
             held_version = weights.held_version
             async with weights.held_still():
                 asking = partial(self._ask, engine, weights, room)
@@ -310,7 +295,7 @@ class RolloutWorker:
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
     async def _ask(self, engine: EngineDriver, weights: WeightSync, room: int) -> LeaseReply:
-        # Made anew for each attempt: the worker may have got another id in between.
+        # Made again for each attempt: the worker may have got another id in between.
         request = LeaseRequest(
             worker_id=self._work.worker_id,
             held_version=weights.held_version,
@@ -340,7 +325,7 @@ class RolloutWorker:
                 await self._change.wait(self._lease_wait_s)
                 continue
             lease_id, submission = next(iter(self._work.finished.items()))
-            await self._pace()
+            await self._delay()
             failpoints.reach("worker.upload.before")
             verdict = await self._reach(
                 "coordinator.submit_group", partial(self._coordinator.submit_group, submission)

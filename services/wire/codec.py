@@ -107,24 +107,20 @@ def codec(
             check(m)
         return record(*fields.read(m))
 
-    return by_hand(message, fields.write, from_proto)
+    by_hand(message, fields.write, from_proto)
+    return fields.write, from_proto
 
 
 def by_hand(
-    message: type[_M], to_proto: Callable[[_R], _M], from_proto: Callable[[_M], _R]
-) -> tuple[Callable[[_R], _M], Callable[[_M], _R]]:
+    message: type[Message], to_proto: Callable[[Any], Message], from_proto: Callable[[Any], Any]
+) -> None:
     """Remember how a kind of record is written and read where no table says it."""
-    _KNOWN[_descriptor(message).full_name] = to_proto, from_proto
-    return to_proto, from_proto
+    _KNOWN[message.DESCRIPTOR.full_name] = to_proto, from_proto
 
 
 def known(message: type[Message]) -> Pair | None:
     """Return how the record of a message is written and read; None for one that stands for no record."""
     return _KNOWN.get(message.DESCRIPTOR.full_name)
-
-
-def _descriptor(message: Any) -> Any:
-    return message.DESCRIPTOR
 
 
 def _translation(

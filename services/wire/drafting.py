@@ -4,6 +4,7 @@ Neither can change a token or a batch. So a history that cannot be read is no hi
 statistics are no statistics, and a log line says so.
 """
 
+import dataclasses
 import math
 
 import structlog
@@ -11,58 +12,41 @@ import structlog
 from antiphon.core import records as r
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history, encode_history
 from antiphon.protos import records_pb2
-
-_COUNTS = ("tokens", "passes", "drafted", "covered", "accepted", "with_history", "completions")
-_MEASURES = ("drafter_s", "sampler_s", "gain")
+from antiphon.services.wire.codec import by_hand, codec
 
 _log = structlog.get_logger(__name__)
 
 
+_encoded_to_proto, _encoded_from_proto = codec(EncodedHistory, records_pb2.PromptHistory)
+drafting_statistics_to_proto, _statistics_from_proto = codec(
+    r.DraftingStatistics, records_pb2.DraftingStatistics
+)
+
+
 def prompt_history_to_proto(x: r.PromptHistory) -> records_pb2.PromptHistory:
-    """Translate, tokens compressed; whoever sends it has cut it to its limit before."""
+    """Return the message, tokens compressed; whoever sends it has cut it to its limit before."""
     encoded = encode_history(x)
     assert encoded is not None  # only a limit leaves something out
-    return records_pb2.PromptHistory(
-        prompt_key=encoded.prompt_key,
-        epoch=encoded.epoch,
-        lengths=encoded.lengths,
-        versions=encoded.versions,
-        epochs=encoded.epochs,
-        sample_indices=encoded.sample_indices,
-        rewards=encoded.rewards,
-        tokens=encoded.tokens,
-    )
+    return _encoded_to_proto(encoded)
 
 
 def prompt_history_from_proto(m: records_pb2.PromptHistory) -> r.PromptHistory | None:
-    """Translate; None, and a line in the log, when it cannot be read."""
-    history, reason = decode_history(
-        EncodedHistory(
-            prompt_key=m.prompt_key,
-            epoch=m.epoch,
-            lengths=tuple(m.lengths),
-            versions=tuple(m.versions),
-            epochs=tuple(m.epochs),
-            sample_indices=tuple(m.sample_indices),
-            rewards=tuple(m.rewards),
-            tokens=m.tokens,
-        )
-    )
+    """Return the record; None, and a line in the log, when it cannot be read."""
+    history, reason = decode_history(_encoded_from_proto(m))
     if history is None:
         _log.warning("history.unreadable", prompt=m.prompt_key[:80], reason=reason)
     return history
 
 
-def drafting_statistics_to_proto(x: r.DraftingStatistics) -> records_pb2.DraftingStatistics:
-    """Translate."""
-    return records_pb2.DraftingStatistics(**{name: getattr(x, name) for name in (*_COUNTS, *_MEASURES)})
-
-
 def drafting_statistics_from_proto(m: records_pb2.DraftingStatistics) -> r.DraftingStatistics | None:
-    """Translate; None, and a line in the log, when a number is negative or not finite."""
-    values = {name: getattr(m, name) for name in (*_COUNTS, *_MEASURES)}
-    for name, value in values.items():
+    """Return the record; None, and a line in the log, when a number is negative or not finite."""
+    found = _statistics_from_proto(m)
+    for name, value in dataclasses.asdict(found).items():
         if not (math.isfinite(value) and value >= 0):
             _log.warning("drafting.unreadable", field=name, value=value)
             return None
-    return r.DraftingStatistics(**values)
+    return found
+
+
+by_hand(records_pb2.PromptHistory, prompt_history_to_proto, prompt_history_from_proto)
+by_hand(records_pb2.DraftingStatistics, drafting_statistics_to_proto, drafting_statistics_from_proto)

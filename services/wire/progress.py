@@ -14,10 +14,11 @@ from antiphon.services.wire.arrays import (
     tokens_from_bytes,
     tokens_to_bytes,
 )
+from antiphon.services.wire.codec import by_hand, codec
 
 
 def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTrajectory:
-    """Translate."""
+    """Return the message."""
     return records_pb2.PartialTrajectory(
         sample_index=x.sample_index,
         start=x.start,
@@ -29,7 +30,7 @@ def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTr
 
 
 def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.PartialTrajectory:
-    """Translate.
+    """Return the record.
 
     Raises:
         ContractError: when its spans do not begin where it says that it begins.
@@ -49,39 +50,15 @@ def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.Partial
     return found
 
 
-def lease_progress_to_proto(x: r.LeaseProgress) -> rollout_pb2.LeaseProgress:
-    """Translate."""
-    return rollout_pb2.LeaseProgress(
-        lease_id=x.lease_id, pieces=[partial_trajectory_to_proto(piece) for piece in x.pieces]
-    )
+def _author_to_proto(author: tuple[str, int]) -> records_pb2.Authorship:
+    return records_pb2.Authorship(worker_id=author[0], stop=author[1])
 
 
-def lease_progress_from_proto(m: rollout_pb2.LeaseProgress) -> r.LeaseProgress:
-    """Translate."""
-    return r.LeaseProgress(m.lease_id, tuple(partial_trajectory_from_proto(piece) for piece in m.pieces))
+def _author_from_proto(m: records_pb2.Authorship) -> tuple[str, int]:
+    return m.worker_id, m.stop
 
 
-def kept_group_to_proto(x: KeptGroup) -> records_pb2.KeptGroup:
-    """Translate."""
-    return records_pb2.KeptGroup(
-        samples=[
-            records_pb2.KeptSample(
-                whole=partial_trajectory_to_proto(sample.whole),
-                authors=[records_pb2.Authorship(worker_id=w, stop=stop) for w, stop in sample.authors],
-            )
-            for sample in x.samples
-        ]
-    )
-
-
-def kept_group_from_proto(m: records_pb2.KeptGroup) -> KeptGroup:
-    """Translate."""
-    return KeptGroup(
-        tuple(
-            KeptSample(
-                partial_trajectory_from_proto(sample.whole),
-                tuple((author.worker_id, author.stop) for author in sample.authors),
-            )
-            for sample in m.samples
-        )
-    )
+by_hand(records_pb2.PartialTrajectory, partial_trajectory_to_proto, partial_trajectory_from_proto)
+codec(r.LeaseProgress, rollout_pb2.LeaseProgress)
+codec(KeptSample, records_pb2.KeptSample, authors=(_author_to_proto, _author_from_proto))
+kept_group_to_proto, kept_group_from_proto = codec(KeptGroup, records_pb2.KeptGroup)

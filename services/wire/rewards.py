@@ -6,7 +6,7 @@ from antiphon.core import records as r
 from antiphon.core.errors import ContractError
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.protos import records_pb2
-from antiphon.services.wire import work
+from antiphon.services.wire import work  # noqa: F401 - says how a submission travels
 from antiphon.services.wire.arrays import finish_reason_from_text
 from antiphon.services.wire.codec import by_hand, codec
 
@@ -39,15 +39,9 @@ def _check_statistics(m: records_pb2.SampleStatistics) -> None:
         )
 
 
-rewarded_group_to_proto, rewarded_group_from_proto = codec(r.RewardedGroup, records_pb2.RewardedGroup)
-group_to_reward_to_proto, group_to_reward_from_proto = by_hand(
-    records_pb2.GroupToReward, _group_to_reward_to_proto, _group_to_reward_from_proto
-)
-group_to_audit_to_proto, group_to_audit_from_proto = codec(
-    r.GroupToAudit,
-    records_pb2.GroupToAudit,
-    submission=(work.group_submission_to_proto, work.group_submission_from_proto),
-)
+codec(r.RewardedGroup, records_pb2.RewardedGroup)
+by_hand(records_pb2.GroupToReward, _group_to_reward_to_proto, _group_to_reward_from_proto)
+codec(r.GroupToAudit, records_pb2.GroupToAudit)
 sample_statistics_to_proto, sample_statistics_from_proto = codec(
     SampleStatistics, records_pb2.SampleStatistics, _check_statistics
 )

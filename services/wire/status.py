@@ -8,7 +8,7 @@ from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, learner_pb2
 from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
-from antiphon.services.wire import steps as wire_steps
+from antiphon.services.wire import steps  # noqa: F401 - says how batches and commits travel
 from antiphon.services.wire.codec import codec
 
 
@@ -21,24 +21,10 @@ def _worker_state(text: str) -> r.WorkerState:
         ) from None
 
 
-evaluation_record_to_proto, evaluation_record_from_proto = codec(
-    core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord
-)
-stage_reply_to_proto, stage_reply_from_proto = codec(
-    coordinator_api.StageReply,
-    coordinator_pb2.StageReply,
-    batch=(wire_steps.batch_ref_to_proto, wire_steps.batch_ref_from_proto),
-)
-worker_record_to_proto, worker_record_from_proto = codec(
-    core_status.WorkerRecord,
-    coordinator_pb2.WorkerRecord,
-    state=(attrgetter("value"), _worker_state),
-)
-run_status_to_proto, run_status_from_proto = codec(
-    core_status.RunStatus,
-    coordinator_pb2.RunStatus,
-    last_commit=(wire_steps.step_commit_to_proto, wire_steps.step_commit_from_proto),
-)
+codec(core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord)
+codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord, state=(attrgetter("value"), _worker_state))
+stage_reply_to_proto, stage_reply_from_proto = codec(coordinator_api.StageReply, coordinator_pb2.StageReply)
+run_status_to_proto, run_status_from_proto = codec(core_status.RunStatus, coordinator_pb2.RunStatus)
 event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Event)
 learner_status_to_proto, learner_status_from_proto = codec(
     learner_api.LearnerStatus, learner_pb2.LearnerStatus

@@ -3,14 +3,10 @@
 from antiphon.core import records as r
 from antiphon.protos import learner_pb2, records_pb2
 from antiphon.services.learner import api as learner_api
+from antiphon.services.wire import drafting  # noqa: F401 - says how statistics of drafting travel
 from antiphon.services.wire.codec import codec
-from antiphon.services.wire.drafting import drafting_statistics_from_proto, drafting_statistics_to_proto
 
-batch_ref_to_proto, batch_ref_from_proto = codec(
-    r.BatchRef,
-    records_pb2.BatchRef,
-    drafting=(drafting_statistics_to_proto, drafting_statistics_from_proto),
-)
+batch_ref_to_proto, batch_ref_from_proto = codec(r.BatchRef, records_pb2.BatchRef)
 codec(r.TensorEntry, records_pb2.TensorEntry)
 codec(r.ChunkEntry, records_pb2.ChunkEntry)
 snapshot_manifest_to_proto, snapshot_manifest_from_proto = codec(

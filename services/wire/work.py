@@ -1,4 +1,4 @@
-"""Wire work: what a worker and the coordinator tell each other, as records and as messages.
+"""Wire work: what a worker and the coordinator send each other, as records and as messages.
 
 Messages that are invalid raise ContractError before anything is done; what concerns drafting alone is
 translated in `wire.drafting`, which never refuses a message.
@@ -16,15 +16,9 @@ from antiphon.services.wire.completions import completions_from_proto, completio
 from antiphon.services.wire.drafting import (
     drafting_statistics_from_proto,
     drafting_statistics_to_proto,
-    prompt_history_from_proto,
     prompt_history_to_proto,
 )
-from antiphon.services.wire.progress import (
-    lease_progress_from_proto,
-    lease_progress_to_proto,
-    partial_trajectory_from_proto,
-    partial_trajectory_to_proto,
-)
+from antiphon.services.wire.progress import partial_trajectory_to_proto
 
 
 def group_submission_to_proto(x: r.GroupSubmission) -> records_pb2.GroupSubmission:
@@ -104,19 +98,12 @@ by_hand(records_pb2.GroupSubmission, group_submission_to_proto, group_submission
 codec(r.SamplingParameters, records_pb2.SamplingParameters)
 codec(r.Prompt, records_pb2.Prompt)
 codec(r.KeptProgress, rollout_pb2.KeptProgress)
-_, lease_from_proto = codec(
-    r.Lease,
-    records_pb2.Lease,
-    history=(prompt_history_to_proto, prompt_history_from_proto),
-    prefix=(partial_trajectory_to_proto, partial_trajectory_from_proto),
-)
+_, lease_from_proto = codec(r.Lease, records_pb2.Lease)
 by_hand(records_pb2.Lease, lease_to_proto, lease_from_proto)
-worker_hello_to_proto, worker_hello_from_proto = codec(api.WorkerHello, rollout_pb2.WorkerHello)
-worker_welcome_to_proto, worker_welcome_from_proto = codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
+codec(api.WorkerHello, rollout_pb2.WorkerHello)
+codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
 worker_heartbeat_to_proto, worker_heartbeat_from_proto = codec(
-    api.WorkerHeartbeat,
-    rollout_pb2.WorkerHeartbeat,
-    progress=(lease_progress_to_proto, lease_progress_from_proto),
+    api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat
 )
 heartbeat_reply_to_proto, heartbeat_reply_from_proto = codec(
     api.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause

@@ -178,7 +178,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
         lambda config: engine,
         lambda config: ChunkSource(folder / "worker", config),
         concurrent_groups=manner.concurrent_groups,
-        pace=pauses(None if manner.delays is None else manner.delays + 1),
+        delay=pauses(None if manner.delays is None else manner.delays + 1),
     )
     try:
         await learner.restore()

@@ -75,7 +75,6 @@ class _File:
             raise self.explained(error) from error
 
     def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
-        """Return what an error of SQLite means."""
         cause = str(getattr(error, "orig", None) or error)
         if "full" in cause or "disk I/O" in cause:
             return UnavailableError(
@@ -139,7 +138,6 @@ class _Server:
         return connection
 
     def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
-        """Return what an error of PostgreSQL or its driver means."""
         cause = " ".join(str(getattr(error, "orig", None) or error).split())
         state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
         if state == "53100":

@@ -37,7 +37,7 @@ JOURNAL_NAME = "journal.db"
 """The journal's file in the folder of the run, unless `coordinator.journal_url` names a database."""
 RETRY_S = 1.0
 """Pause before a transaction that found no place is tried again."""
-PATIENCE_S = 3600.0
+LONGEST_WAIT_S = 3600.0
 """How long a journal waits for its place to take something; then the coordinator ends."""
 
 _log = structlog.get_logger("coordinator")
@@ -70,7 +70,7 @@ class Journal:
         *,
         threaded: bool = True,
         retry_s: float = RETRY_S,
-        patience_s: float = PATIENCE_S,
+        longest_wait_s: float = LONGEST_WAIT_S,
     ) -> None:
         """Open or create the journal.
 
@@ -80,7 +80,7 @@ class Journal:
             wall_clock: Unix seconds, for display.
             threaded: write in a thread of its own. Under virtual time everything stays in the loop.
             retry_s: pause before a transaction that found no place is tried again.
-            patience_s: how long that is repeated before the journal fails for good.
+            longest_wait_s: seconds for which that is repeated before the journal fails for good.
 
         Raises:
             ConfigError: when another process has it open, or it belongs to another run.
@@ -88,7 +88,7 @@ class Journal:
             UnavailableError: when it cannot be reached or written.
         """
         self._wall_clock = wall_clock
-        self._retry_s, self._patience_s = retry_s, patience_s
+        self._retry_s, self._longest_wait_s = retry_s, longest_wait_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal") if threaded else None
         self._pending = WriteBatch()
         self._pending_done: asyncio.Future[None] | None = None
@@ -99,7 +99,7 @@ class Journal:
         self.blocked: UnavailableError | None = None
         """Why nothing can be written at the moment, or None; it is tried again."""
         self.on_failure: Callable[[AntiphonError], None] | None = None
-        """Told once when writing failed for good."""
+        """Called once when writing failed for good."""
         self.grown = Wakeup()
         """Notified when events reached the disk."""
         try:
@@ -115,13 +115,8 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Tell whether nothing was ever recorded."""
+        """Return whether nothing was ever recorded."""
         return self._next_seq == 1
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of this opening of the journal; each is greater than all before."""
-        return self._store.epoch
 
     def totals(self) -> StoreTotals:
         """Count what the store holds as trained; call it before anything is appended."""
@@ -155,12 +150,8 @@ class Journal:
         With nothing to write, the result says when everything enqueued before is on disk. Giving
         up waiting never disturbs others who wait for the same transaction.
 
-        Args:
-            events: facts, in order.
-            payloads: bodies to keep, by name, in the same transaction.
-            forget: names of payloads to delete in the same transaction.
-            history: what changes in the history in the same transaction.
-            trained: the step that was committed and what it used up, in the same transaction.
+        All of it goes into one transaction: events in order, payloads to keep by name, names of payloads
+        to forget, what changes in the history, and the step that was committed with what it used up.
 
         Raises:
             AntiphonError: when an earlier write failed; the journal takes nothing after that.
@@ -205,7 +196,7 @@ class Journal:
 
     async def close(self) -> None:
         """Write what waits, then let go of the place; what finds no place now was never acknowledged."""
-        self._patience_s = 0.0
+        self._longest_wait_s = 0.0
         if self._flushing is not None:
             await self._flushing
         await self._in_thread(self._store.close)
@@ -234,7 +225,7 @@ class Journal:
             try:
                 written = await self._in_thread(self._store.write, batch)
             except UnavailableError as error:
-                if loop.time() - since >= self._patience_s:
+                if loop.time() - since >= self._longest_wait_s:
                     raise
                 if self.blocked is None:
                     _log.error("journal.blocked", reason=str(error))
@@ -273,6 +264,6 @@ class Journal:
 
 
 def _observe(future: "asyncio.Future[None]") -> None:
-    """Mark a failure as seen: callers that do not wait for the disk hear of it on their next call."""
+    """Mark a failure as seen: callers that do not wait for the disk get it on their next call."""
     if not future.cancelled():
         future.exception()

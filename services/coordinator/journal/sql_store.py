@@ -82,7 +82,6 @@ class SqlStore(JournalStore):
 
     @property
     def place(self) -> str:
-        """Name the place."""
         return self._place.name
 
     @property
@@ -90,7 +89,7 @@ class SqlStore(JournalStore):
         return self._epoch
 
     def last_seq(self) -> int:
-        return self._read(lambda: self._last_seq())
+        return self._read(self._last_seq)
 
     def totals(self) -> StoreTotals:
         def count(table: sa.Table) -> int:
@@ -99,24 +98,20 @@ class SqlStore(JournalStore):
         return self._read(lambda: StoreTotals(count(schema.steps), count(schema.trained)))
 
     def events(self, after: int, limit: int) -> list[StoredEvent]:
-        """Return up to `limit` events after number `after`."""
         table = schema.events
         query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
         return self._read(lambda: [StoredEvent(*row) for row in self._connection.execute(query)])
 
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
-        """Return up to `limit` rows of history after row `after`."""
         table = schema.history
         query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
         return self._read(lambda: [(seq, HistoryRow(*row)) for seq, *row in self._connection.execute(query)])
 
     def payload(self, name: str) -> bytes | None:
-        """Return a payload, or None."""
         query = sa.select(schema.payloads.c.body).where(schema.payloads.c.name == name)
         return self._read(lambda: self._connection.execute(query).scalar_one_or_none())
 
     def write(self, batch: WriteBatch) -> Written:
-        """Write everything in one transaction, or nothing."""
         failpoints.reach("coordinator.commit.before")
         try:
             self._reconnect()
@@ -139,7 +134,6 @@ class SqlStore(JournalStore):
         return Written.DONE
 
     def close(self) -> None:
-        """Let go of the place."""
         self._connection.close()
         self._connection.engine.dispose()
         self._place.release()
@@ -179,7 +173,7 @@ class SqlStore(JournalStore):
             raise self._place.explained(error) from error
 
     def _reconnect(self) -> None:
-        """Claim the place again after the database went away; the epoch tells whether it is still ours."""
+        """Claim the place again after the database went away; the epoch shows whether it is still ours."""
         if self._connection.invalidated or self._connection.closed:
             self._connection.close()
             self._connection = self._place.connect()

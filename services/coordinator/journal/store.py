@@ -1,6 +1,6 @@
 """Journal store: what a journal asks of the place where it lies, and the rows that go there.
 
-A store is told what to write in whole transactions and is used by one thread at a time. Each
+A store is given whole transactions to write and is used by one thread at a time. Each
 opening of a store for writing has an epoch, greater than all before it; a store writes nothing
 for an epoch that was overtaken. The same rows mean the same in SQLite, PostgreSQL and memory.
 """

@@ -1,4 +1,4 @@
-"""Submissions: what was handed in and accepted, in memory while its group lives, and in the journal."""
+"""Submissions: what was handed in and accepted, in memory until its group ends, and in the journal."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -63,5 +63,5 @@ class Submissions:
         return submission
 
     def lost(self, group_id: str) -> IntegrityError:
-        """Return the error of a group that lives without what was handed in for it."""
+        """Return the error of an unfinished group without what was handed in for it."""
         return IntegrityError(f"the journal has no payload for group {group_id}; restore it from a copy")

@@ -1,7 +1,7 @@
 """HistoryDrafter: the class that vLLM's public `custom_class` hook asks for drafts.
 
 vLLM names no request in that call, so the drafter reads the rows from the runner it is bound to.
-A failure in the scheduler never reaches the engine: the scheduler says so once and answers no more.
+A failure in the scheduler never reaches the engine: the scheduler logs it once and drafts no more.
 """
 
 from typing import Any

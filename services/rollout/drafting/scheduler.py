@@ -1,7 +1,7 @@
-"""Draft scheduler: decides for every engine step what is drafted, and keeps the account of it.
+"""Draft scheduler: decides for every engine step what is drafted, and counts what came of it.
 
-The engine tells it which requests came, what was verified and how long a step took; it answers
-with drafts. Groups share what their prompt's history and their finished siblings say. Nothing
+The engine reports which requests came, what was verified and how long a step took; it gets
+drafts. Groups share what their prompt's history and their finished siblings say. Nothing
 here knows vLLM, and nothing here can change a token: a draft is only ever a guess to verify. Nor
 can a fault in here end a run: the scheduler logs it once, closes, and the engine continues without it.
 
@@ -111,7 +111,7 @@ class DraftScheduler:
         self.open()
 
     def open(self) -> None:
-        """Begin, or begin anew after a fault; no request may be in flight."""
+        """Begin, or begin again after a fault; no request may be in flight."""
         slots, settings = len(self._prompt_length), self._settings
         self._forest = DraftForest(slots, self._max_window, settings.min_match)
         self._windows = DraftWindows(slots, self._window_size)

@@ -107,7 +107,7 @@ class Engine(Protocol):
 
     @property
     def drafts(self) -> bool:
-        """Tell whether the engine drafts, so that history is of use to it."""
+        """Return whether the engine drafts, so that history is of use to it."""
 
     @property
     def unfinished(self) -> int:

@@ -33,7 +33,7 @@ class EngineDriver(Protocol):
         """Build the engine and drive it until cancelled; a failure of the engine is raised here."""
 
     async def started(self, timeout_s: float) -> None:
-        """Wait until the engine is built.
+        """Wait until the engine is built; when it cannot be built, `run` raises why.
 
         Raises:
             UnavailableError: when building takes longer than `timeout_s` seconds.

@@ -65,33 +65,6 @@ def uniforms(keys: UInt64Array, positions: Int64Array) -> Float64Array:
     return unit
 
 
-def uniforms_on_device(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Do what `uniforms` does where the tensors live, bit for bit.
-
-    Args:
-        keys: [R] int64, the bits of the unsigned keys.
-        positions: [R] int64.
-
-    Returns:
-        [R] float64 on the same device.
-    """
-    z = keys ^ (positions * _signed(_STEP))
-    z = z + _signed(_GAMMA)
-    z = (z ^ _shift_right(z, 30)) * _signed(_MIX1)
-    z = (z ^ _shift_right(z, 27)) * _signed(_MIX2)
-    z = z ^ _shift_right(z, 31)
-    return _shift_right(z, 11).to(torch.float64) * _UNIT
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
-    # Tensors have no unsigned shift: the arithmetic one drags the sign along, so mask it off.
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
 @dataclass(frozen=True, slots=True)
 class RowSampling:
     """How each row is sampled; None where no row of the batch needs the feature."""

@@ -102,15 +102,7 @@ class SamplerHook:
         vocabulary: int,
         scheduler: DraftScheduler | None,
     ) -> None:
-        """Replace `runner._sample`.
-
-        Args:
-            runner: vLLM's V1 model runner.
-            table: knows every request in flight.
-            sampler: "keyed" or "native".
-            vocabulary: number of tokens, V.
-            scheduler: hears what became of drafts; None for an engine that never drafts.
-        """
+        """Replace `_sample` of vLLM's V1 runner; `scheduler` is None in an engine that never drafts."""
         from vllm.v1.outputs import SamplerOutput
 
         self.slots: Int64Array = np.zeros(0, dtype=np.int64)
@@ -236,7 +228,7 @@ class SamplerHook:
 
 
 def _refuse_unkeyed(metadata: Any) -> None:
-    """Refuse what would change the logits behind the keyed sampler's back."""
+    """Refuse what would change the logits without the keyed sampler's knowledge."""
     changed = [
         name
         for name, used in (

@@ -1,4 +1,4 @@
-"""Sampling rules: what the rollout engine honours exactly, and words for everything else.
+"""Sampling rules: what the rollout engine honours exactly, and what it refuses.
 
 Penalties, biases, minimum probabilities, logits processors and structured outputs have no place
 in the sampling record; a field that is added to it is refused until the engine learns it.

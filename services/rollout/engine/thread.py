@@ -21,7 +21,7 @@ from antiphon.system import failpoints
 IDLE_S = 1.0
 """Longest sleep of an idle engine thread before it looks whether it should stop."""
 CLOSE_S = 20.0
-"""Longest wait for the step that runs when the thread is told to stop."""
+"""Longest wait for the step that runs when the thread is asked to stop."""
 _T = TypeVar("_T")
 
 
@@ -29,12 +29,7 @@ class EngineThread(EngineDriver):
     """The engine behind a mailbox. Its methods belong to the event loop that runs `run`."""
 
     def __init__(self, make_engine: Callable[[], Engine], deliver: Callable[[list[EngineOutput]], None]):
-        """Prepare the thread; nothing is built before `run`.
-
-        Args:
-            make_engine: builds the engine, in the thread that will own it.
-            deliver: takes finished completions, on the event loop.
-        """
+        """Prepare; `make_engine` is called in the thread that will own it, `deliver` on the event loop."""
         self._make_engine = make_engine
         self._deliver = deliver
         self._mailbox: queue.SimpleQueue[Callable[[Engine], None]] = queue.SimpleQueue()
@@ -63,7 +58,6 @@ class EngineThread(EngineDriver):
         return self._busy_s
 
     async def run(self) -> None:
-        """Build the engine and drive it until `stop`; a failure of the engine is raised here."""
         self._loop = asyncio.get_running_loop()
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         driving = self._loop.run_in_executor(pool, self._drive)
@@ -75,11 +69,6 @@ class EngineThread(EngineDriver):
             pool.shutdown(wait=False)
 
     async def started(self, timeout_s: float) -> None:
-        """Wait until the engine is built; while it fails to build, `run` tells why.
-
-        Raises:
-            UnavailableError: when building takes longer than `timeout_s` seconds.
-        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._started.wait()

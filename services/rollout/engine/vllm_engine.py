@@ -103,7 +103,7 @@ class VllmEngine:
         self.weights_digest: str | None = None
         """Digest of the tensors that `load_weights` handed to vLLM, computed from them, or None.
 
-        It speaks of what went in: on CPU vLLM repacks linear weights for its kernels, so not all
+        It describes what was loaded: on CPU vLLM repacks linear weights for its kernels, so not all
         of them can be read back. Before it is set, names and shapes were checked against the
         model directory, every parameter that stayed readable was compared with its tensor, and
         output heads were probed."""
@@ -276,7 +276,7 @@ class VllmEngine:
         if self.scheduler is None:
             if on:
                 raise ConfigError(
-                    "drafting.enabled needs an engine started with room for drafts; start it anew"
+                    "drafting.enabled needs an engine started with room for drafts; start it again"
                 )
             return
         if on and self.scheduler.closed:
@@ -294,7 +294,7 @@ class VllmEngine:
             ConfigError: in an engine without drafting.
         """
         if self.scheduler is None:
-            raise ConfigError("drafts need an engine started with draft_tokens > 0; start it anew")
+            raise ConfigError("drafts need an engine started with draft_tokens > 0; start it again")
         self.scheduler.script = script
         try:
             yield
@@ -384,7 +384,7 @@ class VllmEngine:
             "skip_clone": True,
         }
         if self.sampler == "native":
-            # Its stream starts anew, and must not repeat what the prefix was drawn with.
+            # Its stream starts again, and must not repeat what the prefix was drawn with.
             seed = derive_seed("continued", request.seed, known) if known else request.seed
             return SamplingParams(
                 temperature=sampling.temperature,
@@ -476,7 +476,7 @@ def _start_core(settings: EngineSettings) -> Any:
     from vllm.v1.executor import Executor
 
     spare_foreign_libraries()
-    register()  # as an entry point it is seen only once the package was installed anew
+    register()  # as an entry point it is seen only once the package was installed again
     drafts = settings.draft_tokens
     arguments = EngineArgs(
         model=str(settings.model_dir),
@@ -502,7 +502,7 @@ def _start_core(settings: EngineSettings) -> Any:
     try:
         config = arguments.create_engine_config()
         return EngineCore(config, Executor.get_class(config), log_stats=False)
-    except ValueError as error:  # vLLM's own word for settings it cannot take
+    except ValueError as error:  # what vLLM raises for settings it cannot take
         raise ConfigError(
             f"vLLM cannot serve {settings.model_dir}: {' '.join(str(error).split())}"
         ) from error

@@ -6,7 +6,7 @@ divided by uninitialised memory (vllm-project/vllm#55005, fixed upstream by #550
 own sampler is hurt, and only where it verifies drafts; the keyed sampler has no part in it.
 
 vLLM loads this through the entry point `vllm.general_plugins`; the engine calls `register` as
-well, because an entry point is invisible until the package is installed anew.
+well, because an entry point is invisible until the package is installed again.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def register() -> None:
 
 
 def concerns(version: str, on_cpu: bool) -> bool:
-    """Tell whether a vLLM version may have the defect on this platform.
+    """Return whether a vLLM version may have the defect on this platform.
 
     >>> concerns("0.32.1+cpu", on_cpu=True), concerns("0.32.0", on_cpu=False), concerns("0.33.0", on_cpu=True)
     (True, False, False)
@@ -75,7 +75,7 @@ def guard(module: ModuleType, version: str) -> None:
 
 
 def is_sound(expand: Callable[..., torch.Tensor], device: torch.device) -> bool:
-    """Tell whether `expand` spreads 32-bit values, floats and integers, as it should.
+    """Return whether `expand` spreads 32-bit values, floats and integers, as it should.
 
     Two different inputs: memory left over from the one cannot pass for the answer to the other.
     """

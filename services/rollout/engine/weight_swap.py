@@ -1,6 +1,6 @@
 """Weight swap: what vLLM's reload leaves undone on CPU, and the check that a swap took hold.
 
-vLLM packs linear weights for its CPU kernels. A reload packs them anew, except for an output
+vLLM packs linear weights for its CPU kernels. A reload packs them again, except for an output
 head tied to the embedding: no tensor of its own arrives for it, so it would keep answering with
 the packed copy of the weights before (vLLM 0.32).
 """
@@ -14,7 +14,7 @@ from antiphon.core.errors import IntegrityError
 
 
 def repack_heads(model: torch.nn.Module) -> None:
-    """Pack every output head anew from the weights it holds now."""
+    """Pack every output head again from the weights it holds now."""
     for head in _packed_heads(model):
         head.quant_method.process_weights_after_loading(head)
 

@@ -34,7 +34,7 @@ class DistributionCheck:
     sampling: SamplingParameters
     draws: int
     degrees: int
-    """Degrees of freedom of the test; 0 where the policy left nothing to chance."""
+    """Degrees of freedom of the test; 0 where the policy left only one token possible."""
     z: float
     """Chi-square statistic as a standard normal number; large means another distribution."""
     impossible: int
@@ -44,7 +44,7 @@ class DistributionCheck:
 
     @property
     def holds(self) -> bool:
-        """Tell whether the sampler can be trusted."""
+        """Return whether the sampler can be trusted."""
         return self.z < Z_LIMIT and self.impossible == 0
 
 

@@ -1,4 +1,4 @@
-"""Draft check: before drafts are verified in earnest, the engine shows that they change nothing.
+"""Draft check: before drafts are used, the engine shows that they change nothing.
 
 Distribution: do tokens at drafted positions follow the engine's own, whatever was drafted?
 Identity: are tokens and log-probabilities with right, half-right and senseless drafts those
@@ -132,20 +132,20 @@ def _check_distribution(
     draws: int,
     seed: int,
 ) -> tuple[DistributionCheck, int]:
-    chance = generator("self-test-draft-law", seed)
+    randomness = generator("self-test-draft-law", seed)
     sampling = replace(case, max_tokens=3)
     after = {prefix: PreferredFirst(processed(row, case)) for prefix, row in known.items()}
-    stray: list[list[int]] = chance.integers(engine.vocabulary_size, size=(draws, 2)).tolist()
+    guesses: list[list[int]] = randomness.integers(engine.vocabulary_size, size=(draws, 2)).tolist()
 
     def drafts(index: int, start: int) -> list[int]:
         # One third always the likeliest token, one third one of the three likeliest, the rest anything.
         # The second token of the chain stands for whatever follows a right first one.
         if index % 3 == 2 or (start,) not in known:
-            return stray[index]
+            return guesses[index]
         rank = 0 if index % 3 == 0 else index // 3 % 3
         second = int(np.argsort(-known[(start,)], kind="stable")[rank])
         follows = known.get((start, second))
-        return [second, stray[index][1] if follows is None else int(follows.argmax())]
+        return [second, guesses[index][1] if follows is None else int(follows.argmax())]
 
     def script(request_id: str, so_far: list[int]) -> list[int]:
         return drafts(int(request_id.rpartition("-")[2]), so_far[0]) if len(so_far) == 1 else []
@@ -157,7 +157,7 @@ def _check_distribution(
     with engine.scripted_drafts(script):
         outputs = run_to_end(engine, requests)
     points, impossible, error = [], 0, 0.0
-    within = chance.random((draws, 2))
+    within = randomness.random((draws, 2))
     for index, output in enumerate(outputs):
         tokens = output.token_ids.tolist()
         for at in range(1, len(tokens)):
@@ -182,13 +182,13 @@ def _check_identity(
     engine.use_drafts(False)
     plain = run_to_end(engine, requests)
     engine.use_drafts(True)
-    chance = generator("self-test-draft-identity", seed)
+    randomness = generator("self-test-draft-identity", seed)
     window, vocabulary = engine.settings.draft_tokens, engine.vocabulary_size
     texts = {}
     for index, output in enumerate(plain):
         right = output.token_ids.astype(np.int64)
-        noise = chance.integers(vocabulary, size=len(right) + window)
-        wrong = chance.random(len(right)) < (0.0, 0.3, 1.0)[index % 3]
+        noise = randomness.integers(vocabulary, size=len(right) + window)
+        wrong = randomness.random(len(right)) < (0.0, 0.3, 1.0)[index % 3]
         texts[output.request_id] = [*np.where(wrong, noise[: len(right)], right).tolist(), *noise.tolist()]
     width = {output.request_id: 1 + index % window for index, output in enumerate(plain)}
 

@@ -55,11 +55,11 @@ class StartupReport:
 
     @property
     def distributions_hold(self) -> bool:
-        """Tell whether undrafted tokens follow the policy's distribution."""
+        """Return whether undrafted tokens follow the policy's distribution."""
         return all(check.holds for check in self.distributions)
 
     def drafts_hold(self, bits: bool) -> bool:
-        """Tell whether drafts may be used; `bits` asks for answers that are equal bit for bit."""
+        """Return whether drafts may be used; `bits` asks for answers that are equal bit for bit."""
         return self.drafts is not None and self.drafts.why_not(bits) is None
 
 
@@ -131,9 +131,11 @@ def _continued(
 
 
 def _widest_prompt(engine: VllmEngine, seed: int) -> tuple[int, ...]:
-    chance = generator("self-test-prompts", seed)
+    randomness = generator("self-test-prompts", seed)
     length = min(8, engine.settings.max_model_len // 2)
-    prompts = [tuple(int(t) for t in chance.integers(engine.vocabulary_size, size=length)) for _ in range(8)]
+    prompts = [
+        tuple(int(t) for t in randomness.integers(engine.vocabulary_size, size=length)) for _ in range(8)
+    ]
 
     def entropy(prompt: tuple[int, ...]) -> float:
         logprobs = engine.distribution(prompt)
@@ -178,11 +180,11 @@ def _mixed_requests(engine: VllmEngine, seed: int) -> list[EngineRequest]:
     settings = engine.settings
     tokens = min(16, settings.max_model_len // 2)
     longest = min(96, settings.max_model_len - tokens)
-    chance = generator("self-test-bits", seed)
+    randomness = generator("self-test-bits", seed)
     return [
         EngineRequest(
             f"bits-{i}",
-            tuple(int(t) for t in chance.integers(engine.vocabulary_size, size=1 + i * 37 % longest)),
+            tuple(int(t) for t in randomness.integers(engine.vocabulary_size, size=1 + i * 37 % longest)),
             derive_seed("self-test-bits", seed, i),
             replace(MIXED[i % len(MIXED)], max_tokens=tokens),
         )

@@ -156,7 +156,7 @@ def test_a_group_hands_in_the_sum_of_its_completions_and_the_newest_gain() -> No
             request_id=str(index),
             drafting=drafting,
         )
-        group.take(index, output)
+        group.outputs[index] = output
     expected = DraftingStatistics(8, 4, 6, 6, 4, 2, 1.0, 0.5, 1.0, completions=2)
     assert group.submission("w", 1.0).drafting == expected
     group.outputs = {i: dataclasses.replace(output, drafting=None) for i, output in group.outputs.items()}

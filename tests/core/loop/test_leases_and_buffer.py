@@ -42,8 +42,8 @@ def test_a_large_fleet_beats_less_often_and_its_silence_is_noticed_later() -> No
     fleet = Fleet(heartbeat_s=2.0)
     crew = [fleet.add(f"w{n}-1", f"w{n}", 4, now=0.0) for n in range(1000)]
     for member in crew:
-        fleet.beat(member, idle_beat(member.worker_id), now=0.0)
-    fleet.beat(crew[1], idle_beat("w1-1", ("lease",)), now=0.0)
+        fleet.take_heartbeat(member, idle_beat(member.worker_id), now=0.0)
+    fleet.take_heartbeat(crew[1], idle_beat("w1-1", ("lease",)), now=0.0)
     assert [member.pause_s for member in crew[:3]] == [20.0, 2.0, 20.0]
     assert fleet.silent(now=10.0) == [] and fleet.silent(now=10.1) == [crew[1]]
     assert len(fleet.silent(now=100.1)) == 1000
@@ -51,7 +51,7 @@ def test_a_large_fleet_beats_less_often_and_its_silence_is_noticed_later() -> No
         fleet.lose(member)
         fleet.lose(member)
     assert fleet.size == 100 == len(fleet.living())
-    fleet.beat(crew[0], idle_beat("w0-1"), now=60.0)
+    fleet.take_heartbeat(crew[0], idle_beat("w0-1"), now=60.0)
     assert crew[0].pause_s == 2.0
 
 

@@ -273,7 +273,7 @@ def test_a_journal_that_never_gets_space_stops_the_coordinator_in_words(tmp_path
     async def act(site: Served, client: CoordinatorClient) -> None:
         await leased(client)
         journal = site.service.state_machine.journal
-        journal._retry_s = journal._patience_s = 0.0
+        journal._retry_s = journal._longest_wait_s = 0.0
         await journal._in_thread(lambda: no_more_pages(journal))
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
             while True:  # what is freed within a page still takes a few
@@ -293,7 +293,7 @@ def no_more_pages(journal: Journal) -> None:
 
 def test_full_disk_is_told_apart(tmp_path: Path) -> None:
     async def run() -> None:
-        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID, retry_s=0.0, patience_s=0.0)
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID, retry_s=0.0, longest_wait_s=0.0)
         await journal._in_thread(lambda: no_more_pages(journal))
         with pytest.raises(UnavailableError, match="no space is left for the journal"):
             await journal.enqueue([], {"big": b"x" * 1_000_000})

@@ -175,7 +175,7 @@ async def run_loop(
                 lambda config: LightEngine(),
                 lambda config: LightSource(),
                 concurrent_groups=concurrent_groups,
-                pace=delays.pace(),
+                delay=delays.pace(),
             )
             tasks.create_task(worker.run(lambda: None))
         tasks.create_task(judge.run(lambda: None))

@@ -91,7 +91,7 @@ def make_site(
         engines.append(engine_class(gate))
         return engines[-1]
 
-    extra = {} if pace is None else {"pace": pace}
+    extra = {} if pace is None else {"delay": pace}
     worker = RolloutWorker(
         coordinator, "w", run_id, make_engine, lambda config: source, lease_wait_s=0.01, **extra
     )
