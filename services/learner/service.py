@@ -232,6 +232,8 @@ class LearnerService(Learner):
             )
             if reply.batch is not None:
                 return reply.batch
+            if reply.halted:  # the coordinator answers at once until the run is started again
+                raise IntegrityError(reply.halted)
             if seen != (reply.waiting_for, reply.progress):
                 seen = (reply.waiting_for, reply.progress)
                 since_s = loop.time()
