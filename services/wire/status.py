@@ -40,6 +40,4 @@ run_status_to_proto, run_status_from_proto = codec(
     last_commit=(wire_steps.step_commit_to_proto, wire_steps.step_commit_from_proto),
 )
 event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Event)
-learner_status_to_proto, learner_status_from_proto = codec(
-    learner_api.LearnerStatus, learner_pb2.LearnerStatus
-)
+codec(learner_api.LearnerStatus, learner_pb2.LearnerStatus)

@@ -231,8 +231,8 @@ def test_an_altered_checkpoint_is_never_opened(model_path: Path, tmp_path: Path)
         spoiled = next(checkpoints.folder(4).rglob("*.pt"))
         # A pickle that would raise when opened: it is refused before.
         spoiled.write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-        with pytest.raises(IntegrityError, match=f"altered file .*{spoiled.name}"):
-            checkpoints.check(4)
+        problem = checkpoints.problem(4)
+        assert problem is not None and "altered file" in problem and spoiled.name in problem
         assert checkpoints.newest_sound(4) == 2
         learner = await bench.learner()
         assert (await learner.status()).version == 4
