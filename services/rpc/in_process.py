@@ -1,4 +1,4 @@
-"""Direct: production clients and servicers joined by a transport that is handed in, without sockets.
+"""In process: production clients and servicers joined by a transport that is handed in, without sockets.
 
 A `InProcessChannel` stands in for a gRPC channel below the generated stubs, a `InProcessServer` for a
 server below the generated registrations. Messages are serialized and parsed as on a real wire,
