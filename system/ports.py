@@ -1,7 +1,7 @@
-"""Ports: which ones a server may be given that is told its port before it listens.
+"""Ports: which ones a server may be given that gets its port before it listens.
 
 The system takes the ports of outgoing connections from a range of its own. A port of that range can
-be gone by the time a server that was told to use it has started, so those below it are offered.
+be taken by the time a server that was given it has started, so those below it are offered.
 """
 
 import secrets
@@ -15,7 +15,7 @@ OFFERED = range(20_000, 32_000)
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return so many different ports that were free a moment ago, chosen by chance.
+    """Return so many different ports that were free a moment ago, chosen at random.
 
     Raises:
         UnavailableError: when there are not so many.
@@ -38,7 +38,7 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Tell whether a server could listen on a port now."""
+    """Return whether a server could listen on a port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

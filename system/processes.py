@@ -97,7 +97,7 @@ class ChildProcess(subprocess.Popen[bytes]):
         return self.poll() is None
 
     def how_it_ended(self) -> str:
-        """Return its exit status and its last words."""
+        """Return its exit status and the last lines of its log."""
         return f"ended with status {self.returncode}: {quote(self.lines())}"
 
     def lines(self) -> list[str]:
@@ -125,7 +125,7 @@ class GroupLeader(Protocol):
         """Process id, and id of its group."""
 
     def alive(self) -> bool:
-        """Tell whether it still runs."""
+        """Return whether it still runs."""
 
     def how_it_ended(self) -> str:
         """Return how it ended, for an error message."""
@@ -171,7 +171,7 @@ def wait_ready(
         leader: the server's process.
         name: what the errors call it.
         log: file with its output.
-        answers: tells whether it answers.
+        answers: returns whether it answers.
         timeout_s: longest wait, seconds.
         tell: called again and again with the seconds waited so far.
 

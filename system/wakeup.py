@@ -15,7 +15,6 @@ class Wakeup:
         """In the order in which they came."""
 
     def notify(self) -> None:
-        """Wake all waiters."""
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             _answer(future, True)

@@ -29,7 +29,7 @@ DTYPE_BYTES = {
 """The dtypes a snapshot may hold, and the bytes of one element."""
 
 PAYLOAD_LIMIT_BYTES = 1 << 40
-"""Largest payload accepted unless the receiver knows better."""
+"""Largest payload accepted."""
 CHUNK_LIMIT_BYTES = 16 << 20
 """Largest chunk; the same bound as broadcast.chunk_bytes, well below the largest message."""
 _DIMENSIONS_LIMIT = 8
@@ -37,21 +37,17 @@ _TENSORS_LIMIT = 1_000_000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,511}")
 
 
-def check_manifest(manifest: SnapshotManifest, payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES) -> None:
+def check_manifest(manifest: SnapshotManifest) -> None:
     """Check that a manifest is sound before anything is allocated for it.
-
-    Args:
-        manifest: as it came.
-        payload_limit_bytes: largest payload the receiver is ready to hold.
 
     Raises:
         IntegrityError: naming the entry that contradicts the others.
     """
     if manifest.version < 0:
         raise _broken(manifest, f"its version is {manifest.version}")
-    if not 0 < manifest.payload_bytes <= payload_limit_bytes:
+    if not 0 < manifest.payload_bytes <= PAYLOAD_LIMIT_BYTES:
         raise _broken(
-            manifest, f"payload_bytes={manifest.payload_bytes} is not within 1..{payload_limit_bytes}"
+            manifest, f"payload_bytes={manifest.payload_bytes} is not within 1..{PAYLOAD_LIMIT_BYTES}"
         )
     if len(manifest.tensors) > _TENSORS_LIMIT:
         raise _broken(manifest, f"it lists {len(manifest.tensors)} tensors, more than {_TENSORS_LIMIT}")

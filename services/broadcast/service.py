@@ -12,7 +12,7 @@ from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import ChunkEntry, SnapshotManifest
 from antiphon.services.broadcast.api import Broadcast
 from antiphon.services.broadcast.chunk_store import ChunkStore
-from antiphon.services.broadcast.manifest import PAYLOAD_LIMIT_BYTES, check_manifest
+from antiphon.services.broadcast.manifest import check_manifest
 
 ATTEMPTS = 2
 """A chunk that does not match its digest is asked for once more, then the transfer fails."""
@@ -30,7 +30,6 @@ class Uplink:
         self._free_at_s = 0.0
 
     async def take(self, length: int) -> None:
-        """Wait until `length` more bytes have passed the uplink."""
         if self._bytes_per_s is None:
             return
         now = asyncio.get_running_loop().time()
@@ -58,26 +57,20 @@ async def fetch_snapshot(
     source: Broadcast,
     store: ChunkStore,
     timeout_s: float,
-    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
 ) -> None:
     """Bring every chunk of a snapshot into `store`, then list its manifest there.
 
     Chunks already held are not fetched. On any error what has arrived stays, so the next call
     continues from there.
 
-    Args:
-        manifest: what to fetch.
-        source: whoever holds the chunks.
-        store: where they go.
-        timeout_s: deadline of the whole transfer, seconds.
-        payload_limit_bytes: largest payload the receiver is ready to hold.
+    The deadline of the whole transfer is `timeout_s` seconds.
 
     Raises:
         IntegrityError: when the manifest is not sound, or a chunk came altered, truncated,
             oversized or out of turn twice; it names the chunk.
         UnavailableError: when the source went away or the deadline passed.
     """
-    check_manifest(manifest, payload_limit_bytes)
+    check_manifest(manifest)
     try:
         async with asyncio.timeout(timeout_s):
             await _fetch_missing(manifest, source, store)
@@ -93,8 +86,7 @@ async def fetch_snapshot(
 async def _fetch_missing(manifest: SnapshotManifest, source: Broadcast, store: ChunkStore) -> None:
     refused: IntegrityError | None = None
     for _ in range(ATTEMPTS):
-        wanted = _missing(manifest, store)
-        if not wanted:
+        if not (wanted := _missing(manifest, store)):
             return
         refused = await _receive(manifest, wanted, source, store)
     if refused is not None:

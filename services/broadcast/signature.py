@@ -1,7 +1,7 @@
 """Signature: weights are loaded only when the learner of the run signed for them.
 
 The signature covers the run, the version, every tensor and chunk and the digest of the whole
-payload; not the origin, which changes when the learner moves and which anybody may be: what an
+payload; not the origin, which changes when the learner moves and may be anyone: what an
 origin sends is compared with the digests.
 """
 

@@ -15,7 +15,7 @@ from blake3 import blake3
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import ChunkEntry, SnapshotManifest, TensorEntry
-from antiphon.services.broadcast.manifest import DTYPE_BYTES, PAYLOAD_LIMIT_BYTES, check_manifest
+from antiphon.services.broadcast.manifest import DTYPE_BYTES, check_manifest
 
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -70,17 +70,8 @@ def build_snapshot(
     )
 
 
-def rebuild(
-    manifest: SnapshotManifest,
-    chunks: Callable[[str], bytes],
-    payload_limit_bytes: int = PAYLOAD_LIMIT_BYTES,
-) -> dict[str, torch.Tensor]:
-    """Assemble the tensors of a snapshot, checking every chunk and the whole.
-
-    Args:
-        manifest: what to assemble.
-        chunks: returns the bytes of a chunk by digest, such as `ChunkStore.get`.
-        payload_limit_bytes: largest payload the receiver is ready to hold.
+def rebuild(manifest: SnapshotManifest, chunks: Callable[[str], bytes]) -> dict[str, torch.Tensor]:
+    """Assemble the tensors of a snapshot from `chunks` by digest, checking every chunk and the whole.
 
     Returns:
         Name -> tensor on the CPU; the tensors are views of one buffer.
@@ -88,7 +79,7 @@ def rebuild(
     Raises:
         IntegrityError: naming the chunk or tensor that does not match; nothing is returned then.
     """
-    check_manifest(manifest, payload_limit_bytes)
+    check_manifest(manifest)
     buffer = bytearray(manifest.payload_bytes)
     for index, chunk in enumerate(manifest.chunks):
         payload = chunks(chunk.digest)

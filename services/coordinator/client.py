@@ -21,8 +21,8 @@ from antiphon.services.coordinator.api import (
     WorkerHeartbeat,
 )
 from antiphon.services.coordinator.work_stream import StreamClient
-from antiphon.services.rpc.serving import Duplex, error_from_code, open_channel, stream
-from antiphon.services.rpc.unary import asks
+from antiphon.services.rpc.serving import Duplex, error_from_code, stream
+from antiphon.services.rpc.unary import Client, asks
 from antiphon.services.security.credentials import Credentials
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import work as wire_work
@@ -32,7 +32,7 @@ FOLLOW_S = 60.0
 """A followed stream of events is opened again after this time."""
 
 
-class CoordinatorClient(Coordinator):
+class CoordinatorClient(Client, Coordinator):
     """A coordinator somewhere else."""
 
     def __init__(
@@ -43,16 +43,14 @@ class CoordinatorClient(Coordinator):
         channel: Any = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """Open a channel to host:port, unless one is given; nothing is sent yet."""
+        super().__init__(coordinator_pb2_grpc.CoordinatorStub, address, credentials, channel)
         self.address = address
         self._timeout_s = timeout_s
-        self._channel = open_channel(address, credentials) if channel is None else channel
-        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._stream = StreamClient(lambda: Duplex(self._stub.Work), _error_from_proto)
 
     async def close(self) -> None:
         await self._stream.closed()
-        await self._channel.close()
+        await super().close()
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         message = wire_work.worker_heartbeat_to_proto(heartbeat)

@@ -43,7 +43,7 @@ class Learner(Protocol):
         Raises:
             IntegrityError: when the batch file does not match its digest, or the loss or a
                 weight is not finite (then nothing is committed or published and the run
-                pauses with the reason).
+                pauses with the reason), or the run is paused or finished before the batch is sealed.
             ContractError: when `step` is not the next one.
             UnavailableError: when the coordinator or the batch cannot be reached in time.
         """

@@ -3,7 +3,7 @@
 It holds a second copy of the model, filled with the published snapshot of each version it needs:
 the weights that workers sampled with, bit for bit, whatever the learner has become meanwhile. One
 forward pass over prompt and completion gives the distribution of every token; the production
-sampler's own arithmetic tells where each token's uniform had to fall.
+sampler's own arithmetic shows where each token's uniform had to fall.
 
 Legend: G samples of a group, W positions of the longest, T completion tokens, V vocabulary.
 """
@@ -44,13 +44,7 @@ class Auditor:
     """One model whose weights are exchanged for those of the version at hand; for one thread."""
 
     def __init__(self, config: RunConfig, chunks: ChunkStore, model: Any = None) -> None:
-        """Prepare; the model is loaded for the first group.
-
-        Args:
-            config: of the run.
-            chunks: where published snapshots are.
-            model: a causal model to use; by default the run's own is loaded.
-        """
+        """Prepare; unless a causal model is given, the run's own is loaded for the first group."""
         self._config = config
         self._chunks = chunks
         self._model = model
@@ -58,7 +52,7 @@ class Auditor:
         self._rounding = ROUNDING[config.model.dtype]
 
     def examine(self, group: GroupToAudit) -> list[SampleStatistics]:
-        """Return what the scores say, a sample each; tokens of versions that are gone are left out.
+        """Return what the scores say, a sample each; tokens of versions that were dropped are left out.
 
         Raises:
             IntegrityError: when a snapshot is damaged.

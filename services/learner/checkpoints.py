@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.core.digests import digest_file
-from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.errors import UnavailableError
 from antiphon.services.security.keys import SigningKey, make_private_folder, verifies, write_private
 from antiphon.system import failpoints
 from antiphon.system.files import write_atomically
@@ -28,13 +28,10 @@ class CheckpointStore:
     """The checkpoints of one run; a few of the newest are kept."""
 
     def __init__(self, root: Path, kept: int, signer: SigningKey | None = None) -> None:
-        """Use a folder.
+        """Use a folder, which need not exist yet; the newest `kept` checkpoints stay in it.
 
-        Args:
-            root: the folder; it need not exist yet.
-            kept: newest checkpoints kept.
-            signer: signs the lists, and only what it signed is believed; None where another record
-                vouches for the files, as a ledger does.
+        The `signer` signs the lists, and only what it signed is believed; None where another record
+        vouches for the files, as a ledger does.
         """
         self._root = root
         self._kept = kept
@@ -76,7 +73,7 @@ class CheckpointStore:
             self._signature(old).unlink(missing_ok=True)
 
     def versions(self) -> list[int]:
-        """Return the versions on the checkpoints, oldest first, sound or not."""
+        """Return the versions of the checkpoints, oldest first, sound or not."""
         if not self._root.is_dir():
             return []
         names = [path.name[1:] for path in self._root.glob("v*") if path.is_dir()]
@@ -87,31 +84,18 @@ class CheckpointStore:
         for version in reversed(self.versions()):
             if version > at_most:
                 continue
-            problem = self._problem(version)
+            problem = self.problem(version)
             if problem is None:
                 return version
             _log.warning("checkpoint.refused", version=version, reason=problem)
         return None
 
-    def check(self, version: int) -> Path:
-        """Return the folder of a checkpoint that may be opened.
-
-        Raises:
-            IntegrityError: naming the file that was altered, added or lost.
-        """
-        problem = self._problem(version)
-        if problem is not None:
-            raise IntegrityError(
-                f"the checkpoint of version {version} in {self._root} {problem}; remove its folder, "
-                "an older one or the base model is used then"
-            )
-        return self.folder(version)
-
     def folder(self, version: int) -> Path:
         """Return where the checkpoint of `version` lies or would lie."""
         return self._root / f"v{version:08d}"
 
-    def _problem(self, version: int) -> str | None:
+    def problem(self, version: int) -> str | None:
+        """Return why a checkpoint may not be opened, naming the file that was altered, or None."""
         folder = self.folder(version)
         try:
             contents = (folder / _CONTENTS).read_bytes()

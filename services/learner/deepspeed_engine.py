@@ -1,7 +1,7 @@
 """DeepSpeed engine: the one place that trains weights, on one rank inside this process.
 
 Same weights, same batches, same threads: same bits. Micro-batches may be as many as a batch
-needs, since the engine is told to leave the end of an update to its caller. The optimizer is
+needs, since the engine leaves the end of an update to its caller. The optimizer is
 torch's AdamW, and DeepSpeed's shared-memory extension is switched off: neither needs a C++
 compiler, and one rank has no one to share memory with.
 """
@@ -10,6 +10,7 @@ import atexit
 import functools
 import gc
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -31,7 +32,7 @@ _TORCH_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
 _PREFIX = "causal_model."
 _TAG = "state"
-_MEND = "look at the batch's logprobs and rewards, or lower learner.learning_rate"
+_FIX = "look at the batch's logprobs and rewards, or lower learner.learning_rate"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,11 +95,8 @@ class DeepSpeedEngine:
             config.model.path, _TORCH_DTYPE[section.dtype], section.gradient_checkpointing
         )
         self._names = published_names(causal_model)
-        self.vocabulary = int(causal_model.config.vocab_size)
-        """Token ids are below this."""
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._stage = section.zero_stage
-        self._clip = section.gradient_clip
         policy = Policy(causal_model, objective)
         optimizer = torch.optim.AdamW(
             policy.parameters(),
@@ -140,9 +138,9 @@ class DeepSpeedEngine:
             failpoints.reach("learner.forward")
             share, found = self._engine(self._on_device(batch), totals, proximal)
             loss += float(share.detach())
-            if loss != loss or abs(loss) == float("inf"):
+            if not math.isfinite(loss):
                 raise IntegrityError(
-                    f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}; {_MEND}"
+                    f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}; {_FIX}"
                 )
             self._engine.backward(share)
             metrics.append(TokenMetrics(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
@@ -151,14 +149,14 @@ class DeepSpeedEngine:
 
     def _apply(self) -> float:
         norm = _norm_of(self._engine.module.parameters()) if self._stage == 0 else None
-        if norm is None or _is_finite(norm):
+        if norm is None or math.isfinite(norm):
             failpoints.reach("learner.optimizer")
             self._engine.step()
         if norm is None:
             found = self._engine.get_global_grad_norm()
             norm = float("nan") if found is None else float(found)
-        if not _is_finite(norm):
-            raise IntegrityError(f"the norm of the gradient is {norm}; {_MEND}")
+        if not math.isfinite(norm):
+            raise IntegrityError(f"the norm of the gradient is {norm}; {_FIX}")
         return norm
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
@@ -183,7 +181,7 @@ class DeepSpeedEngine:
             if tensor.is_floating_point():
                 tensor = tensor.to(self._publish_dtype)
                 if not bool(torch.isfinite(tensor).all()):
-                    raise IntegrityError(f"the weight {name} holds values that are no numbers; {_MEND}")
+                    raise IntegrityError(f"the weight {name} holds values that are no numbers; {_FIX}")
             copied[name] = tensor.to("cpu", copy=True).contiguous()
         return copied
 
@@ -255,7 +253,3 @@ def _deepspeed_config(config: RunConfig) -> dict[str, Any]:
 def _norm_of(parameters: Any) -> float:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients))
-
-
-def _is_finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")

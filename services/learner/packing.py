@@ -53,7 +53,6 @@ class MicroBatch:
 
     @property
     def completion_tokens(self) -> int:
-        """Return the number of tokens that are trained on."""
         return int(self.mask.sum())
 
 

@@ -43,7 +43,7 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
 
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         # No attention mask: padding stands on the right, where a causal model never looks at it,
-        # and packed sequences are told apart by positions that start again at 0.
+        # and packed sequences differ by positions that start again at 0.
         arguments: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
         if batch.position_ids is not None:
             arguments["position_ids"] = batch.position_ids

@@ -1,7 +1,7 @@
 """Publish: weights kept aside by a step become a snapshot while the next step trains.
 
 A publisher keeps the published weights of versions that wait for publication, as copies, so the
-engine may go on. Writing hashes and stores chunks; it touches neither the engine nor its thread.
+engine may continue. Writing hashes and stores chunks; it touches neither the engine nor its thread.
 """
 
 import dataclasses
@@ -14,10 +14,11 @@ from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.learner.training import Publishing
 from antiphon.services.security.keys import SigningKey
 
 
-class SnapshotPublisher:
+class SnapshotPublisher(Publishing):
     """Versions waiting for publication, and the chunk store they go to."""
 
     def __init__(
@@ -29,15 +30,10 @@ class SnapshotPublisher:
         waiting_limit: int,
         signer: SigningKey | None = None,
     ) -> None:
-        """Open the publisher.
+        """Publish into the origin's store, where the newest `snapshots_kept` stay.
 
-        Args:
-            run_id: goes into the manifests.
-            chunks: the origin's store.
-            chunk_bytes: bytes of one chunk.
-            snapshots_kept: newest snapshots left in the store.
-            waiting_limit: most versions kept in memory; the oldest give way.
-            signer: signs the manifests; None leaves them unsigned.
+        At most `waiting_limit` versions are kept in memory; the oldest are dropped. Without a
+        `signer` manifests are not signed.
         """
         self._run_id = run_id
         self._chunks = chunks
@@ -53,12 +49,6 @@ class SnapshotPublisher:
             del self._waiting[min(self._waiting)]
 
     def write(self, version: int, origin: str) -> SnapshotManifest:
-        """Write the snapshot of a version into the store, unless it is there, and return its manifest.
-
-        Raises:
-            ContractError: when its weights are not kept any more.
-            UnavailableError: when the disk is full or cannot be written; no manifest is left then.
-        """
         if version in self._waiting:
             manifest = build_snapshot(
                 self._run_id, version, self._waiting[version], self._chunk_bytes, origin, self._chunks.put
@@ -82,5 +72,4 @@ class SnapshotPublisher:
         return sorted(self._waiting)
 
     def stored(self) -> list[int]:
-        """Return the versions whose snapshots are in the store, oldest first."""
         return self._chunks.versions()

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -20,12 +19,12 @@ from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.rpc.serving import Security, answers_errors, start_server, stop_server
+from antiphon.services.rpc.serving import Security, start_server, stop_server
+from antiphon.services.rpc.unary import answer_all
 from antiphon.services.security.credentials import Credentials, learner_signer, needed_token_key
 from antiphon.services.security.guard import Guard
 from antiphon.services.security.keys import SigningKey
-from antiphon.services.wire.status import learner_status_to_proto
-from antiphon.services.wire.steps import snapshot_manifest_to_proto, step_result_to_proto
+from antiphon.services.wire.calls import LEARNER_CALLS
 from antiphon.system.clock import wall_clock
 from antiphon.system.processes import StopRequest
 
@@ -36,25 +35,13 @@ SERVICE_NAME = "antiphon.Learner"
 
 
 class LearnerServicer(learner_pb2_grpc.LearnerServicer):
-    """Proto in, service call, proto out."""
+    """Answers calls with the contract, by `rpc.unary`."""
 
     def __init__(self, service: Learner) -> None:
         self._service = service
 
-    @answers_errors
-    async def Step(self, request: Any, context: Any) -> Any:
-        """Train one step."""
-        return step_result_to_proto(await self._service.step(request.step))
 
-    @answers_errors
-    async def Publish(self, request: Any, context: Any) -> Any:
-        """Publish one version."""
-        return snapshot_manifest_to_proto(await self._service.publish(request.version))
-
-    @answers_errors
-    async def Status(self, request: Any, context: Any) -> Any:
-        """Answer how the learner is."""
-        return learner_status_to_proto(await self._service.status())
+answer_all(LearnerServicer, LEARNER_CALLS, "_service")
 
 
 def register_learner(server: grpc.aio.Server, service: Learner) -> None:
@@ -75,16 +62,10 @@ def open_learner(
 ) -> LearnerService:
     """Return the production learner of one run; its engine is made by `restore`.
 
-    Args:
-        config: the run's configuration.
-        run_id: goes into the manifests.
-        run_dir: holds checkpoints/.
-        store: where the batches are.
-        chunks: the origin's store.
-        coordinator: the run's coordinator, or a client of it.
-        signer: signs manifests and the lists of checkpoint files; a checkpoint that it did not sign is
-            never opened. None signs nothing and believes every list.
-        audits: tell the coordinator whose logprobs differ from the learner's own.
+    The batches are in `store`, checkpoints in a folder of `run_dir`; `chunks` is the origin's store. The
+    `signer` signs manifests and the lists of checkpoint files, and a checkpoint that it did not sign is
+    never opened; None signs nothing and believes every list. With `audits` the coordinator learns
+    whose logprobs differ from the learner's own.
     """
     # torch and DeepSpeed: only for who trains with them
     from antiphon.services.learner.checkpoints import CheckpointStore
@@ -133,19 +114,9 @@ async def serve_learner(
     The learner first returns to the coordinator's committed version and announces the newest
     snapshots from its own address; only then it is ready.
 
-    Args:
-        config: the run's resolved configuration.
-        run_id: the run that is trained for.
-        run_dir: holds checkpoints/ and chunks/.
-        store_root: folder of the artifact store with the batches.
-        coordinator_address: host:port of the run's coordinator.
-        host: address to listen on.
-        port: port to listen on; 0 picks a free one.
-        ready: called with the port once the learner can work.
-        open_service: makes the learner from its parts; by default DeepSpeed trains.
-        credentials: the services' bundle; None serves without encryption, on loopback alone.
-        signer: signs manifests and checkpoints; by default the key in the run's folder.
-        stop: asks to stop; None never does.
+    Port 0 picks a free one; `ready` is called with it. By default DeepSpeed trains, and the key in
+    the run's folder signs manifests and checkpoints. Without `credentials`, the services' bundle, it
+    serves without encryption, on loopback alone.
 
     Raises:
         ConfigError: when the model, a checkpoint's settings or the port cannot be used.

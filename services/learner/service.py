@@ -48,14 +48,8 @@ class LearnerService(Learner):
     ) -> None:
         """Prepare; the engine is made by `restore`. `server.open_learner` knows the production parts.
 
-        Args:
-            config: the run's configuration.
-            trainer: holds the weights; called on the training thread alone.
-            publisher: keeps versions until they are published.
-            store: where the batches are.
-            coordinator: the run's coordinator, or a client of it.
-            prepare: called once on the training thread, before anything else.
-            audits: tell the coordinator whose logprobs differ from the learner's own.
+        The trainer is called on the training thread alone, and there `prepare` once before anything else.
+        With `audits` the coordinator learns whose logprobs differ from the learner's own.
         """
         self._config = config
         self._store = store
@@ -91,11 +85,9 @@ class LearnerService(Learner):
         self._publishing.shutdown()
 
     async def step(self, step: int) -> StepResult:
-        """Train on the sealed batch of `step` and commit version step + 1."""
         return await self._once(f"step {step}", lambda: self._step(step))
 
     async def publish(self, version: int) -> SnapshotManifest:
-        """Write the snapshot of `version` and announce it."""
         return await self._once(f"publish {version}", lambda: self._publish(version))
 
     async def restore(self) -> int:
@@ -192,7 +184,7 @@ class LearnerService(Learner):
         return commit
 
     async def _report_drifts(self, batch: BatchRef) -> None:
-        """Tell the coordinator of groups whose logprobs are further off than the best fleet's rounding."""
+        """Report groups whose logprobs are further off than the best fleet's rounding."""
         drifts, self._drifts = self._drifts, {}
         far = {
             group_id: samples
@@ -207,7 +199,7 @@ class LearnerService(Learner):
             for group_id, samples in far.items():
                 await self._coordinator.submit_audit(group_id, samples, workers.get(group_id, ""))
         except (UnavailableError, ContractError) as error:
-            _log.warning("drift.unreported", step=batch.step, reason=str(error))  # the next step tells again
+            _log.warning("drift.unreported", step=batch.step, reason=str(error))  # the next step reports
 
     async def _recorded(self, step: int) -> StepResult:
         commit = self._last_commit
@@ -232,6 +224,8 @@ class LearnerService(Learner):
             )
             if reply.batch is not None:
                 return reply.batch
+            if reply.halted:  # the coordinator answers at once until the run is started again
+                raise IntegrityError(reply.halted)
             if seen != (reply.waiting_for, reply.progress):
                 seen = (reply.waiting_for, reply.progress)
                 since_s = loop.time()

@@ -34,13 +34,7 @@ class Trainer(Training):
         checkpoints: CheckpointStore,
         make_engine: Callable[[RunConfig], DeepSpeedEngine] = DeepSpeedEngine,
     ) -> None:
-        """Prepare; the engine is made by `start`.
-
-        Args:
-            config: the run's configuration; checkpoints of another one are refused.
-            checkpoints: where checkpoints are.
-            make_engine: makes the engine; a replay has the base model elsewhere.
-        """
+        """Prepare; the engine is made by `start`. Checkpoints of another configuration are refused."""
         self._config = config
         self._checkpoints = checkpoints
         self._make_engine = make_engine
@@ -49,22 +43,12 @@ class Trainer(Training):
 
     @property
     def version(self) -> int:
-        """The version whose weights the engine holds; -1 before the first `start` and within a step."""
         return self._version
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         return self._checkpoints.newest_sound(at_most)
 
     def start(self, at_most: int) -> TrainedStep:
-        """Begin anew from the newest sound checkpoint up to a version, or from the base weights.
-
-        Args:
-            at_most: the newest version that may be loaded.
-
-        Raises:
-            ConfigError: when the model cannot be loaded, or the checkpoint was made with
-                another configuration.
-        """
         self.stop()
         self._engine = self._make_engine(self._config)
         self._version = 0
@@ -80,16 +64,6 @@ class Trainer(Training):
             self._engine = None
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
-        """Train on the batch file of `step`; the engine holds version step + 1 afterwards.
-
-        Args:
-            step: must be the version the engine holds.
-            payload: the Parquet file, its digest checked by the store.
-
-        Raises:
-            IntegrityError: when the step is not the next one, or loss, gradient or weights are no
-                numbers; in the latter case the engine must be started anew.
-        """
         engine = self._held()
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
@@ -113,11 +87,6 @@ class Trainer(Training):
         ]
 
     def save(self) -> int:
-        """Write a checkpoint of the version held, and return the version.
-
-        Raises:
-            UnavailableError: when the disk is full or cannot be written; nothing is left then.
-        """
         engine = self._held()
         state = {
             "version": self.version,
@@ -133,7 +102,7 @@ class Trainer(Training):
         if state["config_digest"] != wanted:
             raise ConfigError(
                 f"the checkpoint of version {version} was made with other model, algorithm or learner "
-                "settings; go on with the configuration of that run, or start a new run"
+                "settings; continue with the configuration of that run, or start a new run"
             )
         if state["version"] != version:
             raise IntegrityError(f"the checkpoint of version {version} holds version {state['version']}")

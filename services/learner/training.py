@@ -37,18 +37,27 @@ class Training(Protocol):
         """Return the newest version up to `at_most` with a sound checkpoint, or None."""
 
     def start(self, at_most: int) -> TrainedStep:
-        """Begin anew from the newest sound checkpoint up to a version, or from the base weights."""
+        """Begin anew from the newest sound checkpoint up to a version, or from the base weights.
+
+        Raises:
+            ConfigError: when the model cannot be loaded, or the checkpoint was made with
+                another configuration.
+        """
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
-        """Train on the batch file of `step`; version step + 1 is held afterwards.
+        """Train on the batch file of `step`, its digest checked; version step + 1 is held afterwards.
 
         Raises:
             IntegrityError: when the step is not the next one, or loss, gradient or weights are no
-                numbers.
+                numbers; in the latter case the trainer must be started anew.
         """
 
     def save(self) -> int:
-        """Write a checkpoint of the version held, and return the version."""
+        """Write a checkpoint of the version held, and return the version.
+
+        Raises:
+            UnavailableError: when the disk is full or cannot be written; nothing is left then.
+        """
 
     def stop(self) -> None:
         """Drop the engine."""
@@ -65,6 +74,7 @@ class Publishing(Protocol):
 
         Raises:
             ContractError: when its weights are not kept any more.
+            UnavailableError: when the disk is full or cannot be written; no manifest is left then.
         """
 
     def waiting(self) -> list[int]:

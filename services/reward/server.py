@@ -41,16 +41,9 @@ async def serve_reward(
 ) -> None:
     """Reward the groups of one run until it is finished or the process is asked to stop.
 
-    Args:
-        config: the run's resolved configuration.
-        run_id: the run that is rewarded for.
-        coordinator_address: host:port of its coordinator.
-        host: address to listen on.
-        port: port to listen on; 0 picks a free one.
-        ready: called with the port once it can work.
-        reward_with: environment and decoder to use instead of those that `config` names.
-        credentials: the services' bundle; None serves without encryption, on loopback alone.
-        stop: asks to stop; None never does.
+    Port 0 picks a free one; `ready` is called with it. `reward_with` stands in for the environment and
+    the decoder that `config` names. Without `credentials`, the services' bundle, it serves without
+    encryption, on loopback alone.
 
     Raises:
         ConfigError: when the environment, the tokenizer or the port cannot be used.

@@ -7,7 +7,7 @@ were already there is simply done.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, TypeVar
 
 import structlog
@@ -37,10 +37,6 @@ class Decoder(Protocol):
         """Return the text of token ids."""
 
 
-async def no_pace() -> None:
-    """Inject no delay."""
-
-
 class RewardService:
     """Pulls groups, rewards them, hands the rewards back."""
 
@@ -51,20 +47,20 @@ class RewardService:
         codec: Decoder,
         run_id: str,
         client_id: str,
-        patience_s: float,
+        limit_s: float,
         *,
-        pace: Callable[[], Awaitable[None]] = no_pace,
+        pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
     ) -> None:
         """Prepare; nothing is pulled before `run`.
 
         Args:
             coordinator: the run's coordinator, or a client of it.
-            environment: finds problems by key and judges answers.
+            environment: finds problems by key and rewards answers.
             codec: the tokenizer that made the prompts.
             run_id: the run whose groups are rewarded.
-            client_id: tells several services of one run apart, for the coordinator's deadline.
-            patience_s: how long the coordinator may be away.
+            client_id: distinguishes several services of one run, for the coordinator's deadline.
+            limit_s: longest time that the coordinator may be away.
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
         """
@@ -73,7 +69,7 @@ class RewardService:
         self._codec = codec
         self._run_id = run_id
         self._client_id = client_id
-        self._patience_s = patience_s
+        self._limit_s = limit_s
         self._pace = pace
         self._pull_wait_s = pull_wait_s
         self._stopping = asyncio.Event()
@@ -92,14 +88,19 @@ class RewardService:
         Raises:
             ContractError: when the coordinator serves another run, or a group names a problem the
                 environment does not have.
-            UnavailableError: when the coordinator was away for longer than `patience_s`.
+            UnavailableError: when the coordinator was away for longer than `limit_s`.
         """
         try:
             await self._check_run()
             ready()
             while not self._stopping.is_set():
-                groups = await self._pull()
-                for group in groups:
+                groups = await self._unless_stopped(
+                    "coordinator.pull_for_reward",
+                    lambda: self._coordinator.pull_for_reward(
+                        self._client_id, PULL_GROUPS, self._pull_wait_s
+                    ),
+                )
+                for group in groups or ():
                     if self._stopping.is_set():
                         return
                     await self._reward(group)
@@ -108,16 +109,9 @@ class RewardService:
         finally:
             _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
 
-    async def _pull(self) -> Sequence[GroupToReward]:
-        """Return groups to reward, or nothing once `stop` was called."""
-        groups = await self._unless_stopped(
-            "coordinator.pull_for_reward",
-            lambda: self._coordinator.pull_for_reward(self._client_id, PULL_GROUPS, self._pull_wait_s),
-        )
-        return groups or ()
-
     async def _reward(self, group: GroupToReward) -> None:
-        await self._pace()
+        if self._pace is not None:
+            await self._pace()
         failpoints.reach("reward.score")
         rewarded_groups = await asyncio.to_thread(self._rewarded_groups, group)
         accepted = await self._reach(
@@ -159,4 +153,4 @@ class RewardService:
             stopping.cancel()
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await retry_unavailable(what, attempt, self._patience_s)
+        return await retry_unavailable(what, attempt, self._limit_s)

@@ -1,4 +1,4 @@
-"""Direct: production clients and servicers joined by a transport that is handed in, without sockets.
+"""In process: production clients and servicers joined by a transport that is handed in, without sockets.
 
 A `InProcessChannel` stands in for a gRPC channel below the generated stubs, a `InProcessServer` for a
 server below the generated registrations. Messages are serialized and parsed as on a real wire,
@@ -100,7 +100,6 @@ class _Conversation:
         self._parse = parse
 
     async def write(self, request: Any) -> None:
-        """Send one message."""
         try:
             await self._line.write(self._serialize(request))
         except CallFailed as failed:
@@ -114,7 +113,6 @@ class _Conversation:
             raise _as_grpc(failed) from None
 
     def cancel(self) -> None:
-        """End the call."""
         self._line.cancel()
 
 
@@ -122,7 +120,6 @@ class InProcessChannel:
     """A channel as the generated stubs use it, over a transport."""
 
     def __init__(self, transport: Transport) -> None:
-        """Send everything through `transport`."""
         self._transport = transport
 
     def unary_unary(
@@ -132,7 +129,6 @@ class InProcessChannel:
         response_deserializer: Callable[[bytes], Any],
         **_: Any,
     ) -> Callable[..., Any]:
-        """Return the method at `path`: one request, one reply."""
 
         async def method(request: Any, timeout: float, **_: Any) -> Any:
             try:
@@ -151,7 +147,6 @@ class InProcessChannel:
         response_deserializer: Callable[[bytes], Any],
         **_: Any,
     ) -> Callable[..., Any]:
-        """Return the method at `path`: one request, a stream of replies."""
 
         def method(request: Any, timeout: float, **_: Any) -> _Stream:
             replies = self._transport.stream(path, request_serializer(request), timeout)
@@ -166,7 +161,6 @@ class InProcessChannel:
         response_deserializer: Callable[[bytes], Any],
         **_: Any,
     ) -> Callable[..., Any]:
-        """Return the method at `path`: messages both ways for as long as the line holds."""
 
         def method(**_: Any) -> _Conversation:
             line = self._transport.converse(path)
@@ -183,7 +177,6 @@ class _Context:
     """What servicers need of a call's context."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        """End the call with a status."""
         raise CallFailed(code.name, details)
 
 
@@ -191,14 +184,12 @@ class InProcessServer:
     """A server as the generated registrations use it; whoever owns it passes the messages in."""
 
     def __init__(self) -> None:
-        """Begin without services."""
         self._methods: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Take no notice: `add_registered_method_handlers` brings the same methods by name."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Serve the methods of one service."""
         for name, handler in handlers.items():
             self._methods[f"/{service}/{name}"] = handler
 

@@ -31,7 +31,6 @@ class GuardInterceptor:
         """Generated code calls this with the bare handlers; the wrapped ones take their place."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Add a service, by the names of its methods."""
         wrapped = {name: self._wrap(f"/{service}/{name}", handler) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
 
@@ -69,7 +68,9 @@ def _names_of(auth_context: Any) -> frozenset[str]:
 
 def _wrapped(handler: Any, admit: Callable[[Any, Any], Awaitable[None]]) -> Any:
     """Return a handler that admits every message before its service sees it."""
-    inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
+    inner = getattr(handler, kind)
 
     def read(payload: bytes) -> Any:
         try:
@@ -96,11 +97,6 @@ def _wrapped(handler: Any, admit: Callable[[Any, Any], Awaitable[None]]) -> Any:
         async for reply in inner(await enter(request, context), context):
             yield reply
 
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
     chosen = answer_stream if handler.response_streaming else answer
     return make(chosen, request_deserializer=read, response_serializer=handler.response_serializer)

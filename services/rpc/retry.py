@@ -1,8 +1,8 @@
 """Retry: a call to a peer that may be away is repeated until it answers or the caller gives up.
 
 Only `UnavailableError` is worth a repetition. Pauses grow from a tenth of a second to two, so a peer
-that restarts is found quickly and one that is gone for long gets few calls; each is shortened by
-chance, so that the workers of a lost coordinator do not all come back at once. The chance is
+that restarts is found quickly and one that is away for long gets few calls; each is shortened at
+random, so that the workers of a lost coordinator do not all come back at once. The random part is
 drawn from the caller's name: a simulation repeats it. The clock is the event loop's.
 """
 
@@ -19,36 +19,36 @@ from antiphon.core.seeds import derive_seed
 FIRST_PAUSE_S = 0.1
 MOST_PAUSE_S = 2.0
 JITTER = 0.5
-"""Largest part of a pause that chance takes away."""
+"""Largest part of a pause that is taken away at random."""
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
 async def retry_unavailable(
-    what: str, attempt: Callable[[], Awaitable[_T]], patience_s: float, who: str = ""
+    what: str, attempt: Callable[[], Awaitable[_T]], limit_s: float, who: str = ""
 ) -> _T:
     """Return the answer of `attempt`, repeating it while the peer is unavailable.
 
     Args:
         what: name of the call, peer first, for the log and the error.
         attempt: makes one call, with its own deadline.
-        patience_s: seconds after the first failure until it is given up.
+        limit_s: seconds after the first failure until it is given up.
         who: the caller's name, which its pauses are drawn from.
 
     Raises:
-        UnavailableError: when the peer did not answer within `patience_s`; other errors at once.
+        UnavailableError: when the peer did not answer within `limit_s`; other errors at once.
     """
     clock = asyncio.get_running_loop().time
     failing_since: float | None = None
 
     def note(state: RetryCallState) -> bool:
-        """Tell whether to give up; called after each failure."""
+        """Return whether to give up; called after each failure."""
         nonlocal failing_since
         if failing_since is None:
             failing_since = clock()
             error = None if state.outcome is None else state.outcome.exception()
             _log.info("peer.unavailable", call=what, error=str(error))
-        return clock() - failing_since >= patience_s
+        return clock() - failing_since >= limit_s
 
     try:
         return await attempt()
@@ -74,7 +74,7 @@ async def retry_unavailable(
         return await retrying(once)
     except UnavailableError as error:
         raise UnavailableError(
-            f"{what} had no answer for {patience_s:g} s ({error}); look at the peer's log, "
+            f"{what} had no answer for {limit_s:g} s ({error}); look at the peer's log, "
             "or raise services.stall_timeout_s"
         ) from error
 
@@ -88,5 +88,5 @@ def pause_s(who: str, what: str, attempt: int) -> float:
     True
     """
     longest = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16))
-    chance = derive_seed("pause", who, what, attempt) / 2**64
-    return float(longest * (1.0 - JITTER * chance))
+    drawn = derive_seed("pause", who, what, attempt) / 2**64
+    return float(longest * (1.0 - JITTER * drawn))

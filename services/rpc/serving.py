@@ -17,13 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from antiphon.core.errors import (
-    AntiphonError,
-    ConfigError,
-    ContractError,
-    IntegrityError,
-    UnavailableError,
-)
+from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.services.rpc.interceptor import GuardInterceptor
 from antiphon.services.security.credentials import Credentials, read_token
 from antiphon.services.security.guard import Guard
@@ -86,7 +80,7 @@ class Security:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether `host` names this machine alone."""
+    """Return whether `host` names this machine alone."""
     if host in {"localhost", "127.0.0.1", "::1", "[::1]"}:
         return True
     parts = host.split(".")
@@ -257,7 +251,6 @@ class Duplex:
         self._running = method()
 
     async def write(self, request: Any) -> None:
-        """Send one message."""
         await self._running.write(request)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
@@ -268,7 +261,6 @@ class Duplex:
             raise _error_of(error, self._method, 0.0) from None
 
     def cancel(self) -> None:
-        """End the call."""
         self._running.cancel()
 
 

@@ -9,11 +9,12 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from google.protobuf.message_factory import GetMessageClass
 
-from antiphon.services.rpc.serving import answers_errors, call
+from antiphon.services.rpc.serving import answers_errors, call, open_channel
+from antiphon.services.security.credentials import Credentials
 from antiphon.services.wire import codec
 
 Message = Any
@@ -70,28 +71,38 @@ def unary_calls(service: Any, contract: type) -> dict[str, UnaryCall]:
     return found
 
 
-class Caller(Protocol):
-    """The asking side: a stub, and the deadline of each call in seconds."""
+class Client:
+    """The asking side of a service; every call has a deadline."""
 
-    _stub: Any
-    _timeout_s: float
+    def __init__(
+        self, stub: Callable[[Any], Any], address: str, credentials: Credentials | None, channel: Any
+    ) -> None:
+        """Open a channel to host:port, unless one is given; nothing is sent yet."""
+        self._channel = open_channel(address, credentials) if channel is None else channel
+        self._stub = stub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
 
 
 def asks(
-    calls: dict[str, UnaryCall], like: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]
+    calls: dict[str, UnaryCall],
+    like: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]],
+    timeout: str = "_timeout_s",
 ) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
     """Return the method `like` of a contract as a client's: a call with a deadline.
 
-    An argument `wait_s` comes on top of the deadline. Errors arrive as the classes that the service raised.
+    The client's attribute `timeout` holds the deadline in seconds; an argument `wait_s` comes on top of
+    it. Errors arrive as the classes that the service raised.
     """
     unary = calls[like.__name__]
 
     @functools.wraps(like)
-    async def ask(self: Caller, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    async def ask(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         bound = unary.signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         _, *values = bound.arguments.values()
-        timeout_s = self._timeout_s + bound.arguments.get("wait_s", 0.0)
+        timeout_s = getattr(self, timeout) + bound.arguments.get("wait_s", 0.0)
         reply = await call(getattr(self._stub, unary.name), unary.request.write(values), timeout_s)
         return next(iter(unary.reply.read(reply)), None)  # type: ignore[return-value]
 

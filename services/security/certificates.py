@@ -2,7 +2,7 @@
 
 P-256 keys, because every TLS library speaks them. A certificate names its bearer once, in the
 subject alternative names; the services' own names their hosts too, which clients compare with
-the address they dialled. Whoever holds `ca.key` can let parties in: it stays on its machine.
+the address they dialled. Whoever holds `ca.key` can let processes in: it stays on its machine.
 """
 
 import ipaddress
@@ -48,13 +48,13 @@ def ensure_authority(folder: Path, now: datetime) -> bool:
 
 
 def issue(authority: Path, bundle: Path, name: str, hosts: Sequence[str], days: int, now: datetime) -> None:
-    """Write `cert.pem`, `key.pem` and `ca.pem` for one party into `bundle`; an earlier one is replaced.
+    """Write `cert.pem`, `key.pem` and `ca.pem` for one process into `bundle`; an earlier one is replaced.
 
     Args:
         authority: folder with `ca.pem` and `ca.key`.
         bundle: where the files go.
-        name: the party's name; a DNS name among its alternative names.
-        hosts: for parties that serve: names and addresses they are dialled by.
+        name: its name; a DNS name among its alternative names.
+        hosts: for a process that serves: names and addresses they are dialled by.
         days: how long the certificate lasts.
         now: the time, with its zone.
 

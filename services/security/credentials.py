@@ -1,4 +1,4 @@
-"""Credentials: what one party shows to others, and what it believes them by.
+"""Credentials: what one process shows to others, and what it believes them by.
 
 A bundle is a folder: `ca.pem` (whom to believe), `cert.pem` and `key.pem` (who one is), `token`
 (what one may do), `learner.pub` (who signs weights). The services' own bundle also holds
@@ -29,7 +29,7 @@ KEYS = "keys"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """One party's bundle, read."""
+    """The bundle of one process, read."""
 
     authority: bytes = field(repr=False)
     """PEM of the certificate authority that both sides must descend from."""
@@ -65,7 +65,7 @@ def load_credentials(folder: Path) -> Credentials:
     except FileNotFoundError as error:
         raise ConfigError(
             f"the credentials in {folder} lack {Path(str(error.filename)).name}; make them with "
-            "`antiphon certs` and give the folder of one party, such as keys/services or keys/workers/NAME"
+            "`antiphon certs` and give the folder of one of them, such as keys/services or keys/workers/NAME"
         ) from None
     except OSError as error:
         raise ConfigError(f"the credentials in {folder} cannot be read: {error}; copy them again") from error

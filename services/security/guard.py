@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphon.core.errors import ContractError
-from antiphon.core.trust.access_tokens import (
-    Denial,
-    Refusal,
-    Scope,
-    TokenClaims,
-    refuse_claims,
-)
+from antiphon.core.trust.access_tokens import Denial, Refusal, Scope, TokenClaims, refuse_claims
 from antiphon.core.trust.rate_limit import Rate, TokenBucket
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.protos import broadcast_pb2, coordinator_pb2, records_pb2, rollout_pb2
@@ -57,9 +51,9 @@ _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": 
 OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """RPCs for which a certificate is enough."""
 LONGEST_WAIT_S = 30.0
-"""No caller is told to come back later than this."""
+"""Longest wait that a refusal names."""
 BUCKETS_KEPT = 4096
-"""Parties whose rate is remembered; the longest silent are forgotten."""
+"""Workers whose rate is remembered; the longest silent are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +68,6 @@ DEFAULT_LIMITS = GuardLimits(requests=Rate(50.0, 200.0), payload_bytes=Rate(8 <<
 """A worker needs a few requests a second; these are far beyond that."""
 
 
-def _nothing_revoked() -> Collection[str]:
-    return ()
-
-
-def _no_leases(worker_id: str) -> int:
-    return 0
-
-
 class Guard:
     """Admits or refuses the calls to one server of one run."""
 
@@ -92,8 +78,8 @@ class Guard:
         wall_clock: Callable[[], float],
         clock: Callable[[], float],
         limits: GuardLimits = DEFAULT_LIMITS,
-        revoked: Callable[[], Collection[str]] = _nothing_revoked,
-        open_leases: Callable[[str], int] = _no_leases,
+        revoked: Callable[[], Collection[str]] = tuple,
+        open_leases: Callable[[str], int] = lambda worker_id: 0,
     ) -> None:
         """Prepare.
 
@@ -120,7 +106,7 @@ class Guard:
     def admit(
         self, method: str, authorization: str, certificate_names: Collection[str], request: Any
     ) -> Refusal | None:
-        """Tell why a call is refused, or None.
+        """Return why a call is refused, or None.
 
         In a request for more leases than its worker may hold, `groups` is lowered to what is left.
 

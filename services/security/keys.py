@@ -56,7 +56,7 @@ def public_key(public: bytes) -> Ed25519PublicKey:
 
 
 def verifies(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Tell whether `signature` was made over `message` with the key whose public half is given."""
+    """Return whether `signature` was made over `message` with the key whose public half is given."""
     if len(public) != PUBLIC_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:

@@ -26,6 +26,4 @@ codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord, state=(attrgetter(
 stage_reply_to_proto, stage_reply_from_proto = codec(coordinator_api.StageReply, coordinator_pb2.StageReply)
 run_status_to_proto, run_status_from_proto = codec(core_status.RunStatus, coordinator_pb2.RunStatus)
 event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Event)
-learner_status_to_proto, learner_status_from_proto = codec(
-    learner_api.LearnerStatus, learner_pb2.LearnerStatus
-)
+codec(learner_api.LearnerStatus, learner_pb2.LearnerStatus)

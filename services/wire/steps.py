@@ -13,4 +13,4 @@ snapshot_manifest_to_proto, snapshot_manifest_from_proto = codec(
     r.SnapshotManifest, records_pb2.SnapshotManifest
 )
 step_commit_to_proto, step_commit_from_proto = codec(r.StepCommit, records_pb2.StepCommit)
-step_result_to_proto, step_result_from_proto = codec(learner_api.StepResult, learner_pb2.StepResult)
+codec(learner_api.StepResult, learner_pb2.StepResult)

@@ -91,7 +91,7 @@ class LightTrainer(Training):
         self._version = found or 0
         self._weights = arithmetic.BASE_WEIGHTS
         if found is not None:
-            self._weights = (self._checkpoints.check(found) / WEIGHTS_FILE).read_text()
+            self._weights = (self._checkpoints.folder(found) / WEIGHTS_FILE).read_text()
         return self._trained({})
 
     def train(self, step: int, payload: bytes) -> TrainedStep:

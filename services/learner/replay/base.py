@@ -27,7 +27,7 @@ def base_model(copy: ReplayCopy, work: Path, given: Path | None = None) -> str:
 
     Args:
         copy: the run's artifacts.
-        work: an empty folder that lives as long as the replay.
+        work: an empty folder that stays as long as the replay.
         given: a folder to take instead; whoever loads it compares the digest.
 
     Raises:
@@ -81,5 +81,5 @@ def load_version(copy: ReplayCopy, version: int) -> dict[str, torch.Tensor]:
 
 
 def _is_whole(config: RunConfig) -> bool:
-    """Tell whether version 0, as published, is all of what the learner began with."""
+    """Return whether version 0, as published, is all of what the learner began with."""
     return config.model.dtype == "float32" or config.learner.dtype == "bfloat16"

@@ -88,7 +88,7 @@ class RolloutScorer:
     ) -> None:
         """Write the logprobs of a version's own tokens (place -> [T] mask) into `scored`."""
         tensors = load_version(self._copy, version)
-        # Later tokens do not change earlier ones, so what other versions went on with is left off.
+        # Later tokens do not change earlier ones, so what other versions continued with is left off.
         parts = {place: _until(rows[place], int(np.flatnonzero(own[place])[-1]) + 1) for place in own}
         for model in (self._model, self._exact):
             if model is None or not parts:
@@ -105,10 +105,10 @@ class RolloutScorer:
 
     def _fill(self, model: Any, tensors: dict[str, torch.Tensor], version: int) -> None:
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        strange = next((name for name in tensors if shapes.get(name) != tensors[name].shape), None)
-        if strange is not None:
+        unknown = next((name for name in tensors if shapes.get(name) != tensors[name].shape), None)
+        if unknown is not None:
             raise IntegrityError(
-                f"version {version} of {self._copy.run_id} has a tensor {strange} that the base model lacks "
+                f"version {version} of {self._copy.run_id} has a tensor {unknown} that the base model lacks "
                 "or has in another shape; give the run's own model with --model"
             )
         model.load_state_dict(tensors, strict=False)  # a tied head is recorded once

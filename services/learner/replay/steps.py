@@ -2,7 +2,7 @@
 
 It is the code that repeats steps after a crash (`services.learner.step`), fed from a copy of a
 run's ledger instead of the run's store and journal. It starts at the nearest pinned checkpoint or
-at the base model, and compares what comes out; a difference is told, not raised, and the steps
+at the base model, and compares what comes out; a difference is reported, not raised, and the steps
 after it are still executed. Everything runs on one thread whose numerics are pinned.
 """
 
@@ -113,7 +113,6 @@ class Replayer:
             self.summary.score_seconds += time.perf_counter() - begun
 
     def close(self) -> None:
-        """Drop the engine and everything that was laid out for it."""
         trainer = self._trainer
         if trainer is not None:
             self._thread.submit(trainer.stop).result()
@@ -166,7 +165,7 @@ class Replayer:
         return best
 
     def _usable(self, folder: Path, version: int, trusted: bool) -> bool:
-        """Tell whether a checkpoint may be opened: DeepSpeed would run whatever its pickles say.
+        """Return whether a checkpoint may be opened: DeepSpeed would run whatever its pickles say.
 
         Raises:
             ConfigError: when it belongs to another configuration.
@@ -276,11 +275,8 @@ def replay_run(
 ) -> ReplaySummary:
     """Execute steps again, from the nearest version that can be restored, and compare them all.
 
-    Args:
-        replayer: a fresh one.
-        steps: consecutive steps; those between the restored version and the first are executed too.
-        rollouts: score the trajectories of `steps` as well.
-        tell: gets one sentence for each step.
+    The steps are consecutive; those between the restored version and the first are executed too. With
+    `rollouts` their trajectories are scored as well. `tell` gets one sentence for each step.
 
     Raises:
         AntiphonError: for artifacts that cannot be used; differences are in the summary instead.

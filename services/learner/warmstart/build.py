@@ -9,10 +9,9 @@ import json
 import platform
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -61,7 +60,6 @@ class WarmstartCheck:
 
     @property
     def agrees(self) -> bool:
-        """Tell whether the same bytes came out."""
         return self.expected == self.found
 
 
@@ -94,7 +92,9 @@ def warmstart(recipe: WarmstartRecipe, out: Path, progress: Progress) -> Warmsta
         tokens=tokens,
         final_loss=round(sum(tail) / len(tail), 6),
     )
-    (out / RECORD).write_text(json.dumps(_record(recipe, result), indent=2, sort_keys=True) + "\n")
+    found = {name: value for name, value in asdict(result).items() if name != "model_dir"}
+    record = {"recipe": recipe_as_json(recipe), "result": found, "made_with": made_with()}
+    (out / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
     return result
 
 
@@ -127,20 +127,6 @@ def check_warmstart(recipe: WarmstartRecipe, model_dir: Path, progress: Progress
         if there != here.get(name)
     }
     return WarmstartCheck(expected=expected, found=found, differences=differences)
-
-
-def _record(recipe: WarmstartRecipe, result: WarmstartResult) -> dict[str, Any]:
-    return {
-        "recipe": recipe_as_json(recipe),
-        "result": {
-            "weights_digest": result.weights_digest,
-            "parameters": result.parameters,
-            "steps": result.steps,
-            "tokens": result.tokens,
-            "final_loss": result.final_loss,
-        },
-        "made_with": made_with(),
-    }
 
 
 def made_with() -> dict[str, str]:

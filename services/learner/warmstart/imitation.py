@@ -27,7 +27,7 @@ IGNORED = -100
 """Target of a token that takes no part in the loss: the prompt's and the padding."""
 
 Progress = Callable[[int, int, float], None]
-"""Told (steps done, steps in all, loss) after each step."""
+"""Called with (steps done, steps in all, loss) after each step."""
 
 
 @contextlib.contextmanager

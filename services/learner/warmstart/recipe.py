@@ -51,7 +51,6 @@ class WarmstartRecipe:
 
     @property
     def steps(self) -> int:
-        """Return the optimizer steps of all phases."""
         return sum(phase.steps for phase in self.phases)
 
 

@@ -23,7 +23,7 @@ def make_reward_service(
     environment: LightEnvironment | None = None,
     *,
     run_id: str = "run-1",
-    patience_s: float = 10.0,
+    limit_s: float = 10.0,
 ) -> RewardService:
     return RewardService(
         coordinator,
@@ -31,7 +31,7 @@ def make_reward_service(
         light_codec(),
         run_id,
         "judge-1",
-        patience_s,
+        limit_s,
         pull_wait_s=0.01,
     )
 
@@ -134,7 +134,7 @@ def test_a_coordinator_that_stays_away_is_named() -> None:
     async def story() -> None:
         coordinator = LightCoordinator(RunConfig())
         coordinator.away = True
-        async with rewarding(make_reward_service(coordinator, patience_s=0.2)) as task:
+        async with rewarding(make_reward_service(coordinator, limit_s=0.2)) as task:
             with pytest.raises(UnavailableError, match=r"coordinator\.status"):
                 await task
 

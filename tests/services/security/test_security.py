@@ -208,8 +208,8 @@ def test_every_request_of_a_worker_says_for_whom_it_speaks(house: House) -> None
     public = house.services.token_key
     assert public is not None
     guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0)
-    unknown = coordinator_pb2.WorkerRequest(worker_id="w-1")
-    refusal = guard.admit("/antiphon.Coordinator/Heartbeat", f"Bearer {house.token('w')}", {"w"}, unknown)
+    unknown = coordinator_pb2.StepRequest(step=0)
+    refusal = guard.admit("/antiphon.Coordinator/Register", f"Bearer {house.token('w')}", {"w"}, unknown)
     assert refusal is not None and refusal.denial is Denial.FORBIDDEN
 
 
