@@ -107,7 +107,6 @@ class EvaluationState:
 
     @property
     def rewarded(self) -> int:
-        """Return how many prompts were rewarded."""
         return len(self.rewards)
 
     def means(self) -> tuple[float, float]:

@@ -6,7 +6,7 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 
 from dataclasses import dataclass
 
-from antiphon.core.loop.leases import LeaseTable, beat_pause_s
+from antiphon.core.loop.leases import LeaseTable, heartbeat_pause_s
 from antiphon.core.records import WorkerState
 from antiphon.core.status import WorkerRecord
 from antiphon.services.coordinator.api import WorkerHeartbeat
@@ -70,7 +70,7 @@ class Fleet:
     def beat(self, member: Member, beat: WorkerHeartbeat, now: float) -> bool:
         """Take a heartbeat; True when the worker holds another version than before."""
         member.seen_s = now
-        member.pause_s = beat_pause_s(self._heartbeat_s, self.size, busy=bool(beat.lease_ids))
+        member.pause_s = heartbeat_pause_s(self._heartbeat_s, self.size, busy=bool(beat.lease_ids))
         member.tokens_generated, member.busy_s = beat.tokens_generated, beat.busy_s
         member.uptime_s = beat.uptime_s
         return self.holds(member, beat.held_version)

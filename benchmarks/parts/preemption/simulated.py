@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 
-from antiphon.benchmarks.parts.preemption.fleet import FleetRun, SharedRun, shares, steps_per_hour
+from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site, shares, steps_per_hour
 from antiphon.benchmarks.parts.preemption.schedule import Stay, as_faults
 from antiphon.simulator.world import World
 
 
-def simulate_fleet(shared: SharedRun, stays: Sequence[Stay], span_s: float, seed: int) -> FleetRun:
+def simulate_fleet(site: Site, stays: Sequence[Stay], span_s: float, seed: int) -> FleetRun:
     """Simulate one fleet; the witness checks every token, bound and acknowledgement on the way."""
-    world = World(shared.scenario(seed, span_s), seed, as_faults(stays, shared.workers))
+    world = World(site.scenario(seed, span_s), seed, as_faults(stays, site.workers))
     outcome = world.run()
     coordinator = world.shared.state_machines[-1]
     wasted, preempted = shares(coordinator.state.work_accounts.account(coordinator.clock()))
     return FleetRun(
-        steps_per_hour=steps_per_hour([at_s for at_s, _ in world.witness.commits], shared.train_s, span_s),
+        steps_per_hour=steps_per_hour([at_s for at_s, _ in world.witness.commits], site.train_s, span_s),
         wasted_share=wasted,
         preempted_share=preempted,
         continued=sum(
