@@ -145,7 +145,7 @@ def plan_leases(
 
 
 def continues(state: RunState, config: RunConfig, group: GroupState, oldest_version: int) -> bool:
-    """Tell whether a group may be continued whose oldest token has `oldest_version`.
+    """Return whether a group may be continued whose oldest token has `oldest_version`.
 
     It may if it still trains in time at the place that the group has; otherwise it is begun anew.
     In fixed mode it always may: the version belongs to the group.

@@ -102,7 +102,7 @@ def heartbeat_pause_s(heartbeat_s: float, workers: int, busy: bool) -> float:
 
 
 def finishes_in_time(tokens_left: int, seconds_per_token: float | None, time_left_s: float) -> bool:
-    """Tell whether a group is surely finished before its worker must be gone; if not, it is handed over.
+    """Return whether a group is surely finished before its worker must be gone; if not, it is handed over.
 
     Args:
         tokens_left: most tokens that its slowest completion can still get.

@@ -80,7 +80,6 @@ class _Growing:
         return new.stop - count
 
     def kept(self) -> KeptSample:
-        """Return what is here as one piece."""
         self.pieces = [joined(self.pieces)]
         return KeptSample(self.pieces[0], tuple(self.authors))
 

@@ -89,7 +89,7 @@ class StepCheck:
 
     @property
     def equal(self) -> bool:
-        """Tell whether weights and metrics are the recorded ones, bit for bit."""
+        """Return whether weights and metrics are the recorded ones, bit for bit."""
         return self.found_digest == self.recorded_digest and not self.metrics
 
     def words(self) -> str:
@@ -237,7 +237,7 @@ class ReplaySummary:
 
     @property
     def equal(self) -> bool:
-        """Tell whether every step repeated and log-probabilities, where scored, agree."""
+        """Return whether every step repeated and log-probabilities, where scored, agree."""
         share = self.logprobs_equal_share if self.compares_logprobs else None
         return all(check.equal for check in self.steps) and (share is None or share >= LOGPROB_SHARE)
 

@@ -265,7 +265,7 @@ class ArithmeticEnvironment:
         split, _, index = key.split("-")
         return self.problem(split, int(index))
 
-    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         return [
             arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._reward_rarity)
             for text in completions

@@ -25,7 +25,7 @@ class RandomStream:
         return self._numbers.pop()
 
     def happens(self, probability: float) -> bool:
-        """Tell whether something of this probability happens; draws nothing when it cannot."""
+        """Return whether something of this probability happens; draws nothing when it cannot."""
         return probability > 0.0 and self.number() < probability
 
     def between(self, low: float, high: float) -> float:
