@@ -30,7 +30,7 @@ from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
-from antiphon.core.loop.leases import beat_pause_s
+from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     FinishReason,
@@ -264,7 +264,7 @@ async def idle_fleet(
             if time.monotonic() > deadline:
                 raise SystemExit(f"after {START_S:g} s {workers} idle workers had sent {beats[0]} heartbeats")
         before, begun, beats[0] = _cpu(process), time.perf_counter(), 0
-        whole_s = max(seconds, beat_pause_s(period_s, workers, busy=False))  # each of them beats in it
+        whole_s = max(seconds, heartbeat_pause_s(period_s, workers, busy=False))  # each of them beats in it
         done, _ = await asyncio.wait(tasks, timeout=whole_s, return_when=asyncio.FIRST_EXCEPTION)
         passed_s = time.perf_counter() - begun
         share, rate = (_cpu(process) - before) / passed_s, beats[0] / passed_s

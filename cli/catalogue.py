@@ -84,7 +84,7 @@ def catalogue_page() -> str:
         "## Alarms\n\nWhat a run says of itself when its figures need a person\n"
         "(`core/reporting/alarms.py`).\n"
     )
-    parts.append(_table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.mend) for a in ALARMS]))
+    parts.append(_table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.fix) for a in ALARMS]))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
     parts.append(_table(("verb", "does"), [(f"`antiphon {name}`", text) for name, text in verbs()]))
     parts.append("## Errors\n\nHow to read them: [operations](operations.md#errors).\n")

@@ -95,14 +95,10 @@ class RunConfig(Section):
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
-    """Read a YAML file, apply `key=value` overrides and check the result.
-
-    Args:
-        path: the YAML file.
-        overrides: such as `loop.max_staleness=4`; values are read as YAML.
+    """Read a YAML file, apply overrides such as `loop.max_staleness=4`, and check the result.
 
     Raises:
-        ConfigError: with one sentence that names the field and the mend.
+        ConfigError: with one sentence that names the field and the fix.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -130,7 +126,7 @@ def build_config(tree: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_in_words(error, tree)) from error
+        raise ConfigError(_sentences(error)) from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -174,7 +170,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     node[leaf] = value
 
 
-def _in_words(error: ValidationError, tree: dict[str, Any]) -> str:
+def _sentences(error: ValidationError) -> str:
     sentences = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])

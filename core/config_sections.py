@@ -38,7 +38,7 @@ class ModelSection(Section):
 
 
 class EnvironmentSection(Section):
-    """Where prompts come from and who judges the answers."""
+    """Where prompts come from and what rewards the answers."""
 
     name: str = "reasoning/chain_sum"
     """Environment by name: `reasoning/<task>` takes any task of reasoning-gym."""
@@ -210,7 +210,7 @@ class CoordinatorSection(Section):
     older than 95% of leases get; the first submission wins. 0 switches it off. Only with
     sampling.sampler=keyed, where both holders sample the same tokens."""
     partials_mib: int = Field(default=256, ge=0)
-    """Memory of unfinished groups, kept from heartbeats so that another worker can go on with them; 0
+    """Memory of unfinished groups, kept from heartbeats so that another worker can continue them; 0
     keeps none, and lost groups are begun anew."""
     payload_retention_steps: int = Field(default=16, ge=1)
     """Committed steps whose group payloads the journal keeps."""
@@ -309,7 +309,7 @@ class RecordSection(Section):
 
 
 class TrustSection(Section):
-    """Workers that nobody vouches for: what of their work is looked at again."""
+    """Workers that no one vouches for: what of their work is looked at again."""
 
     audits: Literal["off", "remote", "all"] = "remote"
     """Which runs have groups scored again under the version that sampled them: none, those whose

@@ -12,7 +12,7 @@ class AntiphonError(Exception):
 
 
 class ConfigError(AntiphonError):
-    """A configuration or a command line that cannot be meant; exit code 2."""
+    """A configuration or a command line that is invalid; exit code 2."""
 
     exit_code = 2
 

@@ -1,6 +1,6 @@
-"""Metrics: every figure a learner step reports, with its unit and its meaning.
+"""Metrics: every number a learner step reports, with its unit and its meaning.
 
-A commit carries these names and no others. Figures that exist once per staleness are named
+A commit carries these names and no others. Metrics that exist once per staleness are named
 by `staleness_metric`, so that a reader can split any of them by how old the data was.
 """
 
@@ -12,7 +12,7 @@ from antiphon.core.records import BatchRef
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure."""
+    """One number that is reported."""
 
     name: str
     unit: str
@@ -70,7 +70,7 @@ STALENESS_METRICS: tuple[Metric, ...] = (
 
 TOTAL_METRICS: tuple[Metric, ...] = (
     Metric("tokens_total", "tokens", "completion tokens trained on until the version was made"),
-    Metric("wall_s", "s", "seconds the run had been going when the version was made, breaks left out"),
+    Metric("wall_s", "s", "seconds the run had lasted when the version was made, breaks left out"),
     Metric("cost_dollars", "USD", "wall_s at the prices of record.worker_usd_per_hour and its like"),
 )
 """What a policy version had cost when it was made; as x axis they make runs comparable."""
@@ -119,13 +119,13 @@ SYSTEM_METRICS: tuple[Metric, ...] = (
     Metric("run_memory_megabytes", "MB", "resident memory of the same processes"),
     Metric("run_processes", "processes", "how many they are"),
 )
-"""What is sampled of the machine while a run goes on, each under `system/`."""
+"""What is sampled of the machine while a run lasts, each under `system/`."""
 
 _SPLIT = ".staleness_"
 
 
 def staleness_metric(name: str, staleness: int) -> str:
-    """Return the name of a figure for tokens of one staleness.
+    """Return the name of a metric for tokens of one staleness.
 
     >>> staleness_metric("kl_k3", 2)
     'kl_k3.staleness_2'
@@ -134,7 +134,7 @@ def staleness_metric(name: str, staleness: int) -> str:
 
 
 def batch_metrics(batch: BatchRef) -> dict[str, float]:
-    """Return the figures of BATCH_METRICS for one sealed batch, and of DRAFTING_METRICS where it has any."""
+    """Return the metrics of BATCH_METRICS for one sealed batch, and of DRAFTING_METRICS where it has any."""
     histogram = batch.staleness_histogram
     trajectories = sum(histogram.values())
     weighted = sum(staleness * count for staleness, count in histogram.items())

@@ -75,13 +75,9 @@ def prompt_order(run_seed: int, epoch: int, size: int) -> npt.NDArray[np.int64]:
 
 
 def refill_order(run_seed: int, step: int, size: int, exclude: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the spare prompts of one step in fixed mode: a function of (seed, step) alone.
+    """Return the spare prompts of one step in fixed mode, those it uses already left out.
 
-    Args:
-        run_seed: seed of the run.
-        step: the learner step.
-        size: number of training prompts.
-        exclude: prompts that the step already uses.
+    A function of (seed, step) alone; `size` is the number of training prompts.
     """
     order = generator("refill-order", run_seed, step).permutation(size)
     return order[~np.isin(order, np.asarray(exclude, dtype=np.int64))]

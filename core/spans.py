@@ -19,10 +19,7 @@ _Piece = TypeVar("_Piece", bound=Completion)
 def spans_of_changes(changes: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[VersionSpan, ...]:
     """Return the spans of tokens [start, stop) of a completion whose policy changed while it was sampled.
 
-    Args:
-        changes: (version, first token that it sampled), in order.
-        start: first token asked for.
-        stop: token after the last one.
+    `changes`: (version, first token that it sampled), in order.
 
     >>> spans_of_changes([(3, 0), (4, 5)], 2, 6)
     (VersionSpan(version=3, start=2, stop=5), VersionSpan(version=4, start=5, stop=6))
@@ -60,12 +57,7 @@ def check_cover(
 ) -> None:
     """Check that spans cover tokens [start, stop) in order without gaps.
 
-    Args:
-        spans: of a completion, or of a piece of one.
-        start: its first token.
-        stop: the token after its last one.
-        where: names the completion in the error.
-        versions: those that may have sampled it; None for any.
+    `where` names the completion in the error; `versions` are those that may have sampled it, None for any.
 
     Raises:
         ContractError: naming the first span that does not fit.

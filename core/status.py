@@ -1,4 +1,4 @@
-"""Status: a run at a glance, as the coordinator tells it and everybody shows it."""
+"""Status: a run at a glance, as the coordinator reports it and everyone shows it."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,6 @@ class EvaluationRecord:
 
     @property
     def complete(self) -> bool:
-        """Tell whether every prompt was rewarded."""
         return self.rewarded >= self.prompts
 
 
@@ -67,9 +66,9 @@ class RunStatus:
     evaluations: tuple[EvaluationRecord, ...] = ()
     last_commit: StepCommit | None = None
     paused_reason: str = ""
-    """Why the run is paused, in words; empty while it goes on."""
+    """Why the run is paused, as a sentence; empty while it continues."""
     waiting: str = ""
-    """What the data plane waits for at the moment, in words."""
+    """What the data plane waits for at the moment, as a sentence."""
     finished: bool = False
     barred: dict[str, str] = field(default_factory=dict)
     """Workers and tokens that are shut out -> why."""

@@ -1,1 +1,1 @@
-"""Environments: where prompts come from and who judges the answers."""
+"""Environments: where prompts come from and what rewards the answers."""

@@ -1,7 +1,7 @@
-"""Environment: source of prompts and judge of answers, and nothing else.
+"""Environment: source of prompts and rewards, and nothing else.
 
 An environment is a pure function of its configuration: the same split, seed and index give
-the same problem on every machine, so a prompt key is enough to judge an answer anywhere.
+the same problem on every machine, so a prompt key is enough to reward an answer anywhere.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One prompt in words and what its judge needs to remember."""
+    """One prompt as text, and what rewarding its answers needs."""
 
     key: str
     """`<split>-<seed>-<index>`; `Environment.problem_by_key` finds the problem again."""
     text: str
     """The prompt as the model sees it, before the tokenizer."""
     answer: str
-    """A reference answer, for reports and warm starts; judges may accept others."""
+    """A reference answer, for reports and warm starts; others may be rewarded too."""
 
 
 class Environment(Protocol):
@@ -43,5 +43,5 @@ class Environment(Protocol):
             ContractError: when the key was not made by this environment.
         """
 
-    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion's text in [0, 1]; never raises for what a model wrote."""

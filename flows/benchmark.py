@@ -229,9 +229,9 @@ def show(compared: ComparedTable, page: Path) -> None:
     """Put the comparison and the page's place on the flow run's page."""
     rows = [
         {
-            "figure": c.figure.name,
+            "figure": c.measure.name,
             "before": c.before,
-            "now": compared.table.medians()[c.figure.name],
+            "now": compared.table.medians()[c.measure.name],
             "change": None if c.change is None else f"{100 * c.change:+.1f}%",
             "verdict": WORDS[c.verdict],
         }

@@ -78,25 +78,20 @@ class TextCodec:
     ) -> None:
         """Wrap a tokenizer that was checked; `load` is the usual way in.
 
-        Args:
-            tokenizer: the fast tokenizer that decodes, and encodes when `render` is None.
-            end_token_id: token with which the model ends a completion.
-            vocabulary_size: rows of the model's embedding.
-            render: the chat template: a prompt's text to its token ids.
+        `render` is the chat template, a prompt's text to its token ids; None: the tokenizer encodes prompts.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._render = render
-        self._end_token_id = end_token_id
-        self._vocabulary_size = vocabulary_size
+        self.end_token_id = end_token_id
+        """With this token the model ends a completion."""
+        self.vocabulary_size = vocabulary_size
+        """Rows of the model's embedding; every token id is smaller."""
 
     @classmethod
     def load(cls, model_path: str) -> "TextCodec":
         """Load the tokenizer of a model directory (or hub name) and check it against the model.
-
-        Args:
-            model_path: as `resolve_model_path` returns it.
 
         Raises:
             ConfigError: naming model.path, when the directory or its tokenizer is missing or
@@ -114,16 +109,6 @@ class TextCodec:
             render = _chat_renderer(_load_pretrained(model_path))
         return _checked(model_path, tokenizer, config, tokenizer_config, generation, render)
 
-    @property
-    def end_token_id(self) -> int:
-        """Return the id of the token with which the model ends a completion."""
-        return self._end_token_id
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Return the rows of the model's embedding; every token id is smaller."""
-        return self._vocabulary_size
-
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Turn a prompt into token ids: one user turn where there is a chat template, else plain.
 
@@ -140,8 +125,8 @@ class TextCodec:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Turn a completion's ids into text; special tokens and unknown ids are left out."""
-        known = range(self._vocabulary_size)
-        ids = [i for i in map(int, token_ids) if i in known and i != self._end_token_id]
+        known = range(self.vocabulary_size)
+        ids = [i for i in map(int, token_ids) if i in known and i != self.end_token_id]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
@@ -155,9 +140,9 @@ def _read_json(path: Path, model_path: str, required: bool = True) -> dict[str, 
             f"model.path={model_path!r} has no {path.name}; give the directory of a Hugging Face model"
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={model_path!r}: cannot read {path.name} ({error}); mend it") from error
+        raise ConfigError(f"model.path={model_path!r}: cannot read {path.name} ({error}); fix it") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"model.path={model_path!r}: {path.name} must hold a mapping; mend it")
+        raise ConfigError(f"model.path={model_path!r}: {path.name} must hold a mapping; fix it")
     return tree
 
 
@@ -229,7 +214,9 @@ def _checked(
 ) -> TextCodec:
     rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if not isinstance(rows, int):
-        raise ConfigError(f"model.path={model_path!r}: config.json names no vocab_size; mend config.json")
+        raise ConfigError(
+            f"model.path={model_path!r}: config.json names no vocab_size; add it to config.json"
+        )
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     tokens = 1 + max(vocabulary.values(), default=-1)
     if tokens > rows:

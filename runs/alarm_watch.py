@@ -13,7 +13,7 @@ from antiphon.core.reporting.alarms import ALARMS, Alarm, find_alarms, space_ala
 from antiphon.core.status import RunStatus
 from antiphon.models.codec import resolve_model_path
 
-_MEND = {kind.name: kind.mend for kind in ALARMS}
+_FIX = {kind.name: kind.fix for kind in ALARMS}
 
 
 def current_alarms(commits: Sequence[StepCommit], config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
@@ -34,7 +34,7 @@ def alarm_line(alarm: Alarm) -> str:
     >>> alarm_line(Alarm("no_space", -1, "only 0.20 GiB are free for runs")).partition(";")[0]
     'alarm no_space: only 0.20 GiB are free for runs'
     """
-    return f"alarm {alarm.name}: {alarm.text}; {_MEND[alarm.name]}"
+    return f"alarm {alarm.name}: {alarm.text}; {_FIX[alarm.name]}"
 
 
 class AlarmWatch:

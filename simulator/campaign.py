@@ -18,7 +18,7 @@ _DECISIVE = ("run", "loop", "evaluation", "environment", "sampling")
 
 
 def mute_logs() -> None:
-    """Have the simulated processes keep their logs to themselves: thousands of lives have much to say."""
+    """Drop the logs of the simulated processes: thousands of them log too much to read."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
 
 
@@ -28,18 +28,12 @@ class Campaign:
     def __init__(
         self, scenario: Scenario | None = None, run: Callable[[Scenario, int], Outcome] = simulate
     ) -> None:
-        """Begin without twins.
-
-        Args:
-            scenario: simulated with every seed; None: each seed draws its own.
-            run: simulates one seed.
-        """
+        """Simulate `scenario` with every seed; None: each seed draws its own."""
         self._scenario = scenario
         self._run = run
         self._twins: dict[str, Outcome] = {}
 
     def seed(self, seed: int) -> Outcome:
-        """Simulate one seed."""
         scenario = self._scenario or drawn_scenario(seed)
         outcome = self._run(scenario, seed)
         if scenario.run_config().loop.mode != "fixed":
@@ -59,7 +53,6 @@ class Campaign:
         return dataclasses.replace(outcome, violations=tuple(found))
 
     def seeds(self, seeds: Iterable[int]) -> Iterator[Outcome]:
-        """Simulate one seed after another."""
         for seed in seeds:
             yield self.seed(seed)
 

@@ -119,14 +119,7 @@ def draw_mix(random: RandomStream) -> FaultMix:
 def draw_faults(
     mix: FaultMix, workers: list[str], reward_services: list[str], random: RandomStream
 ) -> list[Fault]:
-    """Return the schedule of a run, in the order of time.
-
-    Args:
-        mix: how many of each kind.
-        workers: names of the worker processes.
-        reward_services: names of the reward services.
-        random: decides the rest.
-    """
+    """Return the schedule of a run, in the order of time; `random` decides what the mix leaves open."""
     everyone = ["coordinator", "learner", "flow", *workers, *reward_services]
     found: list[Fault] = []
 

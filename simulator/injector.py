@@ -24,14 +24,7 @@ class FaultInjector:
         processes: dict[str, ProcessEntry],
         start: Callable[[str], None],
     ) -> None:
-        """Begin with nothing wrong.
-
-        Args:
-            loop: gives the time.
-            network: what connects the processes.
-            processes: by name.
-            start: starts the process of a name again.
-        """
+        """Begin with nothing wrong; `start` starts the process of a name again."""
         self._loop = loop
         self._network = network
         self._processes = processes
@@ -52,8 +45,8 @@ class FaultInjector:
         elif kind is FaultKind.RECLAIM:
             for name in target.split(","):
                 entry = self._processes[name]
-                # Its next life is on a new machine: another name, an empty disk.
-                entry.alias, entry.chunks = f"{name}-new{entry.lives}", MemoryChunks()
+                # It starts again on a new machine: another name, an empty disk.
+                entry.alias, entry.chunks = f"{name}-new{entry.starts}", MemoryChunks()
                 self._kill(name, lasts_s)
         elif kind is FaultKind.STOP:
             process = self._processes[target].process
@@ -88,7 +81,6 @@ class FaultInjector:
                 entry.process.resume()
 
     def _trouble(self, lasts_s: float) -> None:
-        """Note that something is wrong for so long from now."""
         self.calm_s = max(self.calm_s, self._loop.time() + lasts_s)
 
     def _kill(self, name: str, down_s: float) -> None:

@@ -12,14 +12,14 @@ RESTART_S = 1.0
 
 @dataclass(slots=True)
 class ProcessEntry:
-    """A process by name: the life it has now, and what its successor must know."""
+    """A process by name: the one that runs now, and what its successor must know."""
 
     name: str
     process: Process | None = None
-    lives: int = 0
+    starts: int = 0
     worker: RolloutWorker | None = None
     chunks: MemoryChunks = field(default_factory=MemoryChunks)
     alias: str = ""
     held: int | None = None
     away_s: float = RESTART_S
-    """Pause after a death of its own accord; longer once after a retirement."""
+    """Pause after it ended by itself; longer once after a retirement."""

@@ -1,4 +1,4 @@
-"""Parties: the main routines of the simulated processes, each as its production process runs it.
+"""Processes: the main routines of the simulated processes, each as its production process runs it.
 
 What a `serve_*` does with sockets and signals is done here with the simulated network; services,
 clients, servicers and the worker's loop are the production classes.
@@ -41,7 +41,7 @@ PULL_WAIT_S = 6.0
 
 
 @dataclass(slots=True)
-class Site:
+class SharedRun:
     """What all processes of one simulated run share: the network, and disks that outlive them."""
 
     loop: VirtualLoop
@@ -55,90 +55,78 @@ class Site:
     """Seconds of the next engine step of a worker."""
     learner_step_s: Callable[[], float]
     trained: Callable[[int, bytes], int]
-    """Told of each step that is trained and of its file; returns how many rows that has."""
+    """Called with each step that is trained and its file; returns how many rows that has."""
     state_machines: list[RunStateMachine]
     """Of every coordinator so far, the living one last."""
     wall_clock: Callable[[], float]
     """What coordinators take for the time of day; nothing may depend on it."""
 
     def channel(self, address: str) -> Any:
-        """Open a channel to an address."""
         return InProcessChannel(Link(self.network, address))
 
     def coordinator(self) -> CoordinatorClient:
-        """Return a client of the coordinator."""
         return CoordinatorClient(COORDINATOR, channel=self.channel(COORDINATOR))
 
 
-async def serve_coordinator(site: Site, process: Process, clock_offset_s: float) -> None:
-    """Serve the run until the state_machine fails.
+async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s: float) -> None:
+    """Serve the run until the state machine fails, and raise why.
 
-    Args:
-        site: the run.
-        process: who serves.
-        clock_offset_s: monotonic clocks of two processes have nothing to do with each other.
-
-    Raises:
-        AntiphonError: why the state_machine failed.
+    `clock_offset_s`: monotonic clocks of two processes have nothing to do with each other.
     """
-    loop = site.loop
-    journal = MemoryJournal(site.journal, site.wall_clock)
+    loop = shared.loop
+    journal = MemoryJournal(shared.journal, shared.wall_clock)
     state_machine = RunStateMachine(
-        site.config,
+        shared.config,
         RUN_ID,
         journal,
-        site.store,
+        shared.store,
         engines.ArithmeticPrompts(),
         lambda: loop.time() + clock_offset_s,
     )
     await state_machine.start()
-    site.state_machines.append(state_machine)
+    shared.state_machines.append(state_machine)
     server = InProcessServer()
     register_coordinator(server, CoordinatorService(state_machine))
-    site.network.listen(COORDINATOR, process, server)
+    shared.network.listen(COORDINATOR, process, server)
     await state_machine.failed.wait()
     state_machine.check()
 
 
-async def serve_learner(site: Site, process: Process, coordinator: Coordinator, origin: str) -> None:
+async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordinator, origin: str) -> None:
     """Restore, then train and serve chunks for as long as the process lives."""
-    config, loop = site.config, site.config.loop
+    config, loop = shared.config, shared.config.loop
     trainer = training.ArithmeticTrainer(
-        site.learner_disk, site.loop, site.learner_step_s, config.learner.checkpoints_kept, site.trained
+        shared.learner_disk,
+        shared.loop,
+        shared.learner_step_s,
+        config.learner.checkpoints_kept,
+        shared.trained,
     )
     publisher = training.ArithmeticPublisher(
         RUN_ID,
-        site.learner_disk.chunks,
+        shared.learner_disk.chunks,
         config.broadcast.snapshots_kept,
         waiting_limit=loop.max_staleness // loop.publish_interval + 2,
     )
-    service = LearnerService(config, trainer, publisher, site.store, coordinator)
+    service = LearnerService(config, trainer, publisher, shared.store, coordinator)
     await service.restore()
     server = InProcessServer()
     register_learner(server, service)
-    register_broadcast(server, BroadcastService(site.learner_disk.chunks))
-    site.network.listen(LEARNER, process, server)
-    site.network.listen(origin, process, server)
+    register_broadcast(server, BroadcastService(shared.learner_disk.chunks))
+    shared.network.listen(LEARNER, process, server)
+    shared.network.listen(origin, process, server)
     service.origin = origin
     await service.publish_again()
     await asyncio.Event().wait()
 
 
 def make_worker(
-    site: Site, coordinator: Coordinator, name: str, process_name: str, chunks: MemoryChunks
+    shared: SharedRun, coordinator: Coordinator, name: str, process_name: str, chunks: MemoryChunks
 ) -> RolloutWorker:
-    """Return the worker of a process; `run` is its main routine.
-
-    Args:
-        site: the run.
-        coordinator: a client of the coordinator.
-        name: the worker's name in the run.
-        process_name: decides how fast it is.
-        chunks: its disk.
-    """
+    """Return the worker of a process, called `name` in the run; `process_name` decides how fast it is."""
 
     def source(config: RunConfig) -> engines.ChunkSource:
-        return engines.ChunkSource(site.channel, chunks, config.broadcast.transfer_timeout_s)
+        return engines.ChunkSource(shared.channel, chunks, config.broadcast.transfer_timeout_s)
 
     return RolloutWorker(
         coordinator,
@@ -146,28 +134,23 @@ def make_worker(
         RUN_ID,
         lambda config: engines.ArithmeticEngine(),
         source,
-        drive=partial(engines.LoopDriver, step_s=partial(site.engine_step_s, process_name)),
+        drive=partial(engines.LoopDriver, step_s=partial(shared.engine_step_s, process_name)),
     )
 
 
-def make_reward_service(site: Site, coordinator: Coordinator, client_id: str) -> RewardService:
+def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: str) -> RewardService:
     """Return the reward service of a process; `run` is its main routine."""
-    environment = engines.ArithmeticEnvironment(site.config, site.reward_rarity)
-    patience_s = site.config.services.stall_timeout_s
+    environment = engines.ArithmeticEnvironment(shared.config, shared.reward_rarity)
+    stall_timeout_s = shared.config.services.stall_timeout_s
+    decoder = engines.JsonDecoder()
     return RewardService(
-        coordinator,
-        environment,
-        engines.JsonDecoder(),
-        RUN_ID,
-        client_id,
-        patience_s,
-        pull_wait_s=PULL_WAIT_S,
+        coordinator, environment, decoder, RUN_ID, client_id, stall_timeout_s, pull_wait_s=PULL_WAIT_S
     )
 
 
-async def drive_run(site: Site) -> None:
+async def drive_run(shared: SharedRun) -> None:
     """Do what the flow does: publish, open steps, train, evaluate, finish; it can be begun anew."""
-    flow = Flow(site.config, site.coordinator(), LearnerClient(LEARNER, channel=site.channel(LEARNER)))
+    flow = Flow(shared.config, shared.coordinator(), LearnerClient(LEARNER, channel=shared.channel(LEARNER)))
     await flow.run()
 
 

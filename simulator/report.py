@@ -31,7 +31,6 @@ class Summary:
     """Longest time from the last fault of a run to its next commit, virtual seconds."""
 
     def add(self, outcome: Outcome) -> None:
-        """Count one run."""
         self.seeds += 1
         if outcome.violations:
             self.failing.append(outcome.seed)
@@ -44,11 +43,9 @@ class Summary:
         self.slowest_recovery_s = max(self.slowest_recovery_s, outcome.recovery_s or 0.0)
 
     def plain(self) -> dict[str, Any]:
-        """Return the totals as plain values."""
         return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the totals as lines of text."""
         found = [
             f"{self.seeds} seeds, {self.faults} faults, {self.restarts} restarts, {self.events} events, "
             f"{self.messages} messages, {self.virtual_s / 3600:.1f} virtual hours",

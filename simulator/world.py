@@ -1,6 +1,6 @@
 """World: one simulated run from its first process to its last, with everything that goes wrong.
 
-Processes have names that last (`worker-1`) and lives that do not. A supervisor starts each again
+Names of processes last (`worker-1`), the processes do not. A supervisor starts each again
 after its death, as the main job does; faults come from the schedule. Once the schedule is over the
 network is good and every process runs, and from then on the run must move within two lease periods.
 """
@@ -79,12 +79,8 @@ class World:
     ) -> None:
         """Prepare a run.
 
-        Args:
-            scenario: what is simulated.
-            seed: decides every delay, and the faults unless they are given.
-            faults: the schedule, in the order of time.
-            journal: where its journal lies; in memory by default.
-            wall_error_s: by how many seconds the coordinator's time of day is wrong at a virtual second.
+        `seed` decides every delay, and the faults unless a schedule is given. `wall_error_s` says by how many
+        seconds the coordinator's time of day is wrong at a virtual second.
         """
         self._wall_error_s = wall_error_s
         self.scenario = scenario
@@ -117,12 +113,12 @@ class World:
         self._pace = {
             name: fastest * (slowest / fastest) ** self._speed.number() ** 2 for name in self._workers
         }
-        self.site = self._make_site(journal or JournalDisk())
+        self.shared = self._make_shared(journal or JournalDisk())
 
-    def _make_site(self, disk: JournalDisk) -> processes.Site:
+    def _make_shared(self, disk: JournalDisk) -> processes.SharedRun:
         scenario, speed = self.scenario, self._speed
         disk.on_commit = self._on_disk
-        return processes.Site(
+        return processes.SharedRun(
             loop=self.loop,
             network=self.network,
             config=self.config,
@@ -196,31 +192,31 @@ class World:
         entry = self._processes[name]
         if self._alive(name) or (self._over.is_set() and name != "coordinator"):
             return
-        entry.lives += 1
-        self._restarts += entry.lives > 1
+        entry.starts += 1
+        self._restarts += entry.starts > 1
         process = entry.process = Process(self.loop, name)
         entry.held = None
         task = process.spawn(self._routine(entry, process))
         task.add_done_callback(lambda done: self._ended(entry, process, done))
 
     def _routine(self, entry: ProcessEntry, process: Process) -> Coroutine[Any, Any, None]:
-        site, name = self.site, entry.name
+        shared, name = self.shared, entry.name
         if name == "coordinator":
-            return processes.serve_coordinator(site, process, self._speed.between(-1e5, 1e5))
+            return processes.serve_coordinator(shared, process, self._speed.between(-1e5, 1e5))
         if name == "learner":
-            return processes.serve_learner(site, process, self._told(entry), f"origin-{entry.lives}")
+            return processes.serve_learner(shared, process, self._told(entry), f"origin-{entry.starts}")
         if name == "flow":
-            return processes.drive_run(site)
+            return processes.drive_run(shared)
         if name in self._reward_services:
-            return processes.make_reward_service(site, self._told(entry), f"{name}-{entry.lives}").run(
+            return processes.make_reward_service(shared, self._told(entry), f"{name}-{entry.starts}").run(
                 lambda: None
             )
-        worker = processes.make_worker(site, self._told(entry), entry.alias or name, name, entry.chunks)
+        worker = processes.make_worker(shared, self._told(entry), entry.alias or name, name, entry.chunks)
         entry.worker = worker
         return worker.run(lambda: None)
 
     def _told(self, entry: ProcessEntry) -> CoordinatorClient:
-        return Witnessed(self.site, self.witness, entry)
+        return Witnessed(self.shared, self.witness, entry)
 
     def _ended(self, entry: ProcessEntry, process: Process, task: asyncio.Task[None]) -> None:
         if not process.alive:
@@ -236,7 +232,7 @@ class World:
         if error is not None and not isinstance(error, UnavailableError):
             kind = "failed" if isinstance(error, AntiphonError) else "broke"
             self.witness.report(f"{entry.name} {kind}: {type(error).__name__}: {error}")
-            if entry.lives > 20:
+            if entry.starts > 20:
                 self._over.set()
                 return
         if error is None and self.witness.counts["run.finished"]:
@@ -263,7 +259,7 @@ class World:
     def _final_checks(self) -> None:
         witness, config = self.witness, self.config
         witness.close(bool(witness.counts["run.finished"]))
-        state_machine = self.site.state_machines[-1]
+        state_machine = self.shared.state_machines[-1]
         self._balance_work(state_machine)
         state = fold(new_state(config), self._events())
         if self._alive("coordinator") and state_machine.failure is None:
@@ -317,11 +313,11 @@ class World:
         return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])
 
     def _events(self) -> Any:
-        return (load_event(row.kind, row.body) for row in self.site.journal.written())
+        return (load_event(row.kind, row.body) for row in self.shared.journal.written())
 
     def _outcome(self) -> Outcome:
         hasher = blake3()
-        for row in self.site.journal.written():
+        for row in self.shared.journal.written():
             hasher.update(f"{row.seq} {row.at!r} {row.kind} {row.body}\n".encode())
         witness = self.witness
         return Outcome(

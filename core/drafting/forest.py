@@ -12,7 +12,7 @@ a request continues beside the text it had followed (an anchor): there a shorter
 Costs: a sampled token is taken in with one hash (constant); a draft of W tokens looks at a bounded number
 of occurrences per token; a document of T tokens is indexed in O(T). A stored token takes 16 bytes (token,
 two chain links, weight) and 8 to 16 of head tables, and arrays grow by half. Drafts depend on the
-calls alone, never on time or chance. Nothing that a document holds can raise an error, and none
+calls alone, never on time or randomness. Nothing that a document holds can raise an error, and none
 of it can change what an engine samples: drafts are only proposals.
 
 Legend: B rows of one call, L width of the engine's rows, W the largest window.
@@ -211,11 +211,9 @@ class DraftForest:
         self._memory.trails[slot] = 0
 
     def close_request(self, slot: int, finished: bool) -> None:
-        """Stop following a slot; a slot that is not followed changes nothing.
+        """Stop following a slot; with `finished` its whole text stays, for its siblings to draft from.
 
-        Args:
-            slot: the row's number.
-            finished: the text is whole and stays, for its siblings to draft from.
+        A slot that is not followed changes nothing.
         """
         if slot not in self._blocks:
             return

@@ -113,7 +113,6 @@ class _BatchSize:
     mean_square: float = 0.0
 
     def add(self, requests: int, seconds: float, fixed_rows: float) -> None:
-        """Take in an undrafted step."""
         self.steps.append((requests, seconds))
         self.levels.append(seconds / (requests + fixed_rows))
 
@@ -140,7 +139,7 @@ class _BatchSize:
             self.error = 0.81 * (middle[-1] - middle[0]) / (self.level_s * math.sqrt(len(ordered)))
 
     def restart(self) -> None:
-        """Forget the gain: a new trial is judged by its own steps."""
+        """Forget the gain: a new trial counts by its own steps."""
         self.trials = 0
         self.mean_worth = 0.0
         self.mean_seconds = 0.0
@@ -158,7 +157,7 @@ class _BatchSize:
         self.mean_square += share * (loss * loss - self.mean_square)
 
     def loses(self, requests: int) -> bool:
-        """Tell whether the gain lies below 1 by `CONFIDENCE` standard errors."""
+        """Return whether the gain lies below 1 by `CONFIDENCE` standard errors."""
         if self.trials < LEAST_TRIAL:
             return False
         # Wins are rare and large: until one was seen, the spread of the sample says too little, so
@@ -210,7 +209,7 @@ class DraftGate:
         return surplus.row_s if surplus is not None else 0.0
 
     def is_open(self, requests: int) -> bool:
-        """Tell whether drafts are held to pay, or not yet known to lose, at this batch size."""
+        """Return whether drafts are held to pay, or not yet known to lose, at this batch size."""
         return self._size(requests).open
 
     def undrafted_s(self, requests: int) -> float:
@@ -229,7 +228,7 @@ class DraftGate:
         # A drafted row costs at most what a whole request costs, which is all that is known at first.
         row_s = size.surplus.row_s if size.surplus is not None else size.level_s
         seconds = size.level_s * (requests + self._fixed_rows)
-        # The gain of a few steps is mostly chance; until there are enough, lean on 1.
+        # The gain of a few steps is mostly luck; until there are enough, lean on 1.
         trust = min(size.trials, HORIZON) / HORIZON
         gain = max(1.0 + trust * (size.gain - 1.0), 1.0)
         floor = gain * requests * row_s / seconds
@@ -297,7 +296,7 @@ class DraftGate:
             self._close(size)
 
     def _due(self, size: _BatchSize) -> bool:
-        """Tell whether a batch size must be compared with the undrafted engine again."""
+        """Return whether a batch size must be compared with the undrafted engine again."""
         waited = self._step - size.undrafted_at
         return size.drafted_steps >= size.refresh or waited >= STALE_REFRESHES * size.refresh
 

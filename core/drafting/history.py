@@ -54,7 +54,6 @@ class _Epoch:
 
     @property
     def charge(self) -> int:
-        """Return the bytes this counts for."""
         return ENTRY_BYTES + self.tokens.nbytes + COMPLETION_BYTES * len(self.versions)
 
     def completions(self, epoch: int) -> list[PastCompletion]:
@@ -77,10 +76,8 @@ class HistoryStore:
     def __init__(self, epochs: int, responses: int, limit_bytes: int) -> None:
         """Start empty.
 
-        Args:
-            epochs: newest epochs kept for each prompt; at least 1.
-            responses: most completions in a snapshot; at least 1.
-            limit_bytes: most that the store may be charged for.
+        Keeps the newest `epochs` (>= 1) of each prompt, of at most `limit_bytes` in all. A snapshot has at
+        most `responses` (>= 1) completions.
         """
         self._epochs = epochs
         self._responses = responses
@@ -95,7 +92,7 @@ class HistoryStore:
 
     @property
     def bytes_used(self) -> int:
-        """Return what the store is charged for; never more than its limit."""
+        """The store's charge; never more than its limit."""
         return self._used
 
     def epochs_of(self, prompt_key: str) -> tuple[int, ...]:

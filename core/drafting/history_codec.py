@@ -91,12 +91,9 @@ def fit_history(history: PromptHistory, limit_bytes: int) -> tuple[PromptHistory
 def fit_histories(
     histories: Iterable[PromptHistory | None], limit_bytes: int, budget_bytes: int
 ) -> list[PromptHistory | None]:
-    """Cut histories so that none takes more than a limit and all together no more than a budget.
+    """Cut histories, each to `limit_bytes` encoded and all together to `budget_bytes`; None stays None.
 
-    Args:
-        histories: in order of preference; None stays None.
-        limit_bytes: most for one of them, encoded.
-        budget_bytes: most for all of them, encoded.
+    They come in order of preference.
     """
     found: list[PromptHistory | None] = []
     for history in histories:
@@ -150,7 +147,7 @@ def _feed(packer: "zlib._Compress", token_ids: IntArray) -> bytes:
 def _unpack(payload: bytes, declared: int) -> tuple[IntArray | None, str]:
     unpacker = zlib.decompressobj()
     try:
-        # One byte more than declared is enough to tell a bomb from a history.
+        # One byte more than declared is enough to know a bomb from a history.
         raw = unpacker.decompress(payload, declared + 1)
     except zlib.error as error:
         return None, f"its tokens do not decompress ({error})"

@@ -12,6 +12,10 @@ from typing import Any
 
 from antiphon.core.records import DraftingStatistics, GroupSubmission
 
+COUNTS = ("tokens", "passes", "drafted", "covered", "accepted", "with_history")
+"""Counts of the statistics that a worker reports."""
+EPOCH_RATES = ("acceptance", "coverage", "tokens_per_pass", "history_share")
+"""The rates that are reported epoch by epoch."""
 MOST_COUNT = 2**40
 """No count of one group is larger; sums over a run stay exact in int64."""
 MOST_SECONDS = 1e9
@@ -37,12 +41,7 @@ def add_statistics(parts: Iterable[DraftingStatistics | None]) -> DraftingStatis
     compared = [(part.gain, max(1, part.tokens)) for part in found if part.gain > 0]
     weight = sum(tokens for _, tokens in compared)
     return DraftingStatistics(
-        tokens=sum(int(part.tokens) for part in found),
-        passes=sum(int(part.passes) for part in found),
-        drafted=sum(int(part.drafted) for part in found),
-        covered=sum(int(part.covered) for part in found),
-        accepted=sum(int(part.accepted) for part in found),
-        with_history=sum(int(part.with_history) for part in found),
+        **{name: sum(int(getattr(part, name)) for part in found) for name in COUNTS},
         drafter_s=math.fsum(part.drafter_s for part in found),
         sampler_s=math.fsum(part.sampler_s for part in found),
         gain=math.fsum(gain * tokens for gain, tokens in compared) / weight if weight else 0.0,
@@ -68,14 +67,7 @@ def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | Non
 
 
 def _is_possible(statistics: DraftingStatistics) -> bool:
-    counts = (
-        statistics.tokens,
-        statistics.passes,
-        statistics.drafted,
-        statistics.covered,
-        statistics.accepted,
-        statistics.with_history,
-    )
+    counts = [getattr(statistics, name) for name in COUNTS]
     limits = (
         (statistics.drafter_s, MOST_SECONDS),
         (statistics.sampler_s, MOST_SECONDS),
@@ -127,10 +119,6 @@ def drafting_summary(by_epoch: Mapping[int, DraftingStatistics]) -> dict[str, An
         epochs.append({"epoch": epoch, **kept, "tokens": statistics.tokens})
     counts = {name: getattr(whole, name) for name in ("tokens", "passes", "drafted", "covered", "accepted")}
     return {**drafting_rates(whole), **counts, "completions": whole.completions, "by_epoch": epochs}
-
-
-EPOCH_RATES = ("acceptance", "coverage", "tokens_per_pass", "history_share")
-"""The rates that are reported epoch by epoch."""
 
 
 def _share(part: float, whole: float) -> float:

@@ -4,6 +4,7 @@ A group is accepted once, a step is committed once and in order, and the answer 
 is the answer that was given before.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from antiphon.core.config import RunConfig
@@ -69,14 +70,8 @@ def accept_submission(
 
     A lease that expired is still good while its group was not leased again: the work is not
     wasted. Drafting statistics that cannot be true are left out of the event; the group is taken.
-
-    Args:
-        state: the run.
-        config: its configuration.
-        submission: what was handed in.
-        seeds: the seeds that the group's lease carries.
-        now: the coordinator's clock, for the timings.
-        given: what is known of the group from heartbeats: it says who sampled which tokens.
+    `seeds` are those of the group's lease; `given` is what heartbeats reported of the group, by which
+    it is known who sampled which tokens.
 
     Raises:
         ContractError: when the trajectories do not fit the lease.
@@ -173,16 +168,7 @@ def accept_commit(state: RunState, commit: StepCommit) -> list[e.JournalEvent]:
             f"step {commit.step} was trained on batch {commit.batch_digest[:12]}, "
             f"but the sealed batch is {sealed[:12]}; train on the sealed one"
         )
-    return [
-        e.StepCommitted(
-            step=commit.step,
-            version=commit.version,
-            weights_digest=commit.weights_digest,
-            batch_digest=commit.batch_digest,
-            metrics=dict(commit.metrics),
-            published=commit.published,
-        )
-    ]
+    return [e.StepCommitted(**dataclasses.asdict(commit))]
 
 
 def accept_snapshot(state: RunState, manifest: SnapshotManifest) -> list[e.JournalEvent]:

@@ -129,17 +129,11 @@ def plan_leases(
     groups: int,
     held_elsewhere: Collection[int],
 ) -> LeasePlan:
-    """Decide what a worker may be given.
+    """Decide what a worker may be given: one that samples with `held_version`, None before its first.
 
-    Evaluations come first. `groups` counts whole groups of `loop.group_size` samples; an
-    evaluation lease has one sample and counts as that share of a group.
-
-    Args:
-        state: the run.
-        config: its configuration.
-        held_version: version the worker samples with, or None before its first snapshot.
-        groups: most groups it can take.
-        held_elsewhere: versions that other living workers hold.
+    Evaluations come first. `groups`, the most that it can take, counts whole groups of `loop.group_size`
+    samples; an evaluation lease has one sample and counts as that share of a group. `held_elsewhere` are
+    the versions that other living workers hold.
     """
     if state.finished:
         return LeasePlan((), (), "the run is finished", None)
@@ -151,7 +145,7 @@ def plan_leases(
 
 
 def continues(state: RunState, config: RunConfig, group: GroupState, oldest_version: int) -> bool:
-    """Tell whether a group may be continued whose oldest token has `oldest_version`.
+    """Return whether a group may be continued whose oldest token has `oldest_version`.
 
     It may if it still trains in time at the place that the group has; otherwise it is begun anew.
     In fixed mode it always may: the version belongs to the group.
@@ -235,7 +229,7 @@ def _plan_fixed(
         return LeasePlan((), (), "all groups of the opened steps are issued", None)
     lowest = min(group.version or 0 for group in waiting)
     if held != lowest and lowest not in held_elsewhere:
-        # Nobody else can do the oldest work, and the learner waits for that first.
+        # No one else can do the oldest work, and the learner waits for that first.
         return LeasePlan((), (), f"the next open group needs version {lowest}", lowest)
     mine = [group for group in waiting if group.version == held]
     mine.sort(key=lambda group: (group.evaluation is None, group.step or 0, group.number))

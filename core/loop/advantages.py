@@ -11,7 +11,7 @@ STD_FLOOR = 1e-6
 
 
 def has_variance(rewards: npt.NDArray[np.float64]) -> bool:
-    """Tell whether the rewards [G] of a group differ; without that a group teaches nothing.
+    """Return whether the rewards [G] of a group differ; without that a group teaches nothing.
 
     >>> has_variance(np.array([1.0, 1.0])), has_variance(np.array([1.0, 0.0]))
     (False, True)

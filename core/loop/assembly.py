@@ -32,14 +32,11 @@ class SealPlan:
 def reason_to_drop(
     group: GroupState, bound: StalenessBound, filter_: Filter, next_step: int
 ) -> Literal["stale", "filtered"] | None:
-    """Tell why a rewarded group of elastic mode never trains; None while it may still train.
+    """Return why a rewarded group of elastic mode never trains; None while it may still train.
 
-    Args:
-        group: whose rewards are known.
-        bound: the bound on staleness.
-        filter_: `none` trains on groups without variance, `drop` lets them use up their place in a step
-            but leaves them out of the file, `refill` has further prompts take their place.
-        next_step: the oldest step whose batch is not sealed.
+    `filter_`: `none` trains on groups without variance, `drop` lets them use up their place in a step but
+    leaves them out of the file, `refill` has further prompts take their place. `next_step` is the oldest
+    step whose batch is not sealed.
     """
     if not bound.admits(group.oldest_version, next_step):
         return "stale"

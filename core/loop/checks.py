@@ -76,15 +76,9 @@ def check_piece(
     version: int | None,
     newest_version: int,
 ) -> None:
-    """Refuse a piece that no completion of the lease can have.
+    """Refuse a piece, reported by a heartbeat, that no completion of the lease can have.
 
-    Args:
-        piece: what a heartbeat says was sampled.
-        group_id: for the message.
-        samples: G of the lease.
-        max_tokens: longest completion allowed.
-        version: fixed mode: the only version allowed, else None.
-        newest_version: no token can come from a newer one.
+    The limits are those of `check_submission`; `samples` is the lease's G.
 
     Raises:
         ContractError: naming the group, the field and what was expected.
@@ -133,7 +127,7 @@ def _check_completion(
 
 
 def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:
-    """Tell at once whether every token and log-probability can be one; if not, each says by itself."""
+    """Check every token and log-probability at once; if one is impossible, each is checked by itself."""
     tokens = np.concatenate([trajectory.token_ids for trajectory in trajectories], axis=None)
     logprobs = np.concatenate([trajectory.logprobs for trajectory in trajectories], axis=None)
     if not tokens.size or not logprobs.size:

@@ -81,7 +81,7 @@ class GroupState:
 
     @property
     def varied(self) -> bool:
-        """Tell whether the rewards differ, as `advantages.has_variance`; only known once rewarded."""
+        """Return whether the rewards differ, as `advantages.has_variance`; only known once rewarded."""
         return bool(self.rewards) and min(self.rewards) < max(self.rewards)
 
 
@@ -107,7 +107,6 @@ class EvaluationState:
 
     @property
     def rewarded(self) -> int:
-        """Return how many prompts were rewarded."""
         return len(self.rewards)
 
     def means(self) -> tuple[float, float]:
@@ -129,7 +128,6 @@ class Tally:
     """Of the filtered groups, one entry each."""
 
     def copy(self) -> "Tally":
-        """Return a copy that later events do not change."""
         return self.without(0, 0, 0)
 
     def without(self, filtered: int, stale: int, group_size: int) -> "Tally":

@@ -33,7 +33,6 @@ class LeaseTable:
         return len(self._held)
 
     def get(self, lease_id: str) -> HeldLease | None:
-        """Return the lease, or None when it ended."""
         return self._held.get(lease_id)
 
     def grant(self, lease_id: str, group_id: str, worker_id: str, now: float) -> HeldLease:
@@ -81,29 +80,29 @@ class LeaseTable:
         return [held for held in self._held.values() if held.worker_id == worker_id]
 
 
-IDLE_BEATS_PER_S = 50.0
+IDLE_HEARTBEATS_PER_S = 50.0
 """Heartbeats that all workers without a lease send together, at most; each costs the coordinator time."""
 
 
-def beat_pause_s(heartbeat_s: float, workers: int, busy: bool) -> float:
+def heartbeat_pause_s(heartbeat_s: float, workers: int, busy: bool) -> float:
     """Return the seconds until a worker's next heartbeat.
 
-    One that holds a lease tells of its progress at the usual pace. One that holds none is only to be
-    known as alive: in a large fleet it is asked less often, and its silence is noticed later.
+    One that holds a lease reports its progress at the usual pace. One that holds none is only to be
+    known as alive: in a large fleet it is heard less often, and its silence is noticed later.
 
     Args:
         heartbeat_s: the usual pause.
         workers: living workers of the run.
         busy: whether it holds a lease.
 
-    >>> beat_pause_s(2.0, 1000, busy=False), beat_pause_s(2.0, 8, busy=False)
+    >>> heartbeat_pause_s(2.0, 1000, busy=False), heartbeat_pause_s(2.0, 8, busy=False)
     (20.0, 2.0)
     """
-    return heartbeat_s if busy else max(heartbeat_s, workers / IDLE_BEATS_PER_S)
+    return heartbeat_s if busy else max(heartbeat_s, workers / IDLE_HEARTBEATS_PER_S)
 
 
 def finishes_in_time(tokens_left: int, seconds_per_token: float | None, time_left_s: float) -> bool:
-    """Tell whether a group is surely finished before its worker must be gone; if not, it is handed over.
+    """Return whether a group is surely finished before its worker must be gone; if not, it is handed over.
 
     Args:
         tokens_left: most tokens that its slowest completion can still get.

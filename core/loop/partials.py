@@ -80,7 +80,6 @@ class _Growing:
         return new.stop - count
 
     def kept(self) -> KeptSample:
-        """Return what is here as one piece."""
         self.pieces = [joined(self.pieces)]
         return KeptSample(self.pieces[0], tuple(self.authors))
 
@@ -176,10 +175,8 @@ def authorship(
 ) -> tuple[Authorship, ...]:
     """Return which tokens of a submission others had sampled: those that agree with what was handed on.
 
-    Args:
-        given: what the lease came with, or what is known of the group.
-        trajectories: what was handed in, in sample order.
-        worker_id: who handed it in; its own tokens are not listed.
+    `given` is what is known of the group, as when its lease was granted; the tokens of `worker_id`, who
+    handed the trajectories in (in sample order), are not listed.
     """
     found: list[Authorship] = []
     for sample in () if given is None else given.samples:

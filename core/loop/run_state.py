@@ -268,16 +268,7 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
 def _step_committed(event: e.StepCommitted, state: RunState) -> None:
     if event.step != len(state.commits):
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was committed out of order")
-    state.commits.append(
-        StepCommit(
-            step=event.step,
-            version=event.version,
-            weights_digest=event.weights_digest,
-            batch_digest=event.batch_digest,
-            metrics=dict(event.metrics),
-            published=event.published,
-        )
-    )
+    state.commits.append(StepCommit(**dataclasses.asdict(event)))
     oldest_kept = event.step - state.payload_retention_steps
     state.sealed_groups = {s: ids for s, ids in state.sealed_groups.items() if s >= oldest_kept}
     state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in state.groups}

@@ -30,12 +30,11 @@ class Stage:
 
     @property
     def key(self) -> StageKey:
-        """Return what identifies it within a run."""
         return self.name, self.number
 
 
 def is_evaluated(version: int, config: RunConfig) -> bool:
-    """Tell whether a version is scored on held-out prompts: first, last, and at the interval."""
+    """Return whether a version is scored on held-out prompts: first, last, and at the interval."""
     if not is_published(version, config.loop.publish_interval, config.run.steps):
         return False
     interval = config.evaluation.interval
@@ -45,10 +44,8 @@ def is_evaluated(version: int, config: RunConfig) -> bool:
 def schedule(config: RunConfig, first: int = 0, scored: Collection[int] = ()) -> Iterator[Stage]:
     """Yield the stages of the steps `first` .. steps - 1, each after those that it waits for.
 
-    Args:
-        config: of the run.
-        first: steps that were committed before (0 for a new run).
-        scored: versions whose evaluation is complete; an earlier process may have left some open.
+    `first` steps were committed before; `scored` are the versions whose evaluation is complete: an
+    earlier process may have left some open.
     """
     steps, bound, interval = config.run.steps, config.loop.max_staleness, config.loop.publish_interval
     base = first if is_published(first, interval, steps) else first - first % interval

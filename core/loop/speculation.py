@@ -31,7 +31,7 @@ class LeaseTimes:
         self._seconds: deque[float] = deque(maxlen=LEASES_REMEMBERED)
 
     def add(self, seconds: float) -> None:
-        """Take in a lease that was handed in and had nothing to continue from."""
+        """Add a lease that was handed in and had nothing to continue from."""
         self._seconds.append(seconds)
 
     @property

@@ -17,7 +17,7 @@ class StalenessBound:
     """Largest staleness at the step that trains on a trajectory, in policy versions."""
 
     def admits(self, oldest_version: int, step: int) -> bool:
-        """Tell whether a trajectory may train at `step`.
+        """Return whether a trajectory may train at `step`.
 
         >>> StalenessBound(max_staleness=2).admits(oldest_version=5, step=7)
         True
@@ -29,7 +29,7 @@ class StalenessBound:
         return oldest_version + self.max_staleness - step
 
     def admits_lease(self, held_version: int, issued: int, groups: int, prompts_per_step: int) -> bool:
-        """Tell whether a worker that holds `held_version` may be given `groups` more groups.
+        """Return whether a worker that holds `held_version` may be given `groups` more groups.
 
         The last of them would train at step ``floor((issued + groups - 1) / prompts_per_step)``;
         by then its tokens must still be within the bound.
@@ -66,7 +66,7 @@ def oldest_allowed_version(step: int, max_staleness: int, publish_interval: int)
 
 
 def is_published(version: int, publish_interval: int, steps: int) -> bool:
-    """Tell whether a version gets a snapshot: every publish_interval-th one, and the run's last.
+    """Return whether a version gets a snapshot: every publish_interval-th one, and the run's last.
 
     >>> [v for v in range(6) if is_published(v, publish_interval=2, steps=5)]
     [0, 2, 4, 5]

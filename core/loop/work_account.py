@@ -44,7 +44,6 @@ class WorkAccount:
 
     @property
     def total_s(self) -> float:
-        """Return all worker seconds."""
         return sum(self.seconds.values())
 
     def wasted_share(self) -> float:

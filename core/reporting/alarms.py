@@ -1,6 +1,6 @@
-"""Alarms: what in a run's figures a person should look at now, decided from its commits alone.
+"""Alarms: what in a run's metrics a person should look at now, decided from its commits alone.
 
-An alarm never stops a run. It is raised by figures that hold over a whole window of steps, since
+An alarm never stops a run. It is raised by values that hold over a whole window of steps, since
 single batches of reinforcement learning are noisy: rewards of good runs fall to a fifth for a
 hundred steps and come back, a collapsed run stays at its lowest.
 """
@@ -13,7 +13,7 @@ from itertools import accumulate
 from antiphon.core.records import StepCommit
 
 WINDOW = 50
-"""Steps over which a figure must hold; a run shorter than two windows uses a quarter of its steps."""
+"""Steps over which a value must hold; a run shorter than two windows uses a quarter of its steps."""
 LEAST_WINDOW = 10
 """No window is shorter: fewer batches say little."""
 COLLAPSED_SHARE = 0.05
@@ -45,7 +45,7 @@ class Alarm:
     step: int
     """Step of the last commit that showed it; -1 for what is not about a step."""
     text: str
-    """One sentence with the figures."""
+    """One sentence with the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class AlarmKind:
 
     name: str
     meaning: str
-    mend: str
+    fix: str
 
 
 ALARMS: tuple[AlarmKind, ...] = (
@@ -104,12 +104,10 @@ ALARMS: tuple[AlarmKind, ...] = (
 def find_alarms(
     commits: Sequence[StepCommit], max_staleness: int, vocabulary: int | None = None
 ) -> tuple[Alarm, ...]:
-    """Return what the figures of the last window of steps show.
+    """Return what the metrics of the last window of steps show.
 
-    Args:
-        commits: all commits of the run so far, in step order.
-        max_staleness: the bound S, versions.
-        vocabulary: number of tokens V; None leaves the entropy's upper end unwatched.
+    `commits` are all commits so far, in step order; without a `vocabulary` (number of tokens V) the
+    entropy's upper end is not watched.
     """
     window = min(WINDOW, len(commits) // 4)
     if window < LEAST_WINDOW:
@@ -133,7 +131,7 @@ def find_alarms(
 def stall_alarm(
     since_commit_s: float, step_seconds: Sequence[float], limit_s: float, waiting: str
 ) -> Alarm | None:
-    """Return the alarm of a run that does not go on.
+    """Return the alarm of a run that does not continue.
 
     Args:
         since_commit_s: seconds since the last commit was seen.
@@ -178,7 +176,7 @@ def _reward(commits: Sequence[StepCommit], window: int, last: int) -> Alarm | No
 @dataclass(frozen=True, slots=True)
 class _Level:
     name: str
-    figure: str
+    metric: str
     wrong: Callable[[float], bool]
     words: str
 
@@ -195,14 +193,14 @@ def _levels(vocabulary: int | None) -> Sequence[_Level]:
 
 
 def _level(means: Mapping[str, float], last: int, rule: _Level) -> Alarm | None:
-    mean = means.get(rule.figure)
+    mean = means.get(rule.metric)
     if mean is None or not rule.wrong(mean):
         return None
-    return Alarm(rule.name, last, f"{rule.figure} is {mean:.3g} {rule.words}")
+    return Alarm(rule.name, last, f"{rule.metric} is {mean:.3g} {rule.words}")
 
 
 def _values(commits: Sequence[StepCommit], name: str) -> list[float]:
-    """Return a figure of every commit that trained on something and reports it."""
+    """Return a metric of every commit that trained on something and reports it."""
     found = []
     for commit in commits:
         value = commit.metrics.get(name)

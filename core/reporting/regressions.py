@@ -1,14 +1,14 @@
-"""Regressions: whether a commit made a figure worse than the one before, beyond its own noise.
+"""Regressions: whether a commit made a number worse than the one before, beyond its own noise.
 
-Two tables are compared figure by figure over the cases they share (a case is a configuration
+Two tables are compared measure by measure over the cases they share (a case is a configuration
 with its seed, or a script with its arguments). Each pair gives a relative change, signed so
-that positive is worse. The figure got worse when the median change exceeds the allowance and
+that positive is worse. A measure got worse when the median change exceeds the allowance and
 most of the pairs agree in direction; got better is the same rule the other way round.
 
-The allowance is the largest of three things: what the figure is allowed to move, three times
+The allowance is the largest of three things: what the measure is allowed to move, three times
 the standard error that the spread of the pairs themselves shows, and three times the usual
 distance between successive commits in the history. With fewer than three pairs there is no
-spread to speak of, and the figure is allowed to move twice as far.
+spread to speak of, and the measure is allowed to move twice as far.
 """
 
 import re
@@ -22,25 +22,20 @@ from typing import Any
 
 MAD_TO_DEVIATION = 1.4826
 """Standard deviations in a median absolute deviation, for normal noise."""
-
 NOISE_FACTOR = 3.0
 """Standard errors, and usual distances between commits, that are taken for noise."""
-
 AGREEING_SHARE = 0.75
 """Share of the pairs that must point the same way."""
-
 FEW_PAIRS = 3
 """With fewer pairs than this, the tolerance counts twice."""
-
 HISTORY_COMMITS = 10
 """Newest earlier tables that the usual distance is taken from."""
-
 SIZE = re.compile(r"c?\d+")
-"""Part of a figure's name that says at which size it was measured."""
+"""Part of a measure's name that says at which size it was measured."""
 
 
 class Direction(StrEnum):
-    """Which way a figure should go."""
+    """Which way a measure should go."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -49,39 +44,39 @@ class Direction(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What became of a figure."""
+    """What became of a measure."""
 
     WORSE = "worse"
     BETTER = "better"
     SAME = "same"
     """No change beyond noise."""
     UNDECIDED = "undecided"
-    """Nothing to compare with, or a figure that has no better side."""
+    """Nothing to compare with, or a measure that has no better side."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Measure:
     """One measured quantity of a benchmark table."""
 
     name: str
     better: Direction = Direction.NEITHER
     tolerance: float = 0.05
-    """Relative change that nobody minds."""
+    """Relative change that counts for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of two tables."""
+    """One measure of two tables."""
 
-    figure: Figure
+    measure: Measure
     verdict: Verdict
     pairs: int
     """Cases that both tables have."""
     before: float | None
-    """Median of the shared cases in the earlier table, in the figure's unit."""
+    """Median of the shared cases in the earlier table, in the measure's unit."""
     after: float | None
     change: float | None
-    """Median relative change of the pairs, positive when the figure grew."""
+    """Median relative change of the pairs, positive when the measure grew."""
     allowance: float | None
     """Relative change up to which it counts as noise."""
 
@@ -101,12 +96,12 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def figure_for(name: str) -> Figure:
-    """Return which way a figure should go, told by its name; unknown names are only shown.
+def measure_for(name: str) -> Measure:
+    """Return which way a measure should go, by its name; unknown names are only shown.
 
     Of a dotted name the last part decides that is no size such as `64` or `c64`.
 
-    >>> [figure_for(name).better.value for name in ("loop_s", "pairs_per_s", "ratio.c64", "s3.missing")]
+    >>> [measure_for(name).better.value for name in ("loop_s", "pairs_per_s", "ratio.c64", "s3.missing")]
     ['lower', 'higher', 'higher', 'lower']
     """
     parts = [part for part in name.split(".") if not SIZE.fullmatch(part)]
@@ -114,35 +109,28 @@ def figure_for(name: str) -> Figure:
     if said in KNOWN:
         return replace(KNOWN[said], name=name)
     if said.endswith(("_per_second", "_per_s", "_per_cpu_s")):
-        return Figure(name, Direction.HIGHER, 0.10)
+        return Measure(name, Direction.HIGHER, 0.10)
     if said.endswith(("_s", "_ms", "_seconds", "_gb", "_mib")) or said.startswith("seconds_per"):
-        return Figure(name, Direction.LOWER, 0.10)
-    return Figure(name)
+        return Measure(name, Direction.LOWER, 0.10)
+    return Measure(name)
 
 
 def compare(
-    figure: Figure,
+    measure: Measure,
     before: Mapping[str, float],
     after: Mapping[str, float],
     history: Sequence[Mapping[str, float]] = (),
 ) -> Comparison:
-    """Compare one figure of two tables.
-
-    Args:
-        figure: the figure, with its better side.
-        before: case -> value in the earlier table.
-        after: case -> value in the later table.
-        history: the tables before `before`, oldest first.
-    """
+    """Compare one measure of two tables, case -> value each; `history`: the tables before, oldest first."""
     shared = [c for c in sorted(before) if c in after and isfinite(before[c]) and isfinite(after[c])]
     if not shared:
-        return Comparison(figure, Verdict.UNDECIDED, 0, None, None, None, None)
+        return Comparison(measure, Verdict.UNDECIDED, 0, None, None, None, None)
     changes = _changes([before[c] for c in shared], [after[c] for c in shared])
     middle = median(changes)
-    allowance = allowed_change(figure, changes, [*history, before])
+    allowance = allowed_change(measure, changes, [*history, before])
     return Comparison(
-        figure,
-        _verdict(figure.better, changes, middle, allowance),
+        measure,
+        _verdict(measure.better, changes, middle, allowance),
         len(shared),
         median(before[c] for c in shared),
         median(after[c] for c in shared),
@@ -151,15 +139,14 @@ def compare(
     )
 
 
-def allowed_change(figure: Figure, changes: Sequence[float], history: Sequence[Mapping[str, float]]) -> float:
-    """Return the relative change up to which a figure counts as unchanged.
+def allowed_change(
+    measure: Measure, changes: Sequence[float], history: Sequence[Mapping[str, float]]
+) -> float:
+    """Return the relative change up to which a measure counts as unchanged.
 
-    Args:
-        figure: the figure.
-        changes: relative changes of the pairs, at least one.
-        history: case -> value of earlier tables, oldest first.
+    `changes`: of the pairs, at least one; `history`: case -> value of earlier tables, oldest first.
     """
-    tolerance = figure.tolerance if len(changes) >= FEW_PAIRS else 2.0 * figure.tolerance
+    tolerance = measure.tolerance if len(changes) >= FEW_PAIRS else 2.0 * measure.tolerance
     middle = median(changes)
     deviation = MAD_TO_DEVIATION * median(abs(change - middle) for change in changes)
     spread = deviation / sqrt(len(changes))
@@ -221,5 +208,5 @@ _SIDES = (
     # What was asked for, whatever its name ends with: shown, never rewarded.
     (Direction.NEITHER, 0.0, "down_s idle_workers heartbeats_per_s virtual_hours"),
 )
-KNOWN = {name: Figure(name, side, tolerance) for side, tolerance, names in _SIDES for name in names.split()}
-"""Figures whose better side their name alone does not tell."""
+KNOWN = {name: Measure(name, side, tolerance) for side, tolerance, names in _SIDES for name in names.split()}
+"""Measures whose name alone does not show their better side."""

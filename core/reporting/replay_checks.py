@@ -1,6 +1,6 @@
-"""Replay: what was recorded against what came out again, and the first difference in words.
+"""Replay: what was recorded against what came out again, and the first difference.
 
-A step is equal when its weights have the recorded digest and every figure it measured has the
+A step is equal when its weights have the recorded digest and every metric it reports has the
 recorded value, bit for bit. Log-probabilities come from another program than the one that sampled,
 so they are compared within a tolerance. Nothing here computes a step; it only compares.
 """
@@ -17,7 +17,6 @@ from antiphon.core.errors import ConfigError
 
 LOGPROB_TOLERANCE = 1e-5
 """Nats by which a re-scored log-probability may differ: float32 rounding of two implementations."""
-
 LOGPROB_SHARE = 0.99
 """Least share within the tolerance: rounding leaves a few of a thousand outside, other weights most."""
 
@@ -54,11 +53,11 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True)
 class MetricDifference:
-    """One figure of a step that came out differently."""
+    """One metric of a step that came out differently."""
 
     name: str
     recorded: float | None
-    """None where the record has no such figure."""
+    """None where the record does not have it."""
     found: float | None
 
     def words(self) -> str:
@@ -83,18 +82,17 @@ class StepCheck:
     recorded_digest: str
     found_digest: str
     metrics: tuple[MetricDifference, ...]
-    """Figures that differ; empty when all are equal."""
+    """Metrics that differ; empty when all are equal."""
     tensor: TensorDifference | None = None
     """The first tensor that differs, where the recorded weights are at hand."""
     seconds: float = 0.0
 
     @property
     def equal(self) -> bool:
-        """Tell whether weights and figures are the recorded ones, bit for bit."""
+        """Return whether weights and metrics are the recorded ones, bit for bit."""
         return self.found_digest == self.recorded_digest and not self.metrics
 
     def words(self) -> str:
-        """Say in one sentence how the step came out."""
         if self.equal:
             return f"step {self.step}: version {self.version} again, bit for bit"
         if self.found_digest == self.recorded_digest:
@@ -105,9 +103,9 @@ class StepCheck:
         ]
         if self.tensor is not None:
             parts.append(self.tensor.words())
-        figure = next((m for m in self.metrics if m.name == "loss"), None) or next(iter(self.metrics), None)
-        if figure is not None:
-            parts.append(figure.words())
+        metric = next((m for m in self.metrics if m.name == "loss"), None) or next(iter(self.metrics), None)
+        if metric is not None:
+            parts.append(metric.words())
         return "; ".join(parts)
 
 
@@ -127,7 +125,6 @@ class LogprobCheck:
     """Tokens whose version has no weights in the record; counted in `tokens`, never as within."""
 
     def words(self) -> str:
-        """Say in one sentence how the batch came out."""
         said = f"step {self.step}: {self.within} of {self.tokens} logprobs within {LOGPROB_TOLERANCE:g}"
         if self.tokens > self.unscored:
             said += f", largest difference {self.largest:.3g} nats at {self.where}"
@@ -139,12 +136,9 @@ class LogprobCheck:
 def compare_metrics(
     recorded: Mapping[str, float], found: Mapping[str, float], ignored: Iterable[str] = ()
 ) -> tuple[MetricDifference, ...]:
-    """Return the figures of a step that differ, `loss` first; two NaN are equal.
+    """Return the metrics of a step that differ, `loss` first; two NaN are equal.
 
-    Args:
-        recorded: figures of the record; names that the replay cannot know are to be ignored.
-        found: figures of the replay.
-        ignored: names left out on both sides, such as seconds.
+    `ignored` names are left out on both sides: those that a replay cannot know, such as seconds.
 
     >>> compare_metrics({"loss": 1.0, "x": 2.0}, {"loss": 1.0, "x": 2.5})
     (MetricDifference(name='x', recorded=2.0, found=2.5),)
@@ -162,14 +156,14 @@ def compare_logprobs(
     places: Sequence[str],
     versions: Sequence[npt.NDArray[np.int64]],
 ) -> LogprobCheck:
-    """Compare the log-probabilities of a batch, token by token.
+    """Compare the log-probabilities of a batch, token by token; every sequence has one entry per trajectory.
 
     Args:
         step: the step that trained on the batch.
-        recorded: per trajectory [T] float32, nats, as the worker reported them.
-        scored: per trajectory [T] float32, nats; NaN where the version's weights are missing.
-        places: per trajectory what it is called.
-        versions: per trajectory [T], the version that sampled each token.
+        recorded: [T] float32, nats, as the worker reported them.
+        scored: [T] float32, nats; NaN where the version's weights are missing.
+        places: what the trajectory is called.
+        versions: [T], the version that sampled each token.
     """
     tokens = within = unscored = 0
     largest, where = 0.0, "no token"
@@ -205,7 +199,7 @@ def choose_steps(recorded: int, planned: int, first: int | None, last: int | Non
     range(50, 60)
     """
     if not recorded:
-        raise ConfigError(f"no step of the run is on record, of {planned} planned; let it go on first")
+        raise ConfigError(f"no step of the run is on record, of {planned} planned; let it continue first")
     if last is None and recorded < planned:
         raise ConfigError(
             f"the run is unfinished: {recorded} of {planned} steps are on record; finish it, or replay "
@@ -225,7 +219,7 @@ def choose_steps(recorded: int, planned: int, first: int | None, last: int | Non
 
 @dataclass
 class ReplaySummary:
-    """A whole replay in numbers and words."""
+    """A whole replay in numbers and sentences."""
 
     run_id: str
     started_from: int
@@ -243,7 +237,7 @@ class ReplaySummary:
 
     @property
     def equal(self) -> bool:
-        """Tell whether every step repeated and log-probabilities, where scored, agree."""
+        """Return whether every step repeated and log-probabilities, where scored, agree."""
         share = self.logprobs_equal_share if self.compares_logprobs else None
         return all(check.equal for check in self.steps) and (share is None or share >= LOGPROB_SHARE)
 
@@ -264,7 +258,7 @@ class ReplaySummary:
         return max(self.logprobs, key=lambda check: check.largest, default=None)
 
     def first_difference(self) -> str | None:
-        """Say in one sentence where replay and record first part, or None when they never do."""
+        """Say in one sentence where replay and record first differ, or None when they never do."""
         first = next((check for check in self.steps if not check.equal), None)
         if first is None:
             return None if self.equal else self._logprob_difference()
@@ -281,7 +275,6 @@ class ReplaySummary:
         )
 
     def lines(self) -> list[str]:
-        """Say it in a few lines."""
         source = f"the checkpoint of version {self.started_from}" if self.started_from else "the base model"
         equal = sum(check.equal for check in self.steps)
         said = [f"here {sentence}" for sentence in self.environment]
@@ -299,7 +292,6 @@ class ReplaySummary:
         return said
 
     def plain(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON and for a table."""
         worst = self.worst_logprob
         return {
             "run": self.run_id,

@@ -1,4 +1,4 @@
-"""View: what a run tells whoever is watching it, free of terminals and of wires.
+"""View: what a run shows to whoever is watching it, independent of terminals and connections.
 
 The flow calls a `RunView` about once a second; it never raises and never makes the run wait.
 """
@@ -22,11 +22,11 @@ class PlaneView:
     rate: float
     """Tokens per second since the last look; 0 when it is idle or does not count tokens."""
     waits_for: str
-    """What it waits for, in words; empty while it works."""
+    """What it waits for; empty while it works."""
 
 
 class RunView(Protocol):
-    """Whoever watches a run: a terminal, a log, nobody."""
+    """Whoever watches a run: a terminal, a log, no one."""
 
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
         """The services are up; `links` names pages and folders to look at."""
@@ -41,29 +41,12 @@ class RunView(Protocol):
         """The run is complete; `lines` say what came of it."""
 
 
-class SilentView:
-    """Nobody watches."""
-
-    def started(self, run_id: str, links: Mapping[str, str]) -> None:
-        """Say nothing."""
-
-    def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
-        """Draw nothing."""
-
-    def message(self, text: str) -> None:
-        """Say nothing."""
-
-    def finished(self, lines: Sequence[str]) -> None:
-        """Say nothing."""
+class SilentView(RunView):
+    """No one watches."""
 
 
 def planes_of(status: RunStatus, rates: Mapping[str, float]) -> dict[str, PlaneView]:
-    """Say what the planes do, from the coordinator's status.
-
-    Args:
-        status: one look at the run.
-        rates: plane -> tokens per second, where known.
-    """
+    """Say what the planes do, from a look at the run; `rates`: plane -> tokens per second, where known."""
     active = sum(worker.state is WorkerState.ACTIVE for worker in status.workers)
     training = status.sealed_steps > status.committed_steps
     views = (
@@ -85,13 +68,11 @@ def planes_of(status: RunStatus, rates: Mapping[str, float]) -> dict[str, PlaneV
 
 def reward_of(commit: StepCommit | None) -> float | None:
     """Return the mean training reward of a step, or None when it reported none."""
-    if commit is None:
-        return None
-    return commit.metrics.get("reward_mean")
+    return None if commit is None else commit.metrics.get("reward_mean")
 
 
 RESTING = 0.05
-"""A smaller share of drafted tokens comes from probes: the gate is closed, and nobody pays for drafts."""
+"""A smaller share of drafted tokens comes from probes: the gate is closed, and drafts cost nothing."""
 
 
 def drafting_words(commit: StepCommit | None) -> str:

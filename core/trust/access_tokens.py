@@ -33,10 +33,6 @@ class Scope(StrEnum):
     """Everything: the run's own services, and people who look after it."""
 
 
-WORKER_SCOPES = (Scope.LEASE, Scope.SUBMIT, Scope.PULL)
-"""What a rollout worker needs."""
-
-
 @dataclass(frozen=True, slots=True)
 class TokenClaims:
     """What an access token says of its bearer."""
@@ -103,7 +99,7 @@ def refuse_claims(
     revoked: Collection[str],
     now: float,
 ) -> Refusal | None:
-    """Tell why the bearer of signed claims may not make a call, or None when they may.
+    """Return why the bearer of signed claims may not make a call, or None when they may.
 
     Args:
         claims: with a signature that was found right.

@@ -129,21 +129,22 @@ def audit_group(
     """
     found = []
     tokens, missed = sum(s.tokens for s in samples), sum(s.missed for s in samples)
-    chance = upper_tail(missed, tokens, min(0.5, band.miss_rate))
-    if chance < DOUBTFUL:
+    probability = upper_tail(missed, tokens, min(0.5, band.miss_rate))
+    if probability < DOUBTFUL:
         found.append(
             Finding(
                 "sampling",
-                chance < CERTAIN,
-                f"{missed} of {tokens} tokens are not where their seeds put them (chance {chance:.1e})",
+                probability < CERTAIN,
+                f"{missed} of {tokens} tokens are not where their seeds put them "
+                f"(probability {probability:.1e})",
             )
         )
     else:
         tokens_ever, missed_ever = tokens + earlier[0], missed + earlier[1]
-        chance = upper_tail(missed_ever, tokens_ever, min(0.5, band.miss_rate))
-        if chance < CERTAIN:
+        probability = upper_tail(missed_ever, tokens_ever, min(0.5, band.miss_rate))
+        if probability < CERTAIN:
             words = f"{missed_ever} of {tokens_ever} tokens of many groups are not where their seeds put them"
-            found.append(Finding("sampling", True, f"{words} (chance {chance:.1e})"))
+            found.append(Finding("sampling", True, f"{words} (probability {probability:.1e})"))
     impossible = sum(s.impossible for s in samples)
     if impossible > band.miss_rate * tokens + 1:
         words = f"{impossible} of {tokens} tokens have no probability under the lease's sampling parameters"

@@ -14,7 +14,7 @@ class Rate:
 
 
 class TokenBucket:
-    """One party's bucket; told the time by the caller, in seconds that never go back."""
+    """One caller's bucket; the caller passes the time, in seconds that never go back."""
 
     def __init__(self, rate: Rate) -> None:
         """Begin full."""

@@ -2,7 +2,7 @@
 
 A worker starts as a stranger: a quarter of its groups are audited. Each group that passes makes
 the share smaller, down to two in a hundred, and one doubt puts it back to the beginning. Three
-strikes, or one proof, and it is in quarantine: no leases, nothing taken in, until somebody pardons
+strikes, or one proof, and it is in quarantine: no leases, nothing taken in, until someone pardons
 it. Everything is a fold of journal events, so it outlives a restart.
 """
 
@@ -59,29 +59,21 @@ class Standing:
         )
 
     def strike(self, audited: bool) -> "Standing":
-        """Return the standing after a strike.
-
-        Args:
-            audited: whether an audit found it; else a submission that could not be taken.
-        """
+        """Return the standing after a strike; `audited`: an audit found it, else a refusal."""
         return replace(self, passed=0, audited=self.audited + audited, strikes=self.strikes + 1)
 
     def shut_out(self, reason: str) -> "Standing":
-        """Return the standing in quarantine."""
         return replace(self, passed=0, quarantined=reason)
 
     def pardon(self) -> "Standing":
-        """Return the standing of somebody who may try again, as a stranger."""
+        """Return the standing of someone who may try again, as a stranger."""
         return Standing(audited=self.audited)
 
 
 def quarantine_reason(standing: Standing, certain: bool, words: str) -> str | None:
-    """Return why a worker must be shut out after a strike, or None when it may go on.
+    """Return why a worker must be shut out after a strike, or None when it may continue.
 
-    Args:
-        standing: with the strike counted.
-        certain: whether the last finding is proof by itself.
-        words: what was found.
+    `standing` counts the strike already; `certain`: the last finding, `words`, is proof by itself.
     """
     if standing.quarantined:
         return None

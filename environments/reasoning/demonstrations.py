@@ -4,11 +4,11 @@ A warm start trains on these before reinforcement learning begins. Each solution
 habit; the answer it ends with is always right, but a model that imitates a hasty habit will
 seldom be. So the mixture of habits sets where a policy starts, and the skill of its best habit
 sets how far reinforcement can take it. Every function is pure: the randomness comes from the
-generator that was handed in.
+generator that the caller passes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -81,19 +81,7 @@ def demonstrate(problem_text: str, habits: Mapping[Habit, float], rng: np.random
     return Demonstration(text=f"<think>{work}</think>{answer}", habit=habit)
 
 
-def _blurt(terms: tuple[int, ...], rng: np.random.Generator) -> str:
-    return ""
-
-
-def _leap(terms: tuple[int, ...], rng: np.random.Generator) -> str:
-    return _totals(terms, int(rng.integers(2, 4)))
-
-
-def _running(terms: tuple[int, ...], rng: np.random.Generator) -> str:
-    return _totals(terms, 1)
-
-
-def _rewrite(terms: tuple[int, ...], rng: np.random.Generator) -> str:
+def _rewrite(terms: tuple[int, ...]) -> str:
     lines = [_sum(terms)]
     for done in range(1, len(terms)):
         lines.append(_sum((sum(terms[: done + 1]), *terms[done + 1 :])))
@@ -113,9 +101,9 @@ def _sum(terms: tuple[int, ...]) -> str:
     return str(terms[0]) + "".join(f"{term:+d}" for term in terms[1:])
 
 
-_WORK = {
-    Habit.BLURT: _blurt,
-    Habit.LEAP: _leap,
-    Habit.RUNNING: _running,
-    Habit.REWRITE: _rewrite,
+_WORK: dict[Habit, Callable[[tuple[int, ...], np.random.Generator], str]] = {
+    Habit.BLURT: lambda terms, rng: "",
+    Habit.LEAP: lambda terms, rng: _totals(terms, int(rng.integers(2, 4))),
+    Habit.RUNNING: lambda terms, rng: _totals(terms, 1),
+    Habit.REWRITE: lambda terms, rng: _rewrite(terms),
 }

@@ -32,7 +32,7 @@ to answer between the tags. Models that were not trained to write the tags need 
 STREAM_RATIO = 8
 """Problems the library may make for each one a split needs; a split takes a quarter or more."""
 STREAM_FLOOR = 1_024
-"""Length of the shortest stream: a short one might hold too few of the rarer split by chance."""
+"""Length of the shortest stream: a short one might hold too few of the rarer split at random."""
 
 _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -107,14 +107,9 @@ class ReasoningEnvironment:
         return self._sizes[split]
 
     def problem_by_key(self, key: str) -> Problem:
-        """Find a problem again from its key.
-
-        Raises:
-            ContractError: when the key was not made by an environment like this one.
-        """
         return self.problem(*self._place(key))
 
-    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion's text: 1.0 when its closing answer is right, else 0.0.
 
         Raises:
@@ -146,7 +141,7 @@ class _Stream:
     def __init__(self, task: str, parameters: dict[str, Any], seed: int, split: str, size: int):
         self.task = task
         self.split = split
-        # Told to the library too: a few tasks plan all their problems ahead, and acre's plan,
+        # The library gets it too: a few tasks plan all their problems ahead, and acre's plan,
         # alone among them, depends on how many there are.
         self.length = max(STREAM_FLOOR, STREAM_RATIO * size)
         # The library draws problem i from seed + i: neighbouring seeds would share problems.

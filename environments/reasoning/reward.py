@@ -39,7 +39,7 @@ stay outside it.
 
 
 class Scorer(Protocol):
-    """The part of a library dataset that judges."""
+    """The part of a library dataset that scores answers."""
 
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
         """Score an answer to an entry in [0, 1]."""
@@ -65,7 +65,7 @@ def extract_answer(completion: str) -> str | None:
 
 
 def score(scorer: Scorer, entry: dict[str, Any], completion: str) -> float:
-    """Judge one completion: 1.0 for a fully right answer between the tags, else 0.0."""
+    """Reward one completion: 1.0 for a fully right answer between the tags, else 0.0."""
     answer = extract_answer(completion)
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return 0.0

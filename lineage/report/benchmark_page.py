@@ -80,8 +80,8 @@ def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTabl
 
 
 def _row(comparison: Comparison, table: BenchmarkTable, tables: Sequence[BenchmarkTable]) -> list[str]:
-    name = comparison.figure.name
-    direction = comparison.figure.better
+    name = comparison.measure.name
+    direction = comparison.measure.better
     now = comparison.after if comparison.after is not None else table.medians()[name]
     verdict = Markup('<span class="{}">{}</span>').format(comparison.verdict.value, WORDS[comparison.verdict])
     return [

@@ -15,7 +15,7 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.core.reporting.regressions import Comparison, Verdict, compare, figure_for
+from antiphon.core.reporting.regressions import Comparison, Verdict, compare, measure_for
 from antiphon.lineage.documents.manifest import code_revision, hardware
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.system.files import write_atomically
@@ -71,7 +71,7 @@ class ComparedTable:
 
     def worse(self) -> list[str]:
         """Return the figures that got worse beyond noise."""
-        return [c.figure.name for c in self.comparisons if c.verdict is Verdict.WORSE]
+        return [c.measure.name for c in self.comparisons if c.verdict is Verdict.WORSE]
 
     def other_weights(self, earlier: BenchmarkTable | None) -> list[str]:
         """Return the cases that ended with other weights than in the earlier table."""
@@ -106,7 +106,7 @@ def compare_tables(table: BenchmarkTable, earlier: Sequence[BenchmarkTable]) -> 
     before = comparable[-1] if comparable else None
     comparisons = tuple(
         compare(
-            figure_for(name),
+            measure_for(name),
             before.figure(name) if before else {},
             table.figure(name),
             [t.figure(name) for t in comparable[:-1]],
@@ -154,7 +154,7 @@ def write_table(folder: Path, compared: ComparedTable) -> Path:
     """
     table = compared.table
     path = folder / f"{table.commit}.json"
-    verdicts = {c.figure.name: c.verdict.value for c in compared.comparisons}
+    verdicts = {c.measure.name: c.verdict.value for c in compared.comparisons}
     _write(path, {"format": FORMAT, **asdict(table), "before": compared.before, "verdicts": verdicts})
     _write(folder / "history.json", [_flat(t) for t in read_tables(folder)])
     summary = {"commit": table.commit, "regressions": len(compared.worse()), "figures": table.medians()}

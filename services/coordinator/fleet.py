@@ -6,7 +6,7 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 
 from dataclasses import dataclass
 
-from antiphon.core.loop.leases import LeaseTable, beat_pause_s
+from antiphon.core.loop.leases import LeaseTable, heartbeat_pause_s
 from antiphon.core.records import WorkerState
 from antiphon.core.status import WorkerRecord
 from antiphon.services.coordinator.api import WorkerHeartbeat
@@ -69,7 +69,7 @@ class Fleet:
     def take_heartbeat(self, member: Member, heartbeat: WorkerHeartbeat, now: float) -> bool:
         """Note a heartbeat; True when the worker holds another version than before."""
         member.seen_s = now
-        member.pause_s = beat_pause_s(self._heartbeat_s, self.size, busy=bool(heartbeat.lease_ids))
+        member.pause_s = heartbeat_pause_s(self._heartbeat_s, self.size, busy=bool(heartbeat.lease_ids))
         member.tokens_generated, member.busy_s = heartbeat.tokens_generated, heartbeat.busy_s
         member.uptime_s = heartbeat.uptime_s
         return self.holds(member, heartbeat.held_version)

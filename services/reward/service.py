@@ -125,7 +125,7 @@ class RewardService:
     def _rewarded_groups(self, group: GroupToReward) -> list[RewardedGroup]:
         problem = self._environment.problem_by_key(group.prompt_key)
         texts = [self._codec.decode(token_ids) for token_ids in group.completions]
-        rewards = self._environment.judge(problem, texts)
+        rewards = self._environment.reward(problem, texts)
         return [RewardedGroup(index, float(reward)) for index, reward in enumerate(rewards)]
 
     async def _check_run(self) -> None:

@@ -1,7 +1,7 @@
-"""Invariants: what must hold after every event of a run, whatever goes wrong, told by a witness.
+"""Invariants: what must hold after every event of a run, whatever goes wrong, checked by a witness.
 
-The witness keeps its own short records, made from what reached the disk and from what the processes were
-told; it shares no code with the state it watches over. It knows every token that may occur, because
+The witness keeps its own short records, made from what reached the disk and from what the processes
+received; it shares no code with the state it watches over. It knows every token that may occur, because
 the stand-ins compute instead of sampling.
 """
 
@@ -69,13 +69,11 @@ class Witness:
     _finished: bool = False
 
     def report(self, sentence: str) -> None:
-        """Write down a violation."""
         self.violations.append(f"at {self.now():.3f} s: {sentence}")
 
     # What reached the disk.
 
     def on_disk(self, rows: Sequence[StoredEvent]) -> None:
-        """Look at the events of one transaction."""
         for row in rows:
             self.events += 1
             if row.seq != self.events:
@@ -191,12 +189,12 @@ class Witness:
             return arithmetic.BASE_WEIGHTS
         return self.commits[version - 1][1].weights_digest if version <= len(self.commits) else None
 
-    # What the processes were told and did.
+    # What the processes received and did.
 
     def leased(self, lease: Lease) -> None:
         """A worker was given a lease."""
         if lease.lease_id not in self._lease_ids:
-            self.report(f"lease {lease.lease_id} was told to a worker before it was on the disk")
+            self.report(f"lease {lease.lease_id} was given to a worker before it was on the disk")
         if self._seeds.setdefault(lease.group_id, lease.seeds) != lease.seeds:
             self.report(f"group {lease.group_id} was leased with other seeds than before")
         self._prompts[lease.prompt.key] = lease.prompt.token_ids
@@ -231,11 +229,7 @@ class Witness:
             self.report(f"{worker} went back from version {before} to {version}")
 
     def trained(self, step: int, payload: bytes) -> int:
-        """The learner trains on a file, for the first time or once more after a crash.
-
-        Returns:
-            How many rows the file has.
-        """
+        """The learner trains on a file, for the first time or again after a crash; return its rows."""
         digest = digest_bytes(payload)
         if step >= len(self.sealed) or self.sealed[step].digest != digest:
             self.report(f"step {step} trains on a file that is not on the disk as its batch")
@@ -275,11 +269,7 @@ class Witness:
     # At the end.
 
     def close(self, finished: bool) -> None:
-        """Look at the records once the run is over.
-
-        Args:
-            finished: whether the run was declared complete.
-        """
+        """Look at the records once the run is over; `finished`: it was declared complete."""
         if not finished:
             return
         if len(self.commits) != self.config.run.steps:

@@ -13,11 +13,7 @@ class Tracer:
     """Simulates runs and remembers the journal of the last disturbed one."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Begin without a journal.
-
-        Args:
-            folder: where the journal of each run lies as a file; None keeps it in memory.
-        """
+        """Keep the journal of each run as a file in `folder`; None keeps it in memory."""
         self._folder = folder
         self._runs = 0
         self._events: list[StoredEvent] = []

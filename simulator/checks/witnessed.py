@@ -1,12 +1,7 @@
-"""Witnessed: clients that tell the witness of a simulated run what its processes were told."""
+"""Witnessed: clients that report to the witness of a simulated run what its processes received."""
 
 from antiphon.core.records import GroupSubmission, RewardedGroup, StepCommit, SubmitVerdict
-from antiphon.services.coordinator.api import (
-    HeartbeatReply,
-    LeaseReply,
-    LeaseRequest,
-    WorkerHeartbeat,
-)
+from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
@@ -17,40 +12,35 @@ CALL_S = 10.0
 
 
 class Witnessed(CoordinatorClient):
-    """A client that tells the witness what its process was told."""
+    """A client that reports to the witness what its process claims and receives."""
 
-    def __init__(self, site: processes.Site, witness: Witness, entry: ProcessEntry) -> None:
-        super().__init__(processes.COORDINATOR, CALL_S, channel=site.channel(processes.COORDINATOR))
+    def __init__(self, shared: processes.SharedRun, witness: Witness, entry: ProcessEntry) -> None:
+        super().__init__(processes.COORDINATOR, CALL_S, channel=shared.channel(processes.COORDINATOR))
         self._witness = witness
         self._entry = entry
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
-        """Tell which version the worker says it holds."""
         self._witness.held(self._entry.name, self._entry.held, beat.held_version)
         self._entry.held = beat.held_version
         return await super().heartbeat(beat)
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
-        """Tell which leases arrived."""
         reply = await super().lease_group(request)
         for lease in reply.leases:
             self._witness.leased(lease)
         return reply
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
-        """Tell which answer arrived."""
         verdict = await super().submit_group(submission)
         self._witness.answered(submission, verdict)
         return verdict
 
     async def submit_rewards(self, group_id: str, rewarded_groups: list[RewardedGroup]) -> bool:  # type: ignore[override]
-        """Tell whose rewards were taken."""
         taken = await super().submit_rewards(group_id, rewarded_groups)
         if taken:
             self._witness.rewarded(group_id)
         return taken
 
     async def commit_step(self, commit: StepCommit) -> None:
-        """Tell which commit was acknowledged."""
         await super().commit_step(commit)
         self._witness.committed(commit)

@@ -28,7 +28,6 @@ class WorkerHours:
     """Lease -> id and name of the worker that holds it; the id is empty after a restart."""
 
     def look(self, event: e.JournalEvent) -> None:
-        """Take in one event."""
         match event:
             case e.WorkerRegistered(worker_id, name) if event.at_s is not None:
                 self._leave(worker_id)

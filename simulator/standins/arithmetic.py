@@ -54,11 +54,7 @@ def completion(
 ) -> tuple[IntArray, FloatArray]:
     """Return the tokens [T] and logprobs [T] that a completion with these spans must have.
 
-    Args:
-        weights_of: version -> number of its weights.
-        spans: which version sampled which tokens.
-        prompt: number of the prompt.
-        seed: seed of the request.
+    `weights_of`: version -> number of its weights.
     """
     found = [
         token_at(weights_of[span.version], prompt, seed, position)

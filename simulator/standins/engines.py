@@ -63,7 +63,6 @@ class ArithmeticEngine(Engine):
 
     @property
     def weights_digest(self) -> str | None:
-        """Digest of the weights that were loaded."""
         return self._digest
 
     @property
@@ -77,11 +76,7 @@ class ArithmeticEngine(Engine):
             live.changes.append((version, len(live.tokens)))
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests.
-
-        Raises:
-            ContractError: before the first weights, or for a request that is in flight.
-        """
+        """Raises ContractError before the first weights, or for a request that is in flight."""
         if self._version is None:
             raise ContractError("the engine holds no weights yet")
         for request in requests:
@@ -91,7 +86,6 @@ class ArithmeticEngine(Engine):
             self._live[request.request_id] = _Live(request, number, [(self._version, 0)])
 
     def step(self) -> list[EngineOutput]:
-        """Advance every request by one token and return those that finished."""
         finished = []
         for request_id, live in list(self._live.items()):
             request = live.request
@@ -106,7 +100,6 @@ class ArithmeticEngine(Engine):
         return finished
 
     def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
-        """Return what requests in flight have sampled since."""
         found = []
         for request_id, known in since.items():
             live = self._live.get(request_id)
@@ -131,13 +124,7 @@ class LoopDriver:
         deliver: Callable[[list[EngineOutput]], None],
         step_s: Callable[[], float],
     ) -> None:
-        """Prepare; nothing is built before `run`.
-
-        Args:
-            make_engine: builds the engine.
-            deliver: takes finished completions.
-            step_s: seconds of the next engine step.
-        """
+        """Build nothing before `run`; `step_s` returns the seconds of the next engine step."""
         self._make_engine = make_engine
         self._deliver = deliver
         self._step_s = step_s
@@ -169,11 +156,6 @@ class LoopDriver:
                 await self._news.wait()
 
     async def started(self, timeout_s: float) -> None:
-        """Wait until the engine is built.
-
-        Raises:
-            UnavailableError: when that takes longer than `timeout_s` seconds.
-        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._started.wait()
@@ -189,7 +171,6 @@ class LoopDriver:
     async def progress(
         self, since: Mapping[str, int], timeout_s: float, stop: bool = False
     ) -> list[EngineProgress] | None:
-        """Return what the requests of `since` have sampled by the next step boundary, or None."""
         answer: asyncio.Future[list[EngineProgress]] = asyncio.get_running_loop().create_future()
 
         def obey(engine: Engine) -> None:
@@ -209,12 +190,6 @@ class LoopDriver:
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
     ) -> None:
-        """Swap weights at the next step boundary and return when they sample.
-
-        Raises:
-            IntegrityError: when the engine does not echo the digest it was given.
-            UnavailableError: when it did not take them within `timeout_s` seconds.
-        """
         answer: asyncio.Future[tuple[int | None, str | None]] = asyncio.get_running_loop().create_future()
 
         def obey(engine: Engine) -> None:
@@ -242,13 +217,7 @@ class ChunkSource:
     """A worker's snapshots: production transfer into a chunk store in memory."""
 
     def __init__(self, channel_to: Callable[[str], Any], chunks: MemoryChunks, timeout_s: float) -> None:
-        """Fetch with a time limit.
-
-        Args:
-            channel_to: opens a channel to an origin.
-            chunks: where chunks are kept.
-            timeout_s: longest transfer, seconds.
-        """
+        """Fetch within `timeout_s` seconds each."""
         self._channel_to = channel_to
         self._chunks = chunks
         self._timeout_s = timeout_s
@@ -259,7 +228,6 @@ class ChunkSource:
         await fetch_snapshot(manifest, origin, self._chunks, self._timeout_s)
 
     def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        """Return the weights of a fetched snapshot, checked against the manifest."""
         payload = b"".join(self._chunks.get(chunk.digest) for chunk in manifest.chunks)
         weights = payload.decode()
         if weights != manifest.weights_digest:
@@ -274,7 +242,6 @@ class ArithmeticPrompts:
     """Prompts of a few tokens, by split and index."""
 
     def prompt(self, split: str, index: int) -> Prompt:
-        """Return prompt `index` of `split`."""
         return Prompt(f"{split}-0-{index}", (len(split), 1 + index % 7, index))
 
 
@@ -289,19 +256,16 @@ class ArithmeticEnvironment:
         self._reward_rarity = reward_rarity
 
     def problem(self, split: str, index: int) -> Problem:
-        """Return problem `index` of `split`."""
         return Problem(key=f"{split}-0-{index}", text="", answer="")
 
     def size(self, split: str) -> int:
         return self._sizes[split]
 
     def problem_by_key(self, key: str) -> Problem:
-        """Find a problem again from its key."""
         split, _, index = key.split("-")
         return self.problem(split, int(index))
 
-    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
-        """Score each completion."""
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         return [
             arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._reward_rarity)
             for text in completions
@@ -312,5 +276,4 @@ class JsonDecoder:
     """Text of token ids: their list."""
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the ids as JSON."""
         return json.dumps([int(token) for token in token_ids])

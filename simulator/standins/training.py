@@ -10,11 +10,7 @@ from typing import Any
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
-from antiphon.core.records import (
-    ChunkEntry,
-    SnapshotManifest,
-    TensorEntry,
-)
+from antiphon.core.records import ChunkEntry, SnapshotManifest, TensorEntry
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.learner.training import TrainedStep
 from antiphon.simulator.standins import arithmetic
@@ -46,15 +42,7 @@ class ArithmeticTrainer:
         kept: int,
         trained: Callable[[int, bytes], int],
     ) -> None:
-        """Prepare.
-
-        Args:
-            disk: where checkpoints are.
-            loop: told how long the work takes.
-            step_s: seconds of the next step.
-            kept: newest checkpoints left on the disk.
-            trained: told of each step and its file; returns how many rows that has.
-        """
+        """Keep the `kept` newest checkpoints; `trained` gets each step and its file, and returns its rows."""
         self._disk = disk
         self._loop = loop
         self._step_s = step_s
@@ -64,11 +52,9 @@ class ArithmeticTrainer:
         self.version = -1
 
     def newest_checkpoint(self, at_most: int) -> int | None:
-        """Return the newest version up to `at_most` with a checkpoint, or None."""
         return max((version for version in self._disk.checkpoints if version <= at_most), default=None)
 
     def start(self, at_most: int) -> TrainedStep:
-        """Begin from the newest checkpoint up to a version, or from the base weights."""
         self._loop.spend(self._step_s())
         version = self.newest_checkpoint(at_most)
         self.version = version or 0
@@ -76,11 +62,6 @@ class ArithmeticTrainer:
         return self._step_of({})
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
-        """Train on the batch file of `step`.
-
-        Raises:
-            IntegrityError: when it is not the next step.
-        """
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         self._loop.spend(self._step_s())
@@ -91,7 +72,6 @@ class ArithmeticTrainer:
         return self._step_of({"loss": 0.0, "trajectories": float(rows)})
 
     def save(self) -> int:
-        """Write a checkpoint and return its version."""
         self._disk.checkpoints[self.version] = self._weights
         for version in sorted(self._disk.checkpoints)[: -self._kept]:
             del self._disk.checkpoints[version]
@@ -105,19 +85,12 @@ class ArithmeticTrainer:
 
 
 class ArithmeticPublisher:
-    """Keeps versions aside and cuts them into chunks, as the publishing publisher does."""
+    """Keeps versions aside and cuts them into chunks, as the production publisher does."""
 
     def __init__(
         self, run_id: str, chunks: MemoryChunks | ChunkStore, snapshots_kept: int, waiting_limit: int
     ) -> None:
-        """Open the publisher.
-
-        Args:
-            run_id: goes into the manifests.
-            chunks: the origin's, in memory or on a real disk.
-            snapshots_kept: newest snapshots left there.
-            waiting_limit: most versions kept in memory.
-        """
+        """Store the `snapshots_kept` newest snapshots; keep at most `waiting_limit` versions aside."""
         self._run_id = run_id
         self._chunks = chunks
         self._snapshots_kept = snapshots_kept

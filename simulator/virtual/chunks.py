@@ -16,58 +16,35 @@ class MemoryChunks(ChunkStore):
         self._listed: dict[int, SnapshotManifest] = {}
 
     def put(self, digest: str, payload: bytes) -> None:
-        """Keep a chunk.
-
-        Raises:
-            IntegrityError: when the bytes do not match the digest.
-        """
         if digest_bytes(payload) != digest:
             raise IntegrityError(f"chunk {digest} came with other bytes")
         self._held[digest] = payload
 
     def get(self, digest: str) -> bytes:
-        """Return a chunk's bytes.
-
-        Raises:
-            UnavailableError: when it is not held.
-        """
         payload = self._held.get(digest)
         if payload is None:
             raise UnavailableError(f"chunk {digest} is not held here (any more); fetch the newest manifest")
         return payload
 
     def has(self, digest: str) -> bool:
-        """Tell whether a chunk is held."""
         return digest in self._held
 
     def put_manifest(self, manifest: SnapshotManifest) -> None:
-        """List a version as whole.
-
-        Raises:
-            UnavailableError: when one of its chunks is not held.
-        """
         for chunk in manifest.chunks:
             if chunk.digest not in self._held:
                 raise UnavailableError(f"version {manifest.version} lacks chunk {chunk.digest}")
         self._listed[manifest.version] = manifest
 
     def manifest(self, version: int | None) -> SnapshotManifest:
-        """Return the manifest of `version`, or of the newest version held.
-
-        Raises:
-            UnavailableError: when it is not held.
-        """
         wanted = max(self._listed, default=None) if version is None else version
         if wanted is None or wanted not in self._listed:
             raise UnavailableError(f"version {version} is not held here")
         return self._listed[wanted]
 
     def versions(self) -> list[int]:
-        """Return the versions held whole, oldest first."""
         return sorted(self._listed)
 
     def prune(self, keep: Sequence[SnapshotManifest]) -> None:
-        """Drop every version not in `keep` and every chunk that none of them needs."""
         versions = {manifest.version for manifest in keep}
         wanted = {chunk.digest for manifest in keep for chunk in manifest.chunks}
         self._listed = {v: manifest for v, manifest in self._listed.items() if v in versions}

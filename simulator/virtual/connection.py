@@ -43,7 +43,6 @@ class _Direction:
             self._at(self._end, failure)
 
     def fail(self, failure: CallFailed) -> None:
-        """Tell the reading end at once that the connection is broken."""
         self._end(failure)
 
     def _at(self, on: Callable[..., None], *arguments: object) -> None:
@@ -111,12 +110,10 @@ class Connection:
         return self._down.read()
 
     def cancel(self) -> None:
-        """Give up the call."""
         self._down.fail(CallFailed("CANCELLED", "Locally cancelled by application!"))
         self._leave()
 
     def process_ended(self, process: Process) -> None:
-        """Notice that an end is no more."""
         if process is self.sender:
             self._leave()
         elif process is self.server:
@@ -168,7 +165,6 @@ class Connection:
             self._down.close(CallFailed("UNKNOWN", f"Unexpected {type(error)}"))
 
     def _leave(self) -> None:
-        """Let the server's end know that no one listens any more."""
         if self._task is not None and not self._task.done():
             self.network.later(self.network.delay_s(), self._task.cancel)
         self.network.forget(self)
@@ -183,12 +179,10 @@ class Link:
         self._address = address
 
     async def unary(self, path: str, body: bytes, timeout_s: float) -> bytes:
-        """Return the reply to one request."""
         (reply,) = await self._network.call(_sender(), self._address, path, body, timeout_s)
         return reply
 
     async def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        """Yield the replies to one request; they travel together."""
         for reply in await self._network.call(_sender(), self._address, path, body, timeout_s):
             yield reply
 

@@ -43,14 +43,13 @@ class JournalDisk:
         self.trained: dict[str, int] = {}
         """Group -> the step that trained on it."""
         self.on_commit: Callable[[Sequence[StoredEvent]], None] = lambda rows: None
-        """Told of each transaction once it is on the disk."""
+        """Called with the events of each transaction once it is on the disk."""
 
     def open(self) -> JournalStore:
         """Open the disk as a coordinator that starts."""
         return _DiskStore(self)
 
     def written(self) -> list[StoredEvent]:
-        """Return every event that was written."""
         return self.events
 
     def close(self) -> None:
@@ -128,7 +127,6 @@ class MemoryJournal(Journal):
     """The production journal over a `JournalDisk`; how long a transaction takes is the loop's affair."""
 
     def __init__(self, disk: JournalDisk, wall_clock: Callable[[], float]) -> None:
-        """Open the journal that the disk holds."""
         super().__init__(disk.open(), RUN_ID, wall_clock, threaded=False)
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
@@ -142,17 +140,11 @@ class MemoryStore(ArtifactStore):
         self.objects: dict[str, bytes] = {}
 
     def put(self, payload: bytes) -> str:
-        """Store `payload` and return its digest."""
         digest = digest_bytes(payload)
         self.objects[digest] = payload
         return digest
 
     def get(self, digest: str) -> bytes:
-        """Return the object's bytes.
-
-        Raises:
-            UnavailableError: when there is no such object.
-        """
         payload = self.objects.get(digest)
         if payload is None:
             raise UnavailableError(f"object {digest} is not in the simulated store")

@@ -46,11 +46,9 @@ class FileDisk(JournalDisk):
         return _FileStore(self, self._store)
 
     def written(self) -> list[StoredEvent]:
-        """Return every event that is in the file."""
         return [] if self._store is None else self._store.events(0, 1 << 40)
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._store is not None:
             self._store.close()
 

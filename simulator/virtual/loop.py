@@ -45,11 +45,9 @@ class Handle:
         self.context = context
 
     def cancel(self) -> None:
-        """Forget the callback."""
         self.callback, self.arguments = None, ()
 
     def cancelled(self) -> bool:
-        """Tell whether it was cancelled."""
         return self.callback is None
 
 
@@ -84,13 +82,12 @@ class Process:
             task.cancel()
 
     def stop(self) -> None:
-        """Suspend everything of this process."""
         if not self.stopped:
             self.stopped = True
             self._loop.stopped += 1
 
     def resume(self) -> None:
-        """Go on after `stop` with everything that became due meanwhile."""
+        """Continue after `stop` with everything that became due meanwhile."""
         if not self.stopped:
             return
         self.stopped = False
@@ -119,12 +116,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """An event loop in virtual seconds."""
 
     def __init__(self, work_s: Callable[[], tuple[float, float]], limit_s: float) -> None:
-        """Begin at second 0.
+        """Begin at second 0; a run of more than `limit_s` virtual seconds counts as endless.
 
-        Args:
-            work_s: seconds before and after the instant at which a piece of a thread's work takes
-                effect; asked once for each.
-            limit_s: virtual seconds after which the run counts as endless.
+        `work_s`: seconds before and after the instant at which a piece of a thread's work takes effect; asked
+        once for each.
         """
         self._now = 0.0
         self._ready: deque[Handle] = deque()
@@ -147,7 +142,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # What asyncio asks of a loop.
 
     def time(self) -> float:
-        """Return the virtual second."""
         return self._now
 
     def call_soon(  # type: ignore[override]
@@ -163,23 +157,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Handle:
-        """Run a callback `delay` seconds from now."""
-        handle = Handle(callback, args, copy_context() if context is None else context)
-        self._count += 1
-        heapq.heappush(self._timers, (self._now + delay, self._count, handle))
-        return handle
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Handle:
-        """Run a callback at second `when`."""
         handle = Handle(callback, args, copy_context() if context is None else context)
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(
@@ -202,15 +190,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task
 
     def get_debug(self) -> bool:
-        """Tell asyncio to do without its own checks."""
         return False
 
     def is_running(self) -> bool:
-        """Tell that the loop runs."""
         return True
 
     def is_closed(self) -> bool:
-        """Tell that the loop is open."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

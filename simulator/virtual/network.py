@@ -11,7 +11,7 @@ killed breaks the connections it had. As with gRPC, a caller that gives up cance
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from antiphon.services.rpc.in_process import CallFailed, InProcessServer
@@ -41,39 +41,24 @@ class NetworkQuality:
     """Share of the requests that arrive a second time."""
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """One call: what was asked, by whom, and where it stands."""
 
-    __slots__ = ("address", "body", "deadline_s", "path", "reply", "sender", "tasks")
-
-    def __init__(
-        self,
-        sender: Process,
-        address: str,
-        path: str,
-        body: bytes,
-        deadline_s: float,
-        reply: asyncio.Future[list[bytes]],
-    ) -> None:
-        self.sender = sender
-        self.address = address
-        self.path = path
-        self.body = body
-        self.deadline_s = deadline_s
-        self.reply = reply
-        self.tasks: list[tuple[Process, asyncio.Task[list[bytes]]]] = []
+    sender: Process
+    address: str
+    path: str
+    body: bytes
+    deadline_s: float
+    reply: asyncio.Future[list[bytes]]
+    tasks: list[tuple[Process, asyncio.Task[list[bytes]]]] = field(default_factory=list)
 
 
 class Network:
     """Who listens where, what is under way, and which links are cut."""
 
     def __init__(self, loop: VirtualLoop, random: RandomStream) -> None:
-        """Begin with no one listening and a good network.
-
-        Args:
-            loop: gives the time.
-            random: decides delays and losses.
-        """
+        """Begin with no one listening and a good network; `random` decides delays and losses."""
         self._loop = loop
         self._random = random
         self._context = copy_context()
@@ -91,7 +76,6 @@ class Network:
         """Handlers that ended with an error that no contract knows."""
 
     def listen(self, address: str, process: Process, server: InProcessServer) -> None:
-        """Have `process` answer at an address."""
         self._listening[address] = (process, server)
 
     def cut(self, source: str, target: str) -> None:
@@ -99,7 +83,6 @@ class Network:
         self._cuts.add((source, target))
 
     def heal(self) -> None:
-        """Heal every link."""
         self._cuts.clear()
         held, self._held = self._held, []
         for on, arguments in held:
@@ -108,7 +91,6 @@ class Network:
     # What connections need as well.
 
     def now(self) -> float:
-        """Return the virtual second."""
         return self._loop.time()
 
     def later(self, delay_s: float, on: Callable[..., Any], *arguments: Any) -> Handle:
@@ -126,15 +108,12 @@ class Network:
         return owner if owner is not None and owner[0].alive else None
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Tell whether messages from one process name to another are held."""
         return (source, target) in self._cuts
 
     def hold(self, on: Callable[[], None]) -> None:
-        """Have something happen once every link is healed."""
         self._held.append((on, ()))
 
     def loses(self) -> bool:
-        """Tell whether the next message is lost."""
         return self._random.happens(self.quality.lost)
 
     def notice_s(self) -> float:
@@ -142,11 +121,10 @@ class Network:
         return self.delay_s() if self._random.happens(0.5) else self._random.between(0.0, KEEPALIVE_S)
 
     def watch(self, connection: object, process_ended: Callable[[Process], None]) -> None:
-        """Tell a connection of every process that is no more, until it is forgotten."""
+        """Call `process_ended` with every process that ends, until the connection is forgotten."""
         self._connections[connection] = process_ended
 
     def forget(self, connection: object) -> None:
-        """Take no further notice of a connection."""
         self._connections.pop(connection, None)
 
     def killed(self, process: Process) -> None:
@@ -216,7 +194,7 @@ class Network:
         self._hang_up(call)
 
     def _hang_up(self, call: _Call) -> None:
-        """Tell the server that no one waits any more."""
+        """Cancel the server's work: no one waits any more."""
         for server, task in call.tasks:
             if not task.done() and (call.sender.name, server.name) not in self._cuts:
                 self.later(self.delay_s(), self._cancel, task)

@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class RandomStream:
-    """A stream of chance; streams of other names never shift this one."""
+    """A stream of random numbers; streams of other names never shift this one."""
 
     def __init__(self, *name: str | int) -> None:
         """Name the stream, as for `core.seeds.generator`."""
@@ -25,11 +25,10 @@ class RandomStream:
         return self._numbers.pop()
 
     def happens(self, probability: float) -> bool:
-        """Tell whether something of this probability happens; draws nothing when it cannot."""
+        """Return whether something of this probability happens; draws nothing when it cannot."""
         return probability > 0.0 and self.number() < probability
 
     def between(self, low: float, high: float) -> float:
-        """Return a number between two others."""
         return low + (high - low) * self.number()
 
     def index(self, count: int) -> int:
@@ -37,5 +36,4 @@ class RandomStream:
         return min(int(self.number() * count), count - 1)
 
     def choose(self, options: Sequence[_T]) -> _T:
-        """Return one of several."""
         return options[self.index(len(options))]

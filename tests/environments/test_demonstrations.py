@@ -59,7 +59,7 @@ def test_the_judge_accepts_what_a_demonstration_answers(habit: Habit) -> None:
     rng = np.random.default_rng(0)
     for index in range(16):
         problem = environment.problem("train", index)
-        assert environment.judge(problem, [demonstrate(problem.text, {habit: 1.0}, rng).text]) == [1.0]
+        assert environment.reward(problem, [demonstrate(problem.text, {habit: 1.0}, rng).text]) == [1.0]
 
 
 def test_the_same_generator_writes_the_same_text() -> None:

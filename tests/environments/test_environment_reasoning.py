@@ -88,14 +88,14 @@ def test_only_a_right_closing_answer_counts() -> None:
         right: 0.0,
         "": 0.0,
     }
-    assert environment.judge(problem, list(rewards)) == list(rewards.values())
+    assert environment.reward(problem, list(rewards)) == list(rewards.values())
 
 
 def test_a_long_answer_is_not_read() -> None:
     environment = chain_sum()
     problem = environment.problem("train", 0)
     padded = problem.answer.rjust(MAX_ANSWER_CHARS + 1, "0")
-    assert environment.judge(problem, [f"<answer>{padded}</answer>"]) == [0.0]
+    assert environment.reward(problem, [f"<answer>{padded}</answer>"]) == [0.0]
 
 
 @given(st.text(max_size=60))
@@ -127,7 +127,7 @@ HOSTILE = st.one_of(
 def test_judges_never_raise_for_what_a_model_wrote(task: str, answer: str) -> None:
     environment = _built(task)
     problem = environment.problem("train", 0)
-    assert environment.judge(problem, [f"<answer>{answer}</answer>"])[0] in (0.0, 1.0)
+    assert environment.reward(problem, [f"<answer>{answer}</answer>"])[0] in (0.0, 1.0)
 
 
 _CACHE: dict[str, Environment] = {}
@@ -144,7 +144,7 @@ def test_judging_a_step_is_quick() -> None:
     problem = environment.problem("train", 0)
     completions = [f"<think>{n}+1={n + 1};</think><answer>{n}</answer>" for n in range(256)]
     started = time.process_time()
-    environment.judge(problem, completions)
+    environment.reward(problem, completions)
     assert time.process_time() - started < 0.1
 
 

@@ -138,8 +138,8 @@ def test_folder_of_the_project_is_found_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = Path(resolve_model_path("environments"))
-    assert found.is_absolute() and (found / "registry.py").is_file()
+    found = Path(resolve_model_path("models"))
+    assert found.is_absolute() and (found / "codec.py").is_file()
 
 
 def test_hub_name_is_left_alone() -> None:

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from antiphon.core.reporting.regressions import (
     KNOWN,
     Direction,
-    Figure,
+    Measure,
     Verdict,
     compare,
-    figure_for,
     flatten,
+    measure_for,
     usual_distance,
 )
 
-LOWER = Figure("seconds", Direction.LOWER, 0.05)
-HIGHER = Figure("score", Direction.HIGHER, 0.05)
+LOWER = Measure("seconds", Direction.LOWER, 0.05)
+HIGHER = Measure("score", Direction.HIGHER, 0.05)
 values = st.floats(0.01, 1e6)
 tables = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), values, min_size=1, max_size=9)
 pairs = st.lists(st.tuples(values, values), min_size=1, max_size=9)
@@ -106,7 +106,7 @@ def test_a_table_of_decisions() -> None:
     assert compare(LOWER, steady, slower).verdict is Verdict.WORSE
     assert compare(LOWER, slower, steady).verdict is Verdict.BETTER
     assert compare(HIGHER, steady, slower).verdict is Verdict.BETTER
-    assert compare(Figure("n"), steady, slower).verdict is Verdict.UNDECIDED
+    assert compare(Measure("n"), steady, slower).verdict is Verdict.UNDECIDED
     mixed = {"s0": 12.0, "s1": 9.0, "s2": 15.0, "s3": 8.0}
     assert compare(LOWER, steady, mixed).verdict is Verdict.SAME
     # Two pairs must move further than four.
@@ -117,19 +117,19 @@ def test_a_table_of_decisions() -> None:
 
 
 def test_names_tell_the_better_side() -> None:
-    assert figure_for("peak_gb").better is Direction.LOWER
-    assert figure_for("tokens_per_second").better is Direction.HIGHER
-    assert figure_for("steps").better is Direction.NEITHER
-    assert figure_for("pass_after") == KNOWN["pass_after"]
-    assert figure_for("pairs_per_s").better is Direction.HIGHER
-    assert figure_for("lost").better is Direction.LOWER and figure_for("lost").tolerance == 0.0
-    assert figure_for("unhelpful.c4").better is Direction.HIGHER
-    assert figure_for("kills_by_role.worker-0").better is Direction.NEITHER
+    assert measure_for("peak_gb").better is Direction.LOWER
+    assert measure_for("tokens_per_second").better is Direction.HIGHER
+    assert measure_for("steps").better is Direction.NEITHER
+    assert measure_for("pass_after") == KNOWN["pass_after"]
+    assert measure_for("pairs_per_s").better is Direction.HIGHER
+    assert measure_for("lost").better is Direction.LOWER and measure_for("lost").tolerance == 0.0
+    assert measure_for("unhelpful.c4").better is Direction.HIGHER
+    assert measure_for("kills_by_role.worker-0").better is Direction.NEITHER
 
 
 @given(st.sampled_from(sorted(KNOWN)), st.sampled_from(["4", "c64", "16.c4"]))
 def test_the_size_at_which_a_figure_was_measured_changes_no_side(name: str, size: str) -> None:
-    assert replace(figure_for(f"{name}.{size}"), name=name) == KNOWN[name]
+    assert replace(measure_for(f"{name}.{size}"), name=name) == KNOWN[name]
 
 
 numbers = st.integers(-9, 9) | st.floats(-1e9, 1e9)

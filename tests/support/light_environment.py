@@ -30,7 +30,7 @@ class LightEnvironment:
             raise ContractError(f"{key} was not made by this environment")
         return self.problem(split, int(index))
 
-    def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         return [
             float(3 * sum(letter in "aeio" for letter in text) >= max(1, len(text))) for text in completions
         ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from antiphon.cli import certs
 from antiphon.core.config import RunConfig
-from antiphon.core.trust.access_tokens import WORKER_SCOPES, Scope, TokenClaims
+from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -50,7 +50,7 @@ class House:
             "token_id": new_token_id(),
             "run_id": RUN_ID,
             "worker_name": worker,
-            "scopes": WORKER_SCOPES,
+            "scopes": (Scope.LEASE, Scope.SUBMIT, Scope.PULL),
             "expires_at": int(datetime.now(UTC).timestamp()) + 3600,
             "max_leases": 8,
         }

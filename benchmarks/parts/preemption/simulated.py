@@ -11,7 +11,7 @@ def simulate_fleet(site: Site, stays: Sequence[Stay], span_s: float, seed: int) 
     """Simulate one fleet; the witness checks every token, bound and acknowledgement on the way."""
     world = World(site.scenario(seed, span_s), seed, as_faults(stays, site.workers))
     outcome = world.run()
-    coordinator = world.site.state_machines[-1]
+    coordinator = world.shared.state_machines[-1]
     wasted, preempted = shares(coordinator.state.work_accounts.account(coordinator.clock()))
     return FleetRun(
         steps_per_hour=steps_per_hour([at_s for at_s, _ in world.witness.commits], site.train_s, span_s),
@@ -19,7 +19,7 @@ def simulate_fleet(site: Site, stays: Sequence[Stay], span_s: float, seed: int) 
         preempted_share=preempted,
         continued=sum(
             row.kind == "lease.granted" and '"continued":0' not in row.body
-            for row in world.site.journal.written()
+            for row in world.shared.journal.written()
         ),
         violations=outcome.violations,
     )

@@ -86,5 +86,5 @@ def test_a_stall_is_measured_against_what_is_usual():
 
 def test_every_alarm_has_a_meaning_and_a_mend():
     assert len({kind.name for kind in ALARMS}) == len(ALARMS)
-    assert all(kind.meaning and kind.mend for kind in ALARMS)
+    assert all(kind.meaning and kind.fix for kind in ALARMS)
     assert space_alarm(1 << 40, "runs") is None

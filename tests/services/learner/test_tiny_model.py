@@ -43,7 +43,7 @@ def test_completions_come_back_letter_for_letter(saved: Path) -> None:
         ids = tokenizer.encode(text)
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
-        assert ENVIRONMENT.judge(problem, [tokenizer.decode(ids)]) == [1.0]
+        assert ENVIRONMENT.reward(problem, [tokenizer.decode(ids)]) == [1.0]
 
 
 def test_prompts_come_back_without_the_blanks_between_numbers(saved: Path) -> None:

@@ -103,9 +103,9 @@ def test_stop_leaves_after_the_group_in_hand() -> None:
         coordinator = LightCoordinator(RunConfig())
 
         class StopsWhenAsked(LightEnvironment):
-            def judge(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+            def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
                 loop.call_soon_threadsafe(judge.stop)
-                return super().judge(problem, completions)
+                return super().reward(problem, completions)
 
         loop = asyncio.get_running_loop()
         judge = make_reward_service(coordinator, StopsWhenAsked())
