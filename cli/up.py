@@ -4,15 +4,16 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from cyclopts import Parameter
 
-from antiphon.cli.arguments import home_directory
 from antiphon.core.errors import ConfigError
 from antiphon.runs import s3_server
+from antiphon.runs.directory import home_directory
 from antiphon.runs.prefect_server import HOST, answers, begin_prefect_server, check_port
 from antiphon.system.files import write_atomically
 from antiphon.system.ports import free_port
@@ -51,7 +52,13 @@ class Page:
         return "ended at once"
 
 
-def up(*, prefect_port: int = 4200, mlflow_port: int = 5000, s3: bool = False, s3_port: int = 8333) -> int:
+def up(
+    *,
+    prefect_port: int = 4200,
+    mlflow_port: int = 5000,
+    s3: Annotated[bool, Parameter(negative="--no-s3")] = False,
+    s3_port: int = 8333,
+) -> int:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
     Args:
@@ -63,13 +70,10 @@ def up(*, prefect_port: int = 4200, mlflow_port: int = 5000, s3: bool = False, s
     home = home_directory()
     home.mkdir(parents=True, exist_ok=True)
     pages = {name: page for name, page in read_pages(home).items() if page.alive()}
-    # Both ports are tried before either server starts, so a taken one leaves nothing behind.
-    if "prefect" not in pages and prefect_port:
-        check_port(prefect_port, "--prefect-port")
-    if "mlflow" not in pages and mlflow_port:
-        check_port(mlflow_port, "--mlflow-port")
-    if s3 and "s3" not in pages and s3_port:
-        check_port(s3_port, "--s3-port")
+    # All ports are tried before any server starts, so a taken one leaves nothing behind.
+    for name, port in {"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3 and s3_port}.items():
+        if name not in pages and port:
+            check_port(port, f"--{name}-port")
     for name, begin, port in (
         ("prefect", _begin_prefect, prefect_port),
         ("mlflow", _begin_mlflow, mlflow_port),
@@ -138,9 +142,7 @@ def read_pages(home: Path) -> dict[str, Page]:
 
 def write_pages(home: Path, pages: Mapping[str, Page]) -> None:
     """Write down which servers are up, whole or not at all."""
-    plain = {
-        name: {"name": p.name, "url": p.url, "pid": p.pid, "created": p.created} for name, p in pages.items()
-    }
+    plain = {name: asdict(page) for name, page in pages.items()}
     write_atomically(home / "up.json", (json.dumps(plain, indent=2) + "\n").encode())
 
 

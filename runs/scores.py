@@ -22,11 +22,7 @@ def held_out_scores(
 ) -> tuple[str, list[EvaluationRecord]]:
     """Return a run's id and its held-out scores, oldest version first.
 
-    Args:
-        home: the home directory.
-        run: the run's id; None means the newest.
-        version: the policy version; None means every one that was evaluated.
-        timeout_s: longest wait for an evaluation, seconds.
+    Without an id it is the newest run; without a version, every one that was evaluated.
 
     Raises:
         ConfigError: when there is no such run, or `version` was not evaluated and cannot be.
@@ -37,8 +33,7 @@ def held_out_scores(
     async def ask() -> list[EvaluationRecord]:
         async with attached(directory, store_directory(home)) as (coordinator, living):
             if version is None:
-                status = await coordinator.status()
-                return sorted((e for e in status.evaluations if e.complete), key=lambda e: e.version)
+                return (await coordinator.status()).scores
             return [await _score(coordinator, directory.name, version, living, timeout_s)]
 
     return directory.name, asyncio.run(ask())
@@ -65,7 +60,7 @@ async def _score(
     if version not in status.scored:
         if not living or status.finished:
             raise ConfigError(
-                f"--version {version} of {run_id} was not evaluated and the run is not going on; "
+                f"--version {version} of {run_id} was not evaluated and the run is not running; "
                 f"evaluated versions: {measured}"
             )
         if status.newest_version is None or version > status.newest_version:
