@@ -1,4 +1,4 @@
-"""evaluate: the held-out score of a run's policy versions; a living run measures on request."""
+"""evaluate: the held-out score of a run's policy versions; a running one measures on request."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def evaluate(
     results: Path | None = None,
     timeout_s: float = 600.0,
 ) -> int:
-    """Print held-out scores; one that a living run has not measured yet is measured by its workers.
+    """Print held-out scores; one that a running run has not measured yet is measured by its workers.
 
     Args:
         run: the run's id; by default the newest.

@@ -55,13 +55,13 @@ async def _print(
     from antiphon.runs.attach import all_events, attached
     from antiphon.runs.directory import store_directory
 
-    async with attached(directory, store_directory(home)) as (client, living):
+    async with attached(directory, store_directory(home)) as (client, running):
         found = [event for event in await all_events(client) if _wanted(event, kinds)]
         for event in found[-last:] if last else found:
             print(_as_json(event) if as_json else event_line(event))
         sys.stdout.flush()
         seen = found[-1].seq if found else 0
-        if follow and living:
+        if follow and running:
             async for event in client.watch_events(seen, follow=True):
                 if _wanted(event, kinds):
                     print(_as_json(event) if as_json else event_line(event), flush=True)

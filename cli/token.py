@@ -123,10 +123,10 @@ async def _tell(run: str | None, name: str, reason: str, pardoned: bool = False)
 
     home = home_directory()
     directory = find_run(home, run)
-    async with attached(directory, store_directory(home)) as (coordinator, living):
+    async with attached(directory, store_directory(home)) as (coordinator, running):
         await (coordinator.pardon if pardoned else coordinator.revoke)(name, reason)
     verb = "may try again" if pardoned else "counts no more"
-    print(f"{name} {verb} in run {directory.name}{'' if living else ', which is resting'}")
+    print(f"{name} {verb} in run {directory.name}{'' if running else ', which is resting'}")
     return 0
 
 

@@ -40,7 +40,7 @@ class Page:
     """The kernel's start time of the process; a later process with the same id differs in it."""
 
     def alive(self) -> bool:
-        """Tell whether this very process still runs."""
+        """Return whether this very process still runs."""
         try:
             process = psutil.Process(self.pid)
             return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
@@ -101,15 +101,15 @@ def down() -> int:
     """Stop the servers that `up` started; recorded data stays."""
     home = home_directory()
     pages = read_pages(home)
-    living = [page for page in pages.values() if page.alive()]
-    stop_groups([page for page in living if page.name == "s3"], s3_server.STOP_GRACE_S)
-    stop_groups([page for page in living if page.name != "s3"], STOP_GRACE_S)
-    for page in living:
+    running = [page for page in pages.values() if page.alive()]
+    stop_groups([page for page in running if page.name == "s3"], s3_server.STOP_GRACE_S)
+    stop_groups([page for page in running if page.name != "s3"], STOP_GRACE_S)
+    for page in running:
         if page.name == "s3":
             s3_server.remove_sockets(home / "s3")
         print(f"{page.name}: stopped")
     (home / "up.json").unlink(missing_ok=True)
-    if not living:
+    if not running:
         print("nothing was up")
     return 0
 
@@ -123,7 +123,7 @@ def running_prefect(home: Path) -> str | None:
 
 
 def read_pages(home: Path) -> dict[str, Page]:
-    """Return what `up` wrote down, living or not.
+    """Return what `up` wrote down, running or not.
 
     Raises:
         ConfigError: when the file is not its own.
@@ -182,11 +182,11 @@ def _wait(page: Page, home: Path) -> None:
     health = f"{page.url}/api/health" if page.name == "prefect" else f"{page.url}/health"
     said_s = 0.0
 
-    def tell(waited_s: float) -> None:
+    def report(waited_s: float) -> None:
         nonlocal said_s
         if waited_s - said_s > SAY_S:
             said_s = waited_s
             print(f"{page.name}: starting, {waited_s:.0f} s so far", file=sys.stderr, flush=True)
 
     name, log = f"the {page.name} server", _log(home, page.name)
-    wait_ready(page, name, log, lambda: answers(health), START_TIMEOUT_S, tell)
+    wait_ready(page, name, log, lambda: answers(health), START_TIMEOUT_S, report)

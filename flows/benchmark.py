@@ -237,7 +237,7 @@ def show(compared: ComparedTable, page: Path) -> None:
         for case, reason in compared.table.failed.items()
     ]
     commit = compared.table.commit
-    create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Figures of {commit}")
+    create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Metrics of {commit}")
     note = f"[{page.name}]({page.as_uri()}), compared with {compared.before or 'nothing yet'}"
     create_markdown_artifact(note, key=artifact_key("page", commit), description="Page with history")
 

@@ -78,7 +78,7 @@ DEPLOYMENTS = (
     PlannedDeployment(
         name="evaluate",
         entrypoint="antiphon.flows.evaluate.evaluate",
-        description="Held-out scores of a run's versions; a living run measures one that is missing.",
+        description="Held-out scores of a run's versions; a running one measures one that is missing.",
         queue=LIGHT_QUEUE,
     ),
     PlannedDeployment(

@@ -19,7 +19,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.security.credentials import Credentials, find_credentials
 
 ANSWER_S = 5.0
-"""Longest wait for a living coordinator's answer."""
+"""Longest wait for a running coordinator's answer."""
 
 START_S = 60.0
 """Longest wait for a coordinator to replay a journal."""

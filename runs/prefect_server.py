@@ -1,6 +1,6 @@
 """Prefect server: a real one, light enough to share two cores with the loop it watches.
 
-Its database lives in the home directory and outlasts the server, so the pages of a run can be
+Its database lies in the home directory and outlasts the server, so the pages of a run can be
 served again later. Never the ephemeral in-process server: that gives up after 20 seconds.
 """
 

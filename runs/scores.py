@@ -1,4 +1,4 @@
-"""Scores: the held-out scores of a run's versions; a living run measures one that is missing."""
+"""Scores: the held-out scores of a run's versions; a running one measures one that is missing."""
 
 import asyncio
 import json
@@ -31,10 +31,10 @@ def held_out_scores(
     directory = find_run(home, run)
 
     async def ask() -> list[EvaluationRecord]:
-        async with attached(directory, store_directory(home)) as (coordinator, living):
+        async with attached(directory, store_directory(home)) as (coordinator, running):
             if version is None:
                 return (await coordinator.status()).scores
-            return [await _score(coordinator, directory.name, version, living, timeout_s)]
+            return [await _score(coordinator, directory.name, version, running, timeout_s)]
 
     return directory.name, asyncio.run(ask())
 
@@ -51,14 +51,14 @@ def plain_scores(scores: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
 
 
 async def _score(
-    coordinator: CoordinatorClient, run_id: str, version: int, living: bool, timeout_s: float
+    coordinator: CoordinatorClient, run_id: str, version: int, running: bool, timeout_s: float
 ) -> EvaluationRecord:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     status = await coordinator.status()
     measured = ", ".join(str(e) for e in sorted(status.scored)) or "none"
     if version not in status.scored:
-        if not living or status.finished:
+        if not running or status.finished:
             raise ConfigError(
                 f"--version {version} of {run_id} was not evaluated and the run is not running; "
                 f"evaluated versions: {measured}"
