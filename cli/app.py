@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from antiphon.core.errors import AntiphonError
 
@@ -19,6 +19,7 @@ app = App(
     help="Overlapped, replayable reinforcement-learning post-training of language models.",
     help_format="plaintext",
     version_flags=["--version"],
+    default_parameter=Parameter(negative=""),
     suppress_keyboard_interrupt=False,  # `execute` says what it means
     version=lambda: metadata.version("antiphon"),
 )
@@ -58,7 +59,7 @@ def execute(arguments: Sequence[str]) -> int:
     except AntiphonError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same command goes on where it stopped", 130)
+        return _complain("interrupted; the same command continues where it stopped", 130)
     except BrokenPipeError:
         # Whoever read our output has left; without this the interpreter complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

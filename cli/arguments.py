@@ -10,14 +10,6 @@ if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
 
 
-def home_directory() -> Path:
-    """Return the folder of runs, store and databases: ANTIPHON_HOME, or .antiphon in the working directory.
-
-    Services started by hand need no Prefect, so this does not ask the flows for it.
-    """
-    return Path(os.environ.get("ANTIPHON_HOME", ".antiphon")).absolute()
-
-
 def credentials_folder(given: Path | None, config: "RunConfig | None" = None) -> str | None:
     """Return the bundle that an option, the configuration or ANTIPHON_CREDENTIALS names, in this order."""
     if given is not None:

@@ -33,12 +33,7 @@ Generated from the code by `scripts/docs`; a test compares the two.
 
 def verbs() -> list[tuple[str, str]]:
     """Return every verb of the command line with its help, by name."""
-    found = []
-    for name in sorted(app):
-        if not name.startswith("-"):
-            command = app[name]
-            found.append((name, str(command.help)))
-    return found
+    return [(name, str(app[name].help)) for name in sorted(app) if not name.startswith("-")]
 
 
 def event_classes() -> list[type[JournalEvent]]:
@@ -46,11 +41,6 @@ def event_classes() -> list[type[JournalEvent]]:
     # A dataclass with slots is made twice; only the second one was given its kind.
     classes = [cls for cls in JournalEvent.__subclasses__() if hasattr(cls, "kind")]
     return sorted(classes, key=lambda cls: cls.kind)
-
-
-def error_classes() -> list[type[errors.AntiphonError]]:
-    """Return the error tree, root first, in the order of the module."""
-    return [cls for cls in vars(errors).values() if isinstance(cls, type)]
 
 
 def catalogue_page() -> str:
@@ -70,7 +60,7 @@ def catalogue_page() -> str:
     for title, prefix, metrics in (
         ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
         ("At the end of a run", "summary/", SUMMARY_METRICS),
-        ("Of the machine, while a run goes on", "system/", SYSTEM_METRICS),
+        ("Of the machine, while it runs", "system/", SYSTEM_METRICS),
     ):
         named = [dataclasses.replace(metric, name=prefix + metric.name) for metric in metrics]
         parts.append(f"{title}:\n\n{_metric_table(named)}")
@@ -79,22 +69,27 @@ def catalogue_page() -> str:
         "(`core/loop/events.py`).\n"
     )
     events = [(f"`{cls.kind}`", _first(cls), _fields(cls)) for cls in event_classes()]
-    parts.append(_table(("kind", "meaning", "fields"), events))
+    parts.append(table(("kind", "meaning", "fields"), events))
     parts.append(
-        "## Alarms\n\nWhat a run says of itself when its figures need a person\n"
+        "## Alarms\n\nWhat a run says of itself when its metrics need a person\n"
         "(`core/reporting/alarms.py`).\n"
     )
-    parts.append(_table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.fix) for a in ALARMS]))
+    parts.append(table(("alarm", "means", "to do"), [(f"`{a.name}`", a.meaning, a.fix) for a in ALARMS]))
     parts.append("## Verbs\n\n`antiphon VERB --help` says more.\n")
-    parts.append(_table(("verb", "does"), [(f"`antiphon {name}`", text) for name, text in verbs()]))
+    parts.append(table(("verb", "does"), [(f"`antiphon {name}`", text) for name, text in verbs()]))
     parts.append("## Errors\n\nHow to read them: [operations](operations.md#errors).\n")
-    tree = [(f"`{cls.__name__}`", str(cls.exit_code), _first(cls)) for cls in error_classes()]
-    parts.append(_table(("class", "exit code", "meaning"), tree))
+    classes = [
+        cls
+        for cls in vars(errors).values()
+        if isinstance(cls, type) and issubclass(cls, errors.AntiphonError)
+    ]
+    tree = [(f"`{cls.__name__}`", str(cls.exit_code), _first(cls)) for cls in classes]
+    parts.append(table(("class", "exit code", "meaning"), tree))
     return "\n".join(parts)
 
 
 def _metric_table(metrics: Iterable[Metric]) -> str:
-    return _table(("name", "unit", "meaning"), [(f"`{m.name}`", m.unit, m.meaning) for m in metrics])
+    return table(("name", "unit", "meaning"), [(f"`{m.name}`", m.unit, m.meaning) for m in metrics])
 
 
 def _fields(cls: type) -> str:
@@ -105,7 +100,8 @@ def _first(cls: type) -> str:
     return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose cells may hold pipes."""
     lines = [_row(head), "|" + "---|" * len(head), *map(_row, rows)]
     return "\n".join(lines) + "\n"
 

@@ -2,9 +2,6 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
 
@@ -14,8 +11,8 @@ SERVICES_TOKEN_DAYS = 90
 
 def certs(
     *,
-    worker: Annotated[list[str] | None, Parameter(negative="")] = None,
-    host: Annotated[list[str] | None, Parameter(negative="")] = None,
+    worker: list[str] | None = None,
+    host: list[str] | None = None,
     keys: Path | None = None,
     days: int = 90,
 ) -> int:
@@ -30,9 +27,9 @@ def certs(
         keys: folder for all of it; by default keys in the home directory.
         days: how long certificates last.
     """
-    from antiphon.cli.arguments import home_directory
     from antiphon.core.trust.access_tokens import ANY_RUN, Scope, TokenClaims
     from antiphon.core.trust.worker_names import WORKER_NAME
+    from antiphon.runs.directory import home_directory
     from antiphon.services.security.access_tokens import make_token, new_token_id
     from antiphon.services.security.certificates import ensure_authority, issue
     from antiphon.services.security.credentials import KEYS, SERVICES_NAME

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 
 def config(
-    path: Path, /, *overrides: str, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+    path: Path, /, *overrides: str, as_json: Annotated[bool, Parameter(name="--json")] = False
 ) -> None:
     """Print the resolved configuration with every default filled in; nothing is started.
 

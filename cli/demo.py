@@ -1,9 +1,6 @@
 """demo: the shipped example, start to finish, in one command."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from antiphon.cli.arguments import shipped
 from antiphon.cli.run import run_config
@@ -13,8 +10,8 @@ from antiphon.core.config import load_config
 def demo(
     *overrides: str,
     seed: int = 0,
-    fresh: Annotated[bool, Parameter(name="--fresh", negative="")] = False,
-    results: Annotated[Path | None, Parameter(name="--results")] = None,
+    fresh: bool = False,
+    results: Path | None = None,
 ) -> int:
     """Train the shipped small model on chain sums and show what came of it.
 

@@ -7,16 +7,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from antiphon.cli.arguments import home_directory
 from antiphon.core.errors import UnavailableError
+from antiphon.runs.directory import home_directory
 
 
 def deploy(
     *,
-    pool: Annotated[str, Parameter(name="--pool")] = "antiphon",
-    limit: Annotated[int, Parameter(name="--limit")] = 1,
-    project: Annotated[Path | None, Parameter(name="--project")] = None,
-    schedules: Annotated[bool | None, Parameter(name="--schedules", negative="--no-schedules")] = None,
+    pool: str = "antiphon",
+    limit: int = 1,
+    project: Path | None = None,
+    schedules: Annotated[bool | None, Parameter(negative="--no-schedules")] = None,
 ) -> int:
     """Create or update the deployments on the server of PREFECT_API_URL, else on the one of `antiphon up`.
 
@@ -27,8 +27,14 @@ def deploy(
         schedules: switch the nightly benchmark and the weekly replay on, or off with --no-schedules;
             by default they stay as they are, off at first.
     """
+    from antiphon.cli.up import running_prefect
+
     home = home_directory()
-    url = server_url(home)
+    url = (os.environ.get("PREFECT_API_URL") or running_prefect(home) or "").rstrip("/")
+    if not url:
+        raise UnavailableError(
+            "no Prefect server is known: start one with `antiphon up`, or let PREFECT_API_URL name one"
+        )
     os.environ["PREFECT_API_URL"] = url  # before Prefect is imported: it reads its variables once
     os.environ.setdefault("DO_NOT_TRACK", "1")
     from antiphon.flows.deployments import DeployOptions
@@ -37,9 +43,8 @@ def deploy(
     folder = (project or Path.cwd()).absolute()
     found = put(DeployOptions(project=folder, home=home, pool=pool, limit=limit, schedules=schedules))
     for one in found:
-        print(
-            f"{one.name}: {'created' if one.created else 'updated'}{', ' * bool(one.schedule)}{one.schedule}"
-        )
+        made = "created" if one.created else "updated"
+        print(f"{one.name}: {made}{', ' * bool(one.schedule)}{one.schedule}")
     print(f"pages: {url.removesuffix('/api')}/deployments")
     print("start a worker, one on each machine:")
     print(f"  export PREFECT_API_URL={shlex.quote(url)}")
@@ -47,19 +52,3 @@ def deploy(
     print("start a run, there or from the page's form:")
     print('  prefect deployment run post_train/post-train --param \'config={"run": {"steps": 20}}\'')
     return 0
-
-
-def server_url(home: Path) -> str:
-    """Return the API address of the server that PREFECT_API_URL or `antiphon up` names.
-
-    Raises:
-        UnavailableError: when neither names one.
-    """
-    from antiphon.cli.up import running_prefect
-
-    url = os.environ.get("PREFECT_API_URL") or running_prefect(home)
-    if not url:
-        raise UnavailableError(
-            "no Prefect server is known: start one with `antiphon up`, or let PREFECT_API_URL name one"
-        )
-    return url.rstrip("/")

@@ -1,20 +1,17 @@
-"""evaluate: the held-out score of a run's policy versions; a living run measures on request."""
+"""evaluate: the held-out score of a run's policy versions; a running one measures on request."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 
 def evaluate(
     run: str | None = None,
     /,
     *,
-    version: Annotated[int | None, Parameter(name="--version")] = None,
-    results: Annotated[Path | None, Parameter(name="--results")] = None,
-    timeout_s: Annotated[float, Parameter(name="--timeout-s")] = 600.0,
+    version: int | None = None,
+    results: Path | None = None,
+    timeout_s: float = 600.0,
 ) -> int:
-    """Print held-out scores; one that a living run has not measured yet is measured by its workers.
+    """Print held-out scores; one that a running run has not measured yet is measured by its workers.
 
     Args:
         run: the run's id; by default the newest.
@@ -22,7 +19,7 @@ def evaluate(
         results: JSON file to write the scores to.
         timeout_s: longest wait for an evaluation, seconds.
     """
-    from antiphon.cli.arguments import home_directory
+    from antiphon.runs.directory import home_directory
     from antiphon.runs.scores import held_out_scores, write_scores
 
     run_id, scores = held_out_scores(home_directory(), run, version, timeout_s)

@@ -21,10 +21,10 @@ def events(
     run: str | None = None,
     /,
     *,
-    kind: Annotated[tuple[str, ...], Parameter(name="--kind")] = (),
+    kind: tuple[str, ...] = (),
     last: int | None = None,
-    follow: Annotated[bool, Parameter(name="--follow", negative="")] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    follow: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Print what happened to a run, in order: leases, losses, batches, commits, pauses.
 
@@ -32,13 +32,12 @@ def events(
         run: the run's id; by default the newest.
         kind: only events of this kind or of this noun, such as lease.expired or worker; repeatable.
         last: only the newest of them.
-        follow: go on until the run is finished; Ctrl-C stops the watching, not the run.
+        follow: continue until the run is finished; Ctrl-C stops the watching, not the run.
         as_json: one JSON object per line, for programs.
     """
-    from antiphon.cli.arguments import home_directory
     from antiphon.cli.catalogue import event_classes
     from antiphon.core.errors import ConfigError
-    from antiphon.runs.directory import find_run
+    from antiphon.runs.directory import find_run, home_directory
 
     kinds = [cls.kind for cls in event_classes()]
     for wanted in kind:
@@ -56,13 +55,13 @@ async def _print(
     from antiphon.runs.attach import all_events, attached
     from antiphon.runs.directory import store_directory
 
-    async with attached(directory, store_directory(home)) as (client, living):
+    async with attached(directory, store_directory(home)) as (client, running):
         found = [event for event in await all_events(client) if _wanted(event, kinds)]
         for event in found[-last:] if last else found:
             print(_as_json(event) if as_json else event_line(event))
         sys.stdout.flush()
         seen = found[-1].seq if found else 0
-        if follow and living:
+        if follow and running:
             async for event in client.watch_events(seen, follow=True):
                 if _wanted(event, kinds):
                     print(_as_json(event) if as_json else event_line(event), flush=True)

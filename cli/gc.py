@@ -10,13 +10,10 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from antiphon.cli.arguments import home_directory
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
+from antiphon.runs.directory import home_directory
 
 SHOWN = 10
 """Objects that are listed by name; all are counted."""
@@ -24,9 +21,9 @@ SHOWN = 10
 
 def gc(
     *,
-    home: Annotated[Path | None, Parameter(name="--home")] = None,
-    run: Annotated[list[str] | None, Parameter(name="--run")] = None,
-    dry_run: Annotated[bool, Parameter(name="--dry-run", negative="")] = False,
+    home: Path | None = None,
+    run: list[str] | None = None,
+    dry_run: bool = False,
 ) -> int:
     """Remove artifacts that no run, ledger or upload needs any more.
 

@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from antiphon.core.config import RunConfig
     from antiphon.lineage.documents.graph import LineageGraph, Node
 
 SHOWN_DIGITS = 16
@@ -20,8 +20,8 @@ MOST_LINES = 24
 
 def lineage(
     *words: str,
-    verify: Annotated[bool, Parameter(name="--verify", negative="")] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    verify: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Show the parents and children of a run, a policy version, a batch or an evaluation.
 
@@ -32,7 +32,7 @@ def lineage(
             a run, of all runs and the whole store.
         as_json: print one JSON document.
     """
-    from antiphon.cli.arguments import home_directory
+    from antiphon.runs.directory import home_directory
 
     home = home_directory()
     named, rest = _split(home, words)
@@ -43,7 +43,7 @@ def lineage(
 
     run_dir = _run_directory(home, named)
     project, folder = _ledger_of(run_dir, home)
-    ledger = project / folder if project is not None else None
+    ledger = None if project is None else project / folder
     graph = build_graph(all_documents(run_dir, ledger))
     node = graph.find(" ".join(rest) or "run")
     if as_json:
@@ -67,35 +67,30 @@ def _run_directory(home: Path, named: str | None) -> Path:
     """Return the run's directory; one that is only in a ledger has none, but the place is its own."""
     from antiphon.runs.directory import find_run
 
-    if named is not None and not _is_run(home, named) and _ledgers_with(home, named):
+    if named is not None and not _is_run(home, named) and _is_in_ledger(home, named):
         return home / "runs" / named
     return find_run(home, named)
 
 
-def _ledgers_with(home: Path, run_id: str) -> list[tuple[Path, str]]:
+def _is_in_ledger(home: Path, run_id: str) -> bool:
     from antiphon.core.config import RunConfig
     from antiphon.core.errors import ConfigError
     from antiphon.lineage.ledger.layout import find_project, shard_directories
 
-    folder = RunConfig().record.ledger
     try:
-        project = find_project(None, home)
+        return bool(shard_directories(find_project(None, home) / RunConfig().record.ledger, run_id))
     except ConfigError:
-        return []  # no DVC project here, hence no ledgers
-    return [(project, folder)] if shard_directories(project / folder, run_id) else []
+        return False  # no DVC project here, hence no ledgers
 
 
 def _ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
-    from antiphon.core.config import load_config
+    """Return the DVC project of a run's ledger, None where it keeps none, and the folder in it."""
+    from antiphon.core.config import RunConfig, load_config
     from antiphon.lineage.ledger.layout import find_project
 
-    if not (run_dir / "config.yaml").exists():
-        ((project, folder),) = _ledgers_with(home, run_dir.name)
-        return project, folder
-    config: RunConfig = load_config(run_dir / "config.yaml")
-    if not config.record.dvc:
-        return None, config.record.ledger
-    return find_project(None, home), config.record.ledger
+    path = run_dir / "config.yaml"
+    record = (load_config(path) if path.exists() else RunConfig()).record
+    return (find_project(None, home) if record.dvc else None), record.ledger
 
 
 def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
@@ -127,15 +122,7 @@ def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool)
 
 
 def _verified(what: str, result: Any) -> dict[str, Any]:
-    findings = [
-        {
-            "artifact": finding.artifact,
-            "paths": [str(path) for path in finding.paths],
-            "problem": finding.problem,
-            "fix": finding.fix,
-        }
-        for finding in result.findings
-    ]
+    findings = [asdict(finding) | {"paths": list(map(str, finding.paths))} for finding in result.findings]
     return {"checked": what, "files": result.files, "bytes": result.bytes, "findings": findings}
 
 

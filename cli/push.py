@@ -1,18 +1,15 @@
 """push: send what a remote store does not have yet, without a run, and wait until it is there."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from antiphon.cli.arguments import home_directory
 from antiphon.core.errors import UnavailableError
+from antiphon.runs.directory import home_directory
 
 
 def push(
     *,
-    home: Annotated[Path | None, Parameter(name="--home")] = None,
-    timeout_s: Annotated[float, Parameter(name="--timeout-s")] = 600.0,
+    home: Path | None = None,
+    timeout_s: float = 600.0,
 ) -> int:
     """Send the artifacts that wait in the outbox, each to the store its run named.
 

@@ -1,25 +1,18 @@
 """record: bring in what MLflow or the ledger missed of a run that rests."""
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from antiphon.core.errors import ConfigError, UnavailableError
 
 
-def record(
-    run: str | None = None, /, *, timeout_s: Annotated[float, Parameter(name="--timeout-s")] = 600.0
-) -> int:
+def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
     """Write what the run log has and MLflow or the ledger lack; what is there is left as it is.
 
     Args:
         run: the run's id; by default the newest.
         timeout_s: longest wait for MLflow and the ledger, seconds.
     """
-    from antiphon.cli.arguments import home_directory
     from antiphon.core.config import load_config
     from antiphon.lineage.recorder import Recorder
-    from antiphon.runs.directory import find_run, lock, store_directory
+    from antiphon.runs.directory import find_run, home_directory, lock, store_directory
     from antiphon.runs.launch import decoder
 
     home = home_directory()

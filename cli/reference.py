@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from antiphon.cli.catalogue import table
 from antiphon.core.config import RunConfig
 
 INTRODUCTION = """\
@@ -18,7 +19,7 @@ Generated from `core/config.py` by `scripts/docs`; a test compares the two.
 One YAML file gives the sections below; whatever it leaves out has the default shown. On the command
 line, `section.field=value` replaces a field (the value is read as YAML). `antiphon config FILE
 [section.field=value ...]` prints the whole tree, and everything is checked before anything starts: an
-unknown key, an impossible value or a combination that cannot be meant is one sentence and exit code 2.
+unknown key, an impossible value or an invalid combination is one sentence and exit code 2.
 """
 
 
@@ -29,18 +30,16 @@ def configuration_page() -> str:
         section = info.annotation
         assert isinstance(section, type) and issubclass(section, BaseModel)
         parts.append(f"## {name}\n\n{inspect.cleandoc(section.__doc__ or '')}\n")
-        rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
-        rows += [_row(name, field, detail) for field, detail in section.model_fields.items()]
-        parts.append("\n".join(rows) + "\n")
+        rows = [_row(name, field, detail) for field, detail in section.model_fields.items()]
+        parts.append(table(("field", "type", "default", "meaning"), rows))
     return "\n".join(parts)
 
 
-def _row(section: str, field: str, info: FieldInfo) -> str:
+def _row(section: str, field: str, info: FieldInfo) -> tuple[str, str, str, str]:
     default = yaml.safe_dump(info.get_default(call_default_factory=True), default_flow_style=True)
     default = default.replace("...", "").strip()
     meaning = " ".join((info.description or "").split())
-    cells = (f"`{section}.{field}`", _kind(info), f"`{default}`", meaning)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return f"`{section}.{field}`", _kind(info), f"`{default}`", meaning
 
 
 def _kind(info: FieldInfo) -> str:

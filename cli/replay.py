@@ -14,14 +14,14 @@ def replay(
     run: str | None = None,
     /,
     *,
-    step: Annotated[int | None, Parameter(name="--step")] = None,
+    step: int | None = None,
     first: Annotated[int | None, Parameter(name="--from")] = None,
     last: Annotated[int | None, Parameter(name="--to")] = None,
-    rollouts: Annotated[bool, Parameter(name="--rollouts", negative="")] = False,
-    copy: Annotated[Path | None, Parameter(name="--copy")] = None,
-    model: Annotated[Path | None, Parameter(name="--model")] = None,
-    threads: Annotated[int | None, Parameter(name="--threads")] = None,
-    results: Annotated[Path | None, Parameter(name="--results")] = None,
+    rollouts: bool = False,
+    copy: Path | None = None,
+    model: Path | None = None,
+    threads: int | None = None,
+    results: Path | None = None,
 ) -> int:
     """Execute recorded steps again and compare weights and loss; the first difference is named.
 
@@ -36,8 +36,8 @@ def replay(
         threads: CPU threads of the learner, when not the recorded number.
         results: JSON file to write the outcome to.
     """
-    from antiphon.cli.arguments import home_directory
     from antiphon.core.reporting.replay_checks import choose_steps
+    from antiphon.runs.directory import home_directory
     from antiphon.runs.replay_source import find_artifacts
     from antiphon.system.logs import configure_logs
 

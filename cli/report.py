@@ -2,23 +2,19 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 
-def report(run: str | None = None, /, *, out: Annotated[Path | None, Parameter(name="--out")] = None) -> int:
+def report(run: str | None = None, /, *, out: Path | None = None) -> int:
     """Write the page: learning curve, staleness, overlap timeline, throughput, where the seconds went.
 
     Args:
         run: the run's id; by default the newest.
         out: file to write; by default report.html in the run's folder.
     """
-    from antiphon.cli.arguments import home_directory
     from antiphon.lineage.report.page import build_report
     from antiphon.lineage.store.artifact_store import ArtifactStore
     from antiphon.runs.attach import all_events, attached
-    from antiphon.runs.directory import find_run, store_directory
+    from antiphon.runs.directory import find_run, home_directory, store_directory
 
     home = home_directory()
     directory = find_run(home, run)

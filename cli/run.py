@@ -2,28 +2,25 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from antiphon.cli.arguments import home_directory
 from antiphon.core.config import RunConfig, load_config
+from antiphon.runs.directory import home_directory
 
 
 def run(
     path: Path,
     /,
     *overrides: str,
-    resume: Annotated[str | None, Parameter(name="--resume")] = None,
-    fresh: Annotated[bool, Parameter(name="--fresh", negative="")] = False,
-    results: Annotated[Path | None, Parameter(name="--results")] = None,
+    resume: str | None = None,
+    fresh: bool = False,
+    results: Path | None = None,
 ) -> int:
-    """Post-train a policy; the same command goes on with the run it left unfinished.
+    """Post-train a policy; the same command continues the run it left unfinished.
 
     Args:
         path: the YAML file.
         overrides: key=value pairs, such as loop.max_staleness=4.
-        resume: id of the run to go on with.
+        resume: id of the run to continue.
         fresh: begin a new run even if an unfinished one of this configuration exists.
         results: folder that gets metrics.json, timings.json and final.json.
     """

@@ -4,13 +4,20 @@ The main job starts the same commands for itself; by hand they make a run whose 
 different machines or under another supervisor.
 """
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App, Parameter
 
-from antiphon.cli.arguments import check_address
+from antiphon.cli.arguments import check_address, credentials_folder
 from antiphon.core.errors import ConfigError
+from antiphon.runs.directory import home_directory, store_directory
+
+if TYPE_CHECKING:
+    from antiphon.core.config import RunConfig
 
 app = App(name="serve", help="Run one service in the foreground: coordinator, learner or reward.")
 
@@ -44,90 +51,67 @@ class ServiceFlags:
 @app.command
 def coordinator(*, flags: ServiceFlags) -> int:
     """Hand out work, keep the journal, assemble batches."""
-    from antiphon.cli.arguments import credentials_folder, home_directory
     from antiphon.core.config import load_config
     from antiphon.services.coordinator.server import serve_coordinator
-    from antiphon.services.security.credentials import find_credentials
-    from antiphon.system.processes import run_service, write_ready_file
 
     config = load_config(flags.config)
-    run_id = flags.run_id or config.run.name
-    run_dir = flags.run_dir or home_directory() / "runs" / run_id
-    store = flags.store or home_directory() / "store"
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_id, run_dir, store = _place(flags, config)
     store.mkdir(parents=True, exist_ok=True)
     port = config.services.coordinator_port if flags.port is None else flags.port
-    return run_service(
-        lambda stop: serve_coordinator(
-            config,
-            run_id,
-            run_dir,
-            store,
-            flags.host or config.services.host,
-            port,
-            lambda bound: write_ready_file(flags.ready_file, bound),
-            credentials=find_credentials(credentials_folder(flags.credentials, config)),
-            stop=stop,
-        )
-    )
+    return _serve(flags, config, port, partial(serve_coordinator, config, run_id, run_dir, store))
 
 
 @app.command
 def learner(*, flags: ServiceFlags) -> int:
     """Train on sealed batches and publish policy versions."""
-    from antiphon.cli.arguments import credentials_folder, home_directory
     from antiphon.core.config import load_config
 
     config = load_config(flags.config)
     address = _coordinator(flags, "learner")
-    run_id = flags.run_id or config.run.name
-    run_dir = flags.run_dir or home_directory() / "runs" / run_id
-    store = flags.store or home_directory() / "store"
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_id, run_dir, store = _place(flags, config)
 
     from antiphon.services.learner.server import serve_learner
-    from antiphon.services.security.credentials import find_credentials, learner_signer
-    from antiphon.system.processes import run_service, write_ready_file
+    from antiphon.services.security.credentials import learner_signer
 
     folder = credentials_folder(flags.credentials, config)
-    return run_service(
-        lambda stop: serve_learner(
-            config,
-            run_id,
-            run_dir,
-            store,
-            address,
-            flags.host or config.services.host,
-            flags.port or 0,
-            lambda bound: write_ready_file(flags.ready_file, bound),
-            credentials=find_credentials(folder),
-            signer=learner_signer(run_dir, None if folder is None else Path(folder)),
-            stop=stop,
-        )
-    )
+    signer = learner_signer(run_dir, None if folder is None else Path(folder))
+    start = partial(serve_learner, config, run_id, run_dir, store, address, signer=signer)
+    return _serve(flags, config, flags.port or 0, start)
 
 
 @app.command
 def reward(*, flags: ServiceFlags) -> int:
-    """Judge finished groups with the run's environment."""
+    """Reward finished groups with the run's environment."""
     from antiphon.core.config import load_config
 
     config = load_config(flags.config)
     address = _coordinator(flags, "reward")
 
-    from antiphon.cli.arguments import credentials_folder
     from antiphon.services.reward.server import serve_reward
+
+    start = partial(serve_reward, config, flags.run_id or config.run.name, address)
+    return _serve(flags, config, flags.port or 0, start)
+
+
+def _place(flags: ServiceFlags, config: "RunConfig") -> tuple[str, Path, Path]:
+    """Return the run's id, its folder, which is made, and the root of the artifact store."""
+    run_id = flags.run_id or config.run.name
+    run_dir = flags.run_dir or home_directory() / "runs" / run_id
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return run_id, run_dir, flags.store or store_directory(home_directory())
+
+
+def _serve(
+    flags: ServiceFlags, config: "RunConfig", port: int, start: Callable[..., Coroutine[Any, Any, None]]
+) -> int:
     from antiphon.services.security.credentials import find_credentials
     from antiphon.system.processes import run_service, write_ready_file
 
     return run_service(
-        lambda stop: serve_reward(
-            config,
-            flags.run_id or config.run.name,
-            address,
-            flags.host or config.services.host,
-            flags.port or 0,
-            lambda bound: write_ready_file(flags.ready_file, bound),
+        lambda stop: start(
+            host=flags.host or config.services.host,
+            port=port,
+            ready=partial(write_ready_file, flags.ready_file),
             credentials=find_credentials(credentials_folder(flags.credentials, config)),
             stop=stop,
         )

@@ -3,9 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
 
@@ -17,11 +14,11 @@ def simulate(
     scenario: Path | None = None,
     /,
     *,
-    seed: Annotated[int | None, Parameter(name="--seed")] = None,
-    seeds: Annotated[str | None, Parameter(name="--seeds")] = None,
-    results: Annotated[Path | None, Parameter(name="--results")] = None,
-    trace: Annotated[Path | None, Parameter(name="--trace")] = None,
-    journal: Annotated[Path | None, Parameter(name="--journal")] = None,
+    seed: int | None = None,
+    seeds: str | None = None,
+    results: Path | None = None,
+    trace: Path | None = None,
+    journal: Path | None = None,
 ) -> int:
     """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
 

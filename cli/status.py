@@ -5,7 +5,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -22,8 +22,8 @@ def status(
     run: str | None = None,
     /,
     *,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    watch: Annotated[bool, Parameter(name="--watch", negative="")] = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    watch: bool = False,
 ) -> int:
     """Show a run: steps, reward, held-out pass@1, staleness, and what each plane waits for.
 
@@ -32,11 +32,11 @@ def status(
         as_json: print everything the coordinator says, for programs.
         watch: keep looking until the run is finished.
     """
-    from antiphon.cli.arguments import credentials_folder, home_directory
+    from antiphon.cli.arguments import credentials_folder
     from antiphon.core.config import load_config
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look
-    from antiphon.runs.directory import find_run, list_runs
+    from antiphon.runs.directory import find_run, home_directory, list_runs
     from antiphon.services.security.credentials import find_credentials
 
     home = home_directory()
@@ -101,13 +101,15 @@ def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
 
 
 def _show_resting(directory: Path, as_json: bool) -> int:
-    """Say what is known of a run that is not going on; exit code 1 when it is unfinished."""
-    outcome = read_outcome(directory)
-    if outcome is None:
+    """Say what is known of a run that is not running; exit code 1 when it is unfinished."""
+    from antiphon.runs.directory import is_finished
+
+    if not is_finished(directory):
         raise AntiphonError(
-            f"run {directory.name} is not going on and not finished; go on with it by "
+            f"run {directory.name} is not running and not finished; continue it with "
             f"`antiphon run {directory / 'config.yaml'} --resume {directory.name}`"
         )
+    outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
     if as_json:
         print(json.dumps(outcome, indent=2))
         return 0
@@ -116,12 +118,3 @@ def _show_resting(directory: Path, as_json: bool) -> int:
     for line in RunOutcome.from_summary(outcome).lines(directory / "report.html"):
         print(line)
     return 0
-
-
-def read_outcome(directory: Path) -> dict[str, Any] | None:
-    """Return what a finished run wrote about itself, or None."""
-    try:
-        plain: dict[str, Any] = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return plain

@@ -35,8 +35,8 @@ def create(
         max_leases: most groups it may hold at a time.
         keys: folder that `antiphon certs` made; by default keys in the home directory.
     """
-    from antiphon.cli.arguments import home_directory
     from antiphon.core.trust.access_tokens import TokenClaims
+    from antiphon.runs.directory import home_directory
     from antiphon.services.security.access_tokens import make_token, new_token_id
     from antiphon.services.security.credentials import KEYS
     from antiphon.services.security.keys import TOKEN_KEY, load_key, write_private
@@ -63,8 +63,8 @@ def show(token: Path) -> int:
     Args:
         token: the file, or a bundle that holds one.
     """
-    from antiphon.cli.arguments import home_directory
     from antiphon.core.errors import ContractError
+    from antiphon.runs.directory import home_directory
     from antiphon.services.security.access_tokens import load_claims
     from antiphon.services.security.credentials import KEYS
     from antiphon.services.security.keys import TOKEN_KEY, load_public
@@ -118,16 +118,15 @@ def pardon(worker: str, *, run: str | None = None, reason: str = "") -> int:
 
 
 async def _tell(run: str | None, name: str, reason: str, pardoned: bool = False) -> int:
-    from antiphon.cli.arguments import home_directory
     from antiphon.runs.attach import attached
-    from antiphon.runs.directory import find_run, store_directory
+    from antiphon.runs.directory import find_run, home_directory, store_directory
 
     home = home_directory()
     directory = find_run(home, run)
-    async with attached(directory, store_directory(home)) as (coordinator, living):
+    async with attached(directory, store_directory(home)) as (coordinator, running):
         await (coordinator.pardon if pardoned else coordinator.revoke)(name, reason)
     verb = "may try again" if pardoned else "counts no more"
-    print(f"{name} {verb} in run {directory.name}{'' if living else ', which is resting'}")
+    print(f"{name} {verb} in run {directory.name}{'' if running else ', which is resting'}")
     return 0
 
 

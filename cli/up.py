@@ -4,15 +4,16 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from cyclopts import Parameter
 
-from antiphon.cli.arguments import home_directory
 from antiphon.core.errors import ConfigError
 from antiphon.runs import s3_server
+from antiphon.runs.directory import home_directory
 from antiphon.runs.prefect_server import HOST, answers, begin_prefect_server, check_port
 from antiphon.system.files import write_atomically
 from antiphon.system.ports import free_port
@@ -39,7 +40,7 @@ class Page:
     """The kernel's start time of the process; a later process with the same id differs in it."""
 
     def alive(self) -> bool:
-        """Tell whether this very process still runs."""
+        """Return whether this very process still runs."""
         try:
             process = psutil.Process(self.pid)
             return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
@@ -51,7 +52,13 @@ class Page:
         return "ended at once"
 
 
-def up(*, prefect_port: int = 4200, mlflow_port: int = 5000, s3: bool = False, s3_port: int = 8333) -> int:
+def up(
+    *,
+    prefect_port: int = 4200,
+    mlflow_port: int = 5000,
+    s3: Annotated[bool, Parameter(negative="--no-s3")] = False,
+    s3_port: int = 8333,
+) -> int:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
     Args:
@@ -63,13 +70,10 @@ def up(*, prefect_port: int = 4200, mlflow_port: int = 5000, s3: bool = False, s
     home = home_directory()
     home.mkdir(parents=True, exist_ok=True)
     pages = {name: page for name, page in read_pages(home).items() if page.alive()}
-    # Both ports are tried before either server starts, so a taken one leaves nothing behind.
-    if "prefect" not in pages and prefect_port:
-        check_port(prefect_port, "--prefect-port")
-    if "mlflow" not in pages and mlflow_port:
-        check_port(mlflow_port, "--mlflow-port")
-    if s3 and "s3" not in pages and s3_port:
-        check_port(s3_port, "--s3-port")
+    # All ports are tried before any server starts, so a taken one leaves nothing behind.
+    for name, port in {"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3 and s3_port}.items():
+        if name not in pages and port:
+            check_port(port, f"--{name}-port")
     for name, begin, port in (
         ("prefect", _begin_prefect, prefect_port),
         ("mlflow", _begin_mlflow, mlflow_port),
@@ -97,15 +101,15 @@ def down() -> int:
     """Stop the servers that `up` started; recorded data stays."""
     home = home_directory()
     pages = read_pages(home)
-    living = [page for page in pages.values() if page.alive()]
-    stop_groups([page for page in living if page.name == "s3"], s3_server.STOP_GRACE_S)
-    stop_groups([page for page in living if page.name != "s3"], STOP_GRACE_S)
-    for page in living:
+    running = [page for page in pages.values() if page.alive()]
+    stop_groups([page for page in running if page.name == "s3"], s3_server.STOP_GRACE_S)
+    stop_groups([page for page in running if page.name != "s3"], STOP_GRACE_S)
+    for page in running:
         if page.name == "s3":
             s3_server.remove_sockets(home / "s3")
         print(f"{page.name}: stopped")
     (home / "up.json").unlink(missing_ok=True)
-    if not living:
+    if not running:
         print("nothing was up")
     return 0
 
@@ -119,7 +123,7 @@ def running_prefect(home: Path) -> str | None:
 
 
 def read_pages(home: Path) -> dict[str, Page]:
-    """Return what `up` wrote down, living or not.
+    """Return what `up` wrote down, running or not.
 
     Raises:
         ConfigError: when the file is not its own.
@@ -138,9 +142,7 @@ def read_pages(home: Path) -> dict[str, Page]:
 
 def write_pages(home: Path, pages: Mapping[str, Page]) -> None:
     """Write down which servers are up, whole or not at all."""
-    plain = {
-        name: {"name": p.name, "url": p.url, "pid": p.pid, "created": p.created} for name, p in pages.items()
-    }
+    plain = {name: asdict(page) for name, page in pages.items()}
     write_atomically(home / "up.json", (json.dumps(plain, indent=2) + "\n").encode())
 
 
@@ -180,11 +182,11 @@ def _wait(page: Page, home: Path) -> None:
     health = f"{page.url}/api/health" if page.name == "prefect" else f"{page.url}/health"
     said_s = 0.0
 
-    def tell(waited_s: float) -> None:
+    def report(waited_s: float) -> None:
         nonlocal said_s
         if waited_s - said_s > SAY_S:
             said_s = waited_s
             print(f"{page.name}: starting, {waited_s:.0f} s so far", file=sys.stderr, flush=True)
 
     name, log = f"the {page.name} server", _log(home, page.name)
-    wait_ready(page, name, log, lambda: answers(health), START_TIMEOUT_S, tell)
+    wait_ready(page, name, log, lambda: answers(health), START_TIMEOUT_S, report)

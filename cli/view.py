@@ -67,7 +67,7 @@ class RunHistory:
     scores: dict[int, float] = field(default_factory=dict)
     """Version -> held-out pass@1."""
     first_step: int | None = None
-    """Steps done at the first look; a run that is gone on with does not start at 0."""
+    """Steps done at the first look; a run that continues does not start at 0."""
 
     def take(self, status: RunStatus) -> list[int]:
         """Remember one look and return the versions whose evaluation is news."""
@@ -106,9 +106,9 @@ def picture(
     status: RunStatus, planes: Mapping[str, PlaneView], history: RunHistory, elapsed_s: float | None
 ) -> RenderableType:
     """Draw one look at a run; without `elapsed_s` nothing is said about time."""
-    figures = Table.grid(padding=(0, 2))
-    figures.add_column(style="bold", no_wrap=True)
-    figures.add_column()
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column()
     clock = ""
     if elapsed_s is not None:
         remaining = history.remaining_s(status, elapsed_s)
@@ -116,20 +116,20 @@ def picture(
     bar = ProgressBar(total=max(1, status.steps_total), completed=status.committed_steps, width=32)
     step = Table.grid(padding=(0, 1))
     step.add_row(bar, f"{status.committed_steps} of {status.steps_total}   {clock}")
-    figures.add_row("step", step)
+    rows.add_row("step", step)
     rewards = [history.rewards[s] for s in sorted(history.rewards)]
-    figures.add_row("reward", f"{percent(rewards[-1] if rewards else None):>6}  {sparkline(rewards)}")
-    figures.add_row("held-out pass@1", _score_words(history.scores))
-    figures.add_row("staleness", staleness_words(status.staleness_histogram))
+    rows.add_row("reward", f"{percent(rewards[-1] if rewards else None):>6}  {sparkline(rewards)}")
+    rows.add_row("held-out pass@1", _score_words(history.scores))
+    rows.add_row("staleness", staleness_words(status.staleness_histogram))
     if drafts := drafting_words(status.last_commit):
-        figures.add_row("drafts", drafts)
+        rows.add_row("drafts", drafts)
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for name in ("plane", "state", "tokens/s", "waits for"):
         table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=name != "waits for")
     for plane in planes.values():
         rate = f"{plane.rate:,.0f}" if plane.rate else "–"
         table.add_row(plane.name, plane.state, rate, plane.waits_for or "–")
-    parts: list[RenderableType] = [figures, Text(""), table]
+    parts: list[RenderableType] = [rows, Text(""), table]
     if status.paused_reason:
         parts += [Text(""), Text(f"paused: {status.paused_reason}", style="bold red")]
     return Panel(Group(*parts), title=status.run_id, title_align="left", border_style="dim")
@@ -162,7 +162,6 @@ class LiveView:
         self._live.start()
 
     def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
-        """Redraw."""
         for version in self._history.take(status):
             self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")
         if self._live is not None:
@@ -170,7 +169,6 @@ class LiveView:
             self._live.update(picture(status, planes, self._history, elapsed_s))
 
     def message(self, text: str) -> None:
-        """Print a sentence above the panel."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, lines: Sequence[str]) -> None:
@@ -198,14 +196,13 @@ class PlainView:
         self._paused = ""
 
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
-        """Name the run, its pages and folders."""
         self._started_s = time.perf_counter()
         self.message(f"run {run_id}")
         for name, target in links.items():
             self.message(f"  {name}: {target}")
 
     def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
-        """Print a line when a step was made, or when long nothing was said."""
+        """Print a line when a step was made, or when nothing was printed for PLAIN_INTERVAL_S."""
         for version in self._history.take(status):
             self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")
         if status.paused_reason and status.paused_reason != self._paused:
@@ -225,17 +222,15 @@ class PlainView:
         self.message("; ".join(said))
 
     def message(self, text: str) -> None:
-        """Print one line."""
         self._said_s = time.perf_counter()
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def finished(self, lines: Sequence[str]) -> None:
-        """Print what came of the run."""
         for line in lines:
             self.message(line)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no terminal is held."""
 
 
 def make_view(console: Console | None = None) -> LiveView | PlainView:

@@ -1,9 +1,6 @@
 """warmstart: make the demo's base model from nothing, or check that it still comes out the same."""
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
 
@@ -13,7 +10,7 @@ def warmstart(
     /,
     *,
     out: Path | None = None,
-    check: Annotated[Path | None, Parameter(name="--check")] = None,
+    check: Path | None = None,
 ) -> int:
     """Train a small base model on worked solutions of mixed quality; it takes minutes.
 

@@ -4,11 +4,13 @@ import os
 import re
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
-from antiphon.cli.arguments import check_address, credentials_folder, home_directory
+from antiphon.cli.arguments import check_address, credentials_folder
 from antiphon.core.errors import ConfigError
 from antiphon.core.trust.worker_names import WORKER_NAME
+from antiphon.runs.directory import home_directory
 
 
 def worker(
@@ -48,18 +50,11 @@ def worker(
     from antiphon.services.security.credentials import find_credentials
     from antiphon.system.processes import run_service, write_ready_file
 
+    ready = partial(write_ready_file, ready_file, 0)
     bundle = find_credentials(credentials_folder(credentials))
     work_dir.mkdir(parents=True, exist_ok=True)
     return run_service(
-        lambda stop: serve_worker(
-            coordinator,
-            name,
-            run,
-            work_dir,
-            lambda: write_ready_file(ready_file, 0),
-            credentials=bundle,
-            stop=stop,
-        )
+        lambda stop: serve_worker(coordinator, name, run, work_dir, ready, credentials=bundle, stop=stop)
     )
 
 

@@ -82,6 +82,11 @@ class RunStatus:
         """Return the versions whose evaluation is complete."""
         return frozenset(e.version for e in self.evaluations if e.complete)
 
+    @property
+    def scores(self) -> list[EvaluationRecord]:
+        """Return the complete evaluations, oldest version first."""
+        return sorted((e for e in self.evaluations if e.complete), key=lambda e: e.version)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -1,7 +1,7 @@
 """benchmark: a grid of runs and scripts, one table for the commit, compared with the one before.
 
 Cases run one after the other, so that each has the machine to itself. A case that fails is
-named in the table and the others continue. The flow fails at the end when a case failed or a figure
+named in the table and the others continue. The flow fails at the end when a case failed or a metric
 got worse beyond noise, so that a schedule's page turns red and automations can send a message.
 """
 
@@ -46,8 +46,8 @@ _log = structlog.get_logger(__name__)
 TRACK_S = 60.0
 """Longest wait for MLflow; a table is never lost to it, since the files are written first."""
 
-RUN_FIGURES = ("pass_before", "pass_after", "steps", "loop_s", "total_s", "dropped_stale_share")
-"""What a run's outcome says that goes to the table as it is."""
+RUN_METRICS = ("pass_before", "pass_after", "steps", "loop_s", "total_s", "dropped_stale_share")
+"""Numbers of a run's outcome that go to the table as they are."""
 
 
 class BenchmarkPlan(BaseModel):
@@ -74,7 +74,7 @@ class BenchmarkPlan(BaseModel):
     track: bool = True
     """Log the table as an MLflow run of the experiment `benchmarks`."""
     on_regression: Literal["fail", "report"] = "fail"
-    """What a failed case, or a figure that got worse beyond noise, does to the flow run."""
+    """What a failed case, or a metric that got worse beyond noise, does to the flow run."""
 
 
 @flow(name="benchmark", flow_run_name="benchmark", persist_result=False, validate_parameters=True)
@@ -94,7 +94,7 @@ def benchmark(plan: BenchmarkPlan) -> dict[str, Any]:
     for case, config in configs.items():
         with noted(case, failed):
             outcome = measure_run(config)
-            cases[case] = run_figures(outcome)
+            cases[case] = run_metrics(outcome)
             weights[case] = str(outcome["weights_digest"])
     logs = home / "benchmarks" / f"{commit}-{at.replace(':', '')}"
     for number, script in ((n, s) for s in plan.scripts for n in range(plan.repeats)):
@@ -123,7 +123,7 @@ def check_plan(plan: BenchmarkPlan, project: Path, home: Path) -> dict[str, RunC
     }
     for script in plan.scripts:
         if not (project / script.split()[0]).is_file():
-            raise ConfigError(f"there is no script {script.split()[0]} under {project}; mend plan.scripts")
+            raise ConfigError(f"there is no script {script.split()[0]} under {project}; correct plan.scripts")
     if plan.record:
         find_project(None, home)
     read_tables(project / plan.results)
@@ -143,17 +143,17 @@ def measure_run(config: RunConfig) -> dict[str, Any]:
     return outcome
 
 
-def run_figures(outcome: dict[str, Any]) -> dict[str, float]:
-    """Return the figures of a finished run; seconds per step from the first stage to the last."""
-    figures = {name: outcome.get(name) for name in RUN_FIGURES}
-    figures["learner_idle_share"] = outcome.get("learner_idle_share")
-    figures["seconds_per_step"] = outcome["loop_s"] / max(1, outcome["steps"])
+def run_metrics(outcome: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of a finished run; seconds per step from the first stage to the last."""
+    metrics = {name: outcome.get(name) for name in RUN_METRICS}
+    metrics["learner_idle_share"] = outcome.get("learner_idle_share")
+    metrics["seconds_per_step"] = outcome["loop_s"] / max(1, outcome["steps"])
     if outcome.get("pass_before") is not None:
-        figures["pass_gain"] = outcome["pass_after"] - outcome["pass_before"]
+        metrics["pass_gain"] = outcome["pass_after"] - outcome["pass_before"]
     drafting = outcome.get("drafting") or {}
-    figures["drafting_acceptance"] = drafting.get("acceptance")
-    figures["tokens_per_pass"] = drafting.get("tokens_per_pass")
-    return flatten(figures)
+    metrics["drafting_acceptance"] = drafting.get("acceptance")
+    metrics["tokens_per_pass"] = drafting.get("tokens_per_pass")
+    return flatten(metrics)
 
 
 @task(task_run_name="{script} #{number}", cache_policy=NO_CACHE, persist_result=False)
@@ -171,7 +171,7 @@ def measure_script(script: str, number: int, timeout_s: float, project: str, log
 
 @contextmanager
 def noted(case: str, failed: dict[str, str]) -> Iterator[None]:
-    """Note why a case failed and go on; a benchmark that is stopped stops."""
+    """Note why a case failed and continue; a benchmark that is stopped stops."""
     try:
         yield
     except RunStopped:
@@ -190,17 +190,12 @@ def publish(
     path = write_table(folder, compared)
     page = build_benchmark_page(compared, read_tables(folder), folder / "index.html")
     if plan.record:
-        ledger = load_ledger_folder(plan, project)
-        pin_table(path, find_project(None, home), ledger)
+        config = load_config(project / plan.configs[0]) if plan.configs else RunConfig()
+        pin_table(path, find_project(None, home), config.record.ledger)
     if plan.track:
         track(compared, plan, logs, home, [path, page])
     show(compared, page)
     return compared
-
-
-def load_ledger_folder(plan: BenchmarkPlan, project: Path) -> str:
-    """Return the ledger folder that the plan's first configuration uses, else the default one."""
-    return load_config(project / plan.configs[0]).record.ledger if plan.configs else RunConfig().record.ledger
 
 
 def track(compared: ComparedTable, plan: BenchmarkPlan, logs: Path, home: Path, files: list[Path]) -> None:
@@ -212,8 +207,8 @@ def track(compared: ComparedTable, plan: BenchmarkPlan, logs: Path, home: Path, 
     params["cases"] = str(len(table.cases))
     writer = MlflowWriter(logs, home, "benchmarks", table.commit, params, tags)
     at = datetime.fromisoformat(table.at).timestamp()
-    for step, figures in enumerate(table.cases.values()):
-        entries = {f"case/{name}": value for name, value in figures.items()}
+    for step, metrics in enumerate(table.cases.values()):
+        entries = {f"case/{name}": value for name, value in metrics.items()}
         if step == 0:
             entries |= table.medians() | {"regressions": float(len(compared.worse()))}
         writer.summarise(step, entries, at)
@@ -242,7 +237,7 @@ def show(compared: ComparedTable, page: Path) -> None:
         for case, reason in compared.table.failed.items()
     ]
     commit = compared.table.commit
-    create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Figures of {commit}")
+    create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Metrics of {commit}")
     note = f"[{page.name}]({page.as_uri()}), compared with {compared.before or 'nothing yet'}"
     create_markdown_artifact(note, key=artifact_key("page", commit), description="Page with history")
 
@@ -251,21 +246,19 @@ def conclude(compared: ComparedTable, plan: BenchmarkPlan) -> dict[str, Any]:
     """Return what came of it in plain values.
 
     Raises:
-        AntiphonError: when a case failed or a figure got worse beyond noise, and the plan says to fail.
+        AntiphonError: when a case failed or a metric got worse beyond noise, and the plan says to fail.
     """
     worse, table = compared.worse(), compared.table
-    bad = (
-        [f"{table.commit} is worse than {compared.before} beyond noise in {', '.join(worse)}"]
-        if worse
-        else []
-    )
+    bad = []
+    if worse:
+        bad.append(f"{table.commit} is worse than {compared.before} beyond noise in {', '.join(worse)}")
     bad += [f"{case} failed: {reason}" for case, reason in table.failed.items()]
     if bad and plan.on_regression == "fail":
         raise AntiphonError(f"{'; '.join(bad)}; see {plan.results}/index.html")
     return {
-        "commit": compared.table.commit,
+        "commit": table.commit,
         "before": compared.before,
         "worse": worse,
-        "cases": len(compared.table.cases),
-        "failed": sorted(compared.table.failed),
+        "cases": len(table.cases),
+        "failed": sorted(table.failed),
     }

@@ -2,7 +2,7 @@
 
 One table says it; `antiphon deploy` and `prefect.yaml` hold the same set, and a test compares.
 Everything that fills a machine goes to one work queue whose limit keeps a second run waiting.
-Deploying again changes what changed and keeps the schedules that somebody switched on or off.
+Deploying again changes what changed and keeps the schedules that were switched on or off.
 """
 
 import importlib
@@ -78,7 +78,7 @@ DEPLOYMENTS = (
     PlannedDeployment(
         name="evaluate",
         entrypoint="antiphon.flows.evaluate.evaluate",
-        description="Held-out scores of a run's versions; a living run measures one that is missing.",
+        description="Held-out scores of a run's versions; a running one measures one that is missing.",
         queue=LIGHT_QUEUE,
     ),
     PlannedDeployment(
@@ -117,7 +117,7 @@ class DeployOptions:
     pool: str = "antiphon"
     """Work pool of type process."""
     limit: int = 1
-    """Runs of the machine queue at once; None of them knows of the others, so one for each machine."""
+    """Runs of the machine queue at once; none of them knows of the others, so one for each machine."""
     schedules: bool | None = None
     """Switch all schedules on or off; None keeps each as it is, off when it is new."""
 
@@ -132,7 +132,7 @@ class Deployed:
     created: bool
     """Whether it was not there before."""
     schedule: str
-    """The schedule in words; empty without one."""
+    """The schedule as text; empty without one."""
 
 
 def deploy(options: DeployOptions) -> list[Deployed]:
@@ -178,15 +178,12 @@ def _deploy_one(client: SyncPrefectClient, planned: PlannedDeployment, options: 
     flow = load_flow(planned)
     name = f"{flow.name}/{planned.name}"
     active = _active_schedules(client, name)
-    schedules = []
-    said = ""
+    schedules, said = [], ""
     if planned.schedule is not None:
         slug, cron = planned.schedule.slug, planned.schedule.cron
-        kept = bool(active and active.get(slug, False))
-        on = kept if options.schedules is None else options.schedules
-        schedules = [
-            DeploymentScheduleCreate(schedule=CronSchedule(cron=cron, timezone="UTC"), active=on, slug=slug)
-        ]
+        on = bool(active and active.get(slug)) if options.schedules is None else options.schedules
+        when = CronSchedule(cron=cron, timezone="UTC")
+        schedules = [DeploymentScheduleCreate(schedule=when, active=on, slug=slug)]
         said = f"{slug} ({cron} UTC), {'on' if on else 'off'}"
     identity = client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
@@ -242,7 +239,7 @@ def _ensure_limit(client: SyncPrefectClient, options: DeployOptions) -> None:
 
 
 def _ensure_watch(client: SyncPrefectClient) -> None:
-    """Have the server end flow runs whose machine or worker died: nobody else would ever say so."""
+    """Have the server end flow runs whose machine or worker died: nothing else would ever report it."""
     if client.read_automations_by_name(WATCH_NAME):
         return
     ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
@@ -258,7 +255,7 @@ def _ensure_watch(client: SyncPrefectClient) -> None:
     crash = ChangeFlowRunState(
         state=StateType.CRASHED,
         name="Crashed",
-        message=f"No sign of life for {SILENCE_S} s; start it again to go on.",
+        message=f"No sign of life for {SILENCE_S} s; start it again to continue it.",
     )
     description = "Made by `antiphon deploy`; switch it off here if you do not want it."
     client.create_automation(

@@ -1,6 +1,6 @@
-"""Driver: submits the stages of the schedule to whoever runs them and tells the error they began with."""
+"""Driver: submits the stages of the schedule and raises the error that stopped them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from antiphon.core.errors import AntiphonError
@@ -24,7 +24,7 @@ class Handle(Protocol):
         """
 
     def done(self) -> bool:
-        """Tell whether the stage ended."""
+        """Return whether the stage ended."""
 
 
 class Stages(Protocol):
@@ -34,20 +34,20 @@ class Stages(Protocol):
         """Run `stage` number `number` once every stage in `after` has ended well."""
 
 
-def drive(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> None:
+def drive(run: RunContext, stages: Stages, first: int) -> None:
     """Submit the stages of steps `first` .. steps - 1 and wait until all have ended.
 
     Args:
-        run: the living run.
-        stages_for: which runner a step's stages go to.
+        run: the run, whose services are up.
+        stages: what runs them.
         first: steps that were committed before (0 for a new run).
 
     Raises:
-        AntiphonError: the error that a stage began with; the others are asked to stop.
+        AntiphonError: the error of the stage that failed first; the others are asked to stop.
     """
     pending: list[Handle] = []
     try:
-        _submit_all(run, stages_for, first, pending)
+        _submit_all(run, stages, first, pending)
     except (StageSkipped, RunStopped) as error:
         cause = _cause(pending) or error
         run.stop(str(cause))
@@ -57,9 +57,7 @@ def drive(run: RunContext, stages_for: Callable[[int], Stages], first: int) -> N
         raise
 
 
-def _submit_all(
-    run: RunContext, stages_for: Callable[[int], Stages], first: int, pending: list[Handle]
-) -> None:
+def _submit_all(run: RunContext, stages: Stages, first: int, pending: list[Handle]) -> None:
     config, handles = run.config, dict[StageKey, Handle]()
     scored = run.call(lambda: run.coordinator.status()).scored if first else ()
     for stage in schedule(config, first, scored):
@@ -69,7 +67,7 @@ def _submit_all(
                 earlier.wait()
             pending[:] = _raise_early(pending)
         after = [handles[key] for key in stage.after]
-        handle = handles[stage.key] = stages_for(stage.turn).submit(stage.name, stage.number, after)
+        handle = handles[stage.key] = stages.submit(stage.name, stage.number, after)
         pending.append(handle)
     for handle in pending:
         handle.wait()

@@ -19,7 +19,7 @@ def evaluate(
     results: str = "",
     timeout_s: Annotated[float, Field(gt=0.0)] = 600.0,
 ) -> dict[str, Any]:
-    """Read a run's held-out scores, or have a living run measure one; they show on the run page.
+    """Read a run's held-out scores, or have a running run measure one; they show on the run page.
 
     Args:
         run: the run's id; empty means the newest.

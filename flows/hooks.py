@@ -1,4 +1,4 @@
-"""Hooks: what is done when a flow run ends that nobody finished: nothing stays, and how to go on is said.
+"""Hooks: a cancelled or crashed flow run leaves no service, and its page says how to continue.
 
 The kernel ends a run's services with the flow's process, so these hooks find nothing to stop on
 an ordinary day. They look all the same, because the flow's process may be the one that hangs.
@@ -27,16 +27,16 @@ GRACE_S = 10.0
 """Seconds a service that was left behind gets between SIGTERM and SIGKILL."""
 
 NAME = "prefect.json"
-"""File of a run directory that names the flow run which lives it."""
+"""File of a run directory that names the flow run which runs it."""
 
 
 def remember_flow_run(run_dir: Path, flow_run_id: str) -> None:
-    """Write down which flow run lives a run, whole or not at all."""
+    """Write down which flow run runs it, whole or not at all."""
     write_atomically(run_dir / NAME, (json.dumps({"flow_run_id": flow_run_id}) + "\n").encode())
 
 
 def find_run_of(home: Path, flow_run_id: str) -> Path | None:
-    """Return the directory of the run that a flow run lived last, or None when it got to none."""
+    """Return the directory of a flow run's newest run, or None when it had none."""
     for directory in reversed(list_runs(home)):
         path = directory / NAME
         if path.exists() and json.loads(path.read_text(encoding="utf-8"))["flow_run_id"] == flow_run_id:
@@ -69,7 +69,7 @@ def _serving(pid: int, run_id: str) -> psutil.Process | None:
 
 
 def clear_up(flow: Any, flow_run: Any, state: Any) -> None:
-    """End what a cancelled or crashed run left behind and say on its page how to go on."""
+    """End what a cancelled or crashed run left behind and write on its page how to continue."""
     run_dir = find_run_of(home_directory(), str(flow_run.id))
     if run_dir is None:
         return
@@ -82,8 +82,8 @@ def clear_up(flow: Any, flow_run: Any, state: Any) -> None:
     note = ArtifactCreate(
         key=artifact_key("going-on", run_dir.name),
         type="markdown",
-        data=how_to_go_on(run_dir, "cancelled" if cancelled else "crashed", len(left)),
-        description="How to go on with this run",
+        data=how_to_continue(run_dir, "cancelled" if cancelled else "crashed", len(left)),
+        description="How to continue this run",
         flow_run_id=flow_run.id,
     )
     try:
@@ -94,17 +94,17 @@ def clear_up(flow: Any, flow_run: Any, state: Any) -> None:
 
 
 def _living_elsewhere(run_dir: Path) -> bool:
-    """Tell whether another process than this one lives the run meanwhile."""
+    """Return whether another process than this one runs it meanwhile."""
     path = run_dir / "lock"
     owner = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     return owner.isdigit() and int(owner) != os.getpid() and psutil.pid_exists(int(owner))
 
 
-def how_to_go_on(run_dir: Path, what: str, stopped: int) -> str:
+def how_to_continue(run_dir: Path, what: str, stopped: int) -> str:
     """Return the note for the page of a run that was not finished."""
     services = f"{stopped} of its services still ran and were ended." if stopped else "No service was left."
     return (
         f"# {run_dir.name}: {what}\n\n{services} What was committed is in the journal; a new run of "
-        "the deployment with the same configuration goes on from there, and so does\n\n"
+        "the deployment with the same configuration continues from there, and so does\n\n"
         f"    antiphon run {run_dir / 'config.yaml'} --resume {run_dir.name}\n"
     )

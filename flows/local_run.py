@@ -64,12 +64,12 @@ def run_post_train(
         try:
             result = post_train(config, live.context.run_id)
         except CancelledRun as error:
-            raise AntiphonError("the run was cancelled; start it again to go on") from error
+            raise AntiphonError("the run was cancelled; start it again to continue it") from error
         except httpx.HTTPError as error:
             finished = run_directory.is_finished(live.context.run_dir)
             raise UnavailableError(
-                f"the Prefect server at {os.environ['PREFECT_API_URL']} went away and was not told the end; "
-                f"{'the run is complete' if finished else 'the same command goes on'}"
+                f"the Prefect server at {os.environ['PREFECT_API_URL']} went away before it had the end; "
+                f"{'the run is complete' if finished else 'the same command continues it'}"
             ) from error
     if not isinstance(result, dict):
         raise AntiphonError(f"the run did not complete: {result}")

@@ -7,8 +7,8 @@ flow moves handles: tokens and weights travel between the services.
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, cast
 from uuid import UUID
 
 import httpx
@@ -55,36 +55,28 @@ class PrefectHandle:
         future.add_done_callback(lambda _: self._ended.set())
 
     def wait(self) -> None:
-        """Return when the task ended, or raise what it raised."""
         try:
             self.future.result(raise_on_failure=True)
         except UnfinishedRun as error:  # Prefect leaves a task pending whose upstream failed
             raise StageSkipped("a stage before this one failed") from error
 
     def done(self) -> bool:
-        """Tell whether the task ended."""
         return self._ended.is_set()
 
 
 class PrefectStages:
-    """Submits stages as Prefect tasks of the flow run that is going on."""
+    """Submits stages as Prefect tasks of the current flow run."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
 
     def submit(self, stage: str, number: int, after: Sequence[Handle]) -> Handle:
-        """Submit one task; stages of another runner are waited for here first."""
-        futures = []
-        for handle in after:
-            if isinstance(handle, PrefectHandle):
-                futures.append(handle.future)
-            else:
-                handle.wait()
+        futures = [cast("PrefectHandle", handle).future for handle in after]
         return PrefectHandle(TASKS[stage].submit(self._run_id, number, wait_for=futures))
 
 
 def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
-    """Stop the run when somebody cancels its flow run; returns when the run is over."""
+    """Stop the run when its flow run is cancelled; returns when the run is over."""
     with get_client(sync_client=True) as client:
         while not run.wait_stopped(CANCEL_POLL_S):
             try:
@@ -110,16 +102,13 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
 
     Args:
         config: everything the run depends on; defaults are the demo's.
-        run_id: a run to go on with; empty starts the configuration's next one.
+        run_id: a run to continue; empty starts the configuration's next one.
     """
     hold_events()
     flow_run_id = UUID(str(flow_run.get_id()))
-
-    def claimed(run_dir: Path) -> None:
-        remember_flow_run(run_dir, str(flow_run_id))
-
-    with open_run(config, run_id or None, home_directory(), claimed) as live:
-        page = RunPage(live.context, flow_run_id, home_directory())
+    home, remember = home_directory(), partial(remember_flow_run, flow_run_id=str(flow_run_id))
+    with open_run(config, run_id or None, home, remember) as live:
+        page = RunPage(live.context, flow_run_id, home)
         watcher = threading.Thread(
             target=watch_cancellation, args=(live.context, flow_run_id), name="cancel", daemon=True
         )
@@ -127,11 +116,11 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
         started = time.perf_counter()
         try:
             stages = PrefectStages(live.context.run_id)
-            drive(live.context, lambda _: stages, live.committed)
+            drive(live.context, stages, live.committed)
             outcome: RunOutcome = live.finish(time.perf_counter() - started)
         except AntiphonError:
             if live.context.stop_reason == CANCEL_REASON:
-                return Cancelled(message="The run was cancelled; start it again to go on.")
+                return Cancelled(message="The run was cancelled; start it again to continue it.")
             await_server()
             raise
         finally:
@@ -143,5 +132,5 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
 
 
 def flush_events() -> None:
-    """Send what Prefect still has to tell its server, so that the kept database is complete."""
+    """Send what Prefect still has for its server, so that the kept database is complete."""
     EventsWorker.drain_all(timeout=EVENTS_S, at_exit=False)

@@ -1,4 +1,4 @@
-"""Outages: a run goes on while its Prefect server is away, and tells it everything afterwards.
+"""Outages: a run continues while its Prefect server is away, and reports everything afterwards.
 
 Stages are orchestrated in the flow's own process, so they need no server. Their states travel
 as events, which are held back in order until the server takes them: none is lost, and each has
@@ -24,7 +24,7 @@ LOOK_S = 1.0
 
 
 def hold_events() -> None:
-    """Have this process keep task states for a server that is away instead of giving each up in seconds."""
+    """Keep task states for a server that is away instead of giving each up within seconds."""
     if os.environ.get("PREFECT_API_URL", "").startswith("http"):
         # The client makes about one attempt a second.
         EventsWorker.set_client_override(PrefectEventsClient, reconnection_attempts=AWAY_S)

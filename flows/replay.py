@@ -1,7 +1,7 @@
 """replay: a recorded run executed again as a flow, span by span, so that its page shows how far it holds.
 
 What a span found is one task run and one line of the table on the run's page. Differences end the
-flow as failed, with the first of them in words, after everything was compared.
+flow as failed, with the first of them as the reason, after everything was compared.
 """
 
 from collections.abc import Iterator
@@ -81,9 +81,8 @@ def replay(
         copy_folder: folder with a copy of the run's ledger; empty takes the project's own.
         span: steps of one task run.
     """
-    from antiphon.services.learner.replay.steps import (
-        Replayer,  # brings torch, which forms need not wait for
-    )
+    # Named here: it brings torch, which forms need not wait for.
+    from antiphon.services.learner.replay.steps import Replayer
 
     copy = Path(copy_folder) if copy_folder else None
     artifacts, own = find_artifacts(home_directory(), run or None, copy)
@@ -130,4 +129,4 @@ def _replayer(key: str) -> "Replayer":
     try:
         return _REPLAYERS[key]
     except KeyError:
-        raise UnavailableError("this replay lives in another process; start the flow again") from None
+        raise UnavailableError("this replay belongs to another process; start the flow again") from None

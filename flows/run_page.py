@@ -8,7 +8,6 @@ gets the newest state when it is back.
 import json
 import re
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +64,7 @@ class RunPage:
     def __init__(self, run: RunContext, flow_run_id: UUID, home: Path) -> None:
         """Name the flow run after the run and begin to write its page.
 
-        Args:
-            run: the living run.
-            flow_run_id: the flow run whose page it is.
-            home: the home directory, where `antiphon up` says what it serves.
+        In the home directory `antiphon up` says what it serves.
         """
         self._run = run
         self._flow_run_id = flow_run_id
@@ -77,8 +73,6 @@ class RunPage:
         self._artifacts: dict[str, tuple[UUID, str]] = {}
         self._over = threading.Event()
         self._away = False
-        self.cpu_s = 0.0
-        """CPU seconds of the thread so far."""
         self._thread = threading.Thread(target=self._work, name="page", daemon=True)
         self._thread.start()
 
@@ -111,7 +105,6 @@ class RunPage:
             run.config, status, self._commits, list(run.spans), links(run.run_dir, self._home)
         )
         self._try(lambda: self._write(client, content, whole))
-        self.cpu_s = time.thread_time()
 
     def _write(self, client: SyncPrefectClient, content: PageContent, whole: bool) -> None:
         self._put(client, "progress", "progress", content.percent, "Steps committed")

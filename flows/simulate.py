@@ -31,7 +31,7 @@ def simulate(
         seeds: how many.
 
     Raises:
-        ConfigError: for a scenario that cannot be meant.
+        ConfigError: for a scenario that is invalid.
         AntiphonError: when a promise was broken; the page shows the seeds and how to see them again.
     """
     chosen = load_scenario(Path(scenario)) if scenario else None

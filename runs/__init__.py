@@ -1,1 +1,1 @@
-"""The life of a run on this machine, without Prefect: folder, processes, clients, outcome."""
+"""One run on this machine, without Prefect: folder, processes, clients, outcome."""

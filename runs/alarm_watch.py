@@ -1,4 +1,4 @@
-"""Alarm watch: tells each alarm of a run once when it rises and once when it is over."""
+"""Alarm watch: reports each alarm of a run once when it rises and once when it is over."""
 
 import json
 import shutil
@@ -13,17 +13,11 @@ from antiphon.core.reporting.alarms import ALARMS, Alarm, find_alarms, space_ala
 from antiphon.core.status import RunStatus
 from antiphon.models.codec import resolve_model_path
 
-_FIX = {kind.name: kind.fix for kind in ALARMS}
+_FIXES = {kind.name: kind.fix for kind in ALARMS}
 
 
 def current_alarms(commits: Sequence[StepCommit], config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
-    """Return what the figures of a run and its disk show now.
-
-    Args:
-        commits: all commits of the run, in order.
-        config: its configuration.
-        directory: the run's folder.
-    """
+    """Return what all commits of a run, in order, and the disk of its folder show now."""
     found = find_alarms(commits, config.loop.max_staleness, _vocabulary(config.model.path))
     return (*found, *_space(directory))
 
@@ -34,7 +28,7 @@ def alarm_line(alarm: Alarm) -> str:
     >>> alarm_line(Alarm("no_space", -1, "only 0.20 GiB are free for runs")).partition(";")[0]
     'alarm no_space: only 0.20 GiB are free for runs'
     """
-    return f"alarm {alarm.name}: {alarm.text}; {_FIX[alarm.name]}"
+    return f"alarm {alarm.name}: {alarm.text}; {_FIXES[alarm.name]}"
 
 
 class AlarmWatch:
@@ -60,7 +54,7 @@ class AlarmWatch:
         limit = self._config.services.stall_timeout_s
         idle = status.finished or bool(status.paused_reason)
         stall = None if idle else stall_alarm(now - self._commit_s, self._between, limit, status.waiting)
-        found = {alarm.name: alarm for alarm in self._figures(grown)}
+        found = {alarm.name: alarm for alarm in self._newest(grown)}
         if stall is not None:
             found[stall.name] = stall
         lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]
@@ -68,7 +62,7 @@ class AlarmWatch:
         self._raised = found
         return lines
 
-    def _figures(self, grown: bool) -> Sequence[Alarm]:
+    def _newest(self, grown: bool) -> Sequence[Alarm]:
         if grown:
             return current_alarms(self.commits, self._config, self._directory)
         # A full disk is why a run may not grow, so it is looked at every time.

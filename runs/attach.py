@@ -1,4 +1,4 @@
-"""Attach: the coordinator of a running run, or one started on its journal to be asked.
+"""Attach: the coordinator of a running run, or one started on its journal to answer questions.
 
 A stopped run has no coordinator; its journal has everything a coordinator knows, so one is
 started in this process for as long as the question takes. It grants nothing, as no worker asks it.
@@ -19,7 +19,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.security.credentials import Credentials, find_credentials
 
 ANSWER_S = 5.0
-"""Longest wait for a living coordinator's answer."""
+"""Longest wait for a running coordinator's answer."""
 
 START_S = 60.0
 """Longest wait for a coordinator to replay a journal."""
@@ -28,21 +28,19 @@ START_S = 60.0
 def coordinator_address(directory: Path, config: RunConfig) -> str | None:
     """Return HOST:PORT of the run's coordinator as its ready file says, or None without one."""
     try:
-        told = json.loads((directory / "services" / "coordinator.json").read_text(encoding="utf-8"))
+        ready = json.loads((directory / "services" / "coordinator.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    return f"{config.services.reached_at}:{told['port']}"
+    return f"{config.services.reached_at}:{ready['port']}"
 
 
 async def look(address: str, run_id: str, credentials: Credentials | None = None) -> RunStatus | None:
     """Ask the coordinator at `address`; None when none answers there, or for another run."""
-    client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
     try:
-        found = await client.status()
+        async with _client(address, credentials, ANSWER_S) as client:
+            found = await client.status()
     except UnavailableError:
         return None
-    finally:
-        await client.close()
     return found if found.run_id == run_id else None
 
 
@@ -52,11 +50,8 @@ async def commits_of(address: str, credentials: Credentials | None = None) -> Se
     Raises:
         UnavailableError: when none answers there.
     """
-    client = CoordinatorClient(address, timeout_s=ANSWER_S, credentials=credentials)
-    try:
+    async with _client(address, credentials, ANSWER_S) as client:
         return await client.commits(-1)
-    finally:
-        await client.close()
 
 
 @asynccontextmanager
@@ -69,20 +64,23 @@ async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[Coo
     config = load_config(directory / "config.yaml")
     address = coordinator_address(directory, config)
     credentials = find_credentials(config.services.credentials)
-    living = address is not None and await look(address, directory.name, credentials) is not None
-    if living and address is not None:
-        client = CoordinatorClient(address, credentials=credentials)
-        try:
+    if address is not None and await look(address, directory.name, credentials) is not None:
+        async with _client(address, credentials) as client:
             yield client, True
-        finally:
-            await client.close()
         return
-    async with _coordinator_on(directory, config, store_root) as resting:
-        client = CoordinatorClient(resting)
-        try:
-            yield client, False
-        finally:
-            await client.close()
+    async with _coordinator_on(directory, config, store_root) as own, _client(own, None) as client:
+        yield client, False
+
+
+@asynccontextmanager
+async def _client(
+    address: str, credentials: Credentials | None, timeout_s: float = 10.0
+) -> AsyncIterator[CoordinatorClient]:
+    client = CoordinatorClient(address, timeout_s, credentials=credentials)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 @asynccontextmanager
@@ -90,7 +88,7 @@ async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) 
     from antiphon.services.coordinator.server import serve_coordinator
     from antiphon.system.logs import configure_logs
 
-    configure_logs("warning")  # its log is of no use here, and standard output to the answer
+    configure_logs("warning")  # its log is of no use here; standard output is for the answer
     host = "127.0.0.1"
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(

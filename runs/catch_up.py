@@ -1,11 +1,13 @@
-"""Catch-up: a run that continues records first what an earlier process committed and told nobody of."""
+"""Catch-up: a run that continues records first what an earlier process committed but did not record."""
 
-from antiphon.core.records import BatchRef, SnapshotManifest
+from functools import partial
+
+from antiphon.core.records import SnapshotManifest
 from antiphon.runs.context import RunContext
 
 
 def catch_up(run: RunContext) -> None:
-    """Record what an earlier process left behind: steps, weights and scores it told nobody of.
+    """Record the steps, weights and scores that an earlier process committed but did not record.
 
     A process can be killed between the commit of a step and its record; the coordinator's
     journal has both the commit and the batch, so nothing of them is lost.
@@ -14,29 +16,21 @@ def catch_up(run: RunContext) -> None:
     commits = run.commits()
     if recorder is None or not commits:
         return
-    base = snapshot_manifest(run, 0)
-    if base is not None:
+    if base := _manifest(run, 0):
         recorder.record_base(base)
     for commit in commits:
         if not recorder.has_step(commit.step):
-            batch = sealed_batch(run, commit.step)
-            if batch is not None:
+            sealed = partial(run.coordinator.await_stage, "reward", commit.step, 0.0)
+            if batch := run.call(sealed).batch:
                 recorder.record_batch(batch)
             recorder.record_version(commit, None)
     # Older snapshots have left the chunk store; what was pinned of them stays pinned.
     for commit in [c for c in commits if c.published][-run.config.broadcast.snapshots_kept :]:
-        manifest = snapshot_manifest(run, commit.version)
-        if manifest is not None:
+        if manifest := _manifest(run, commit.version):
             recorder.record_weights(manifest)
     for evaluation in run.call(lambda: run.coordinator.status()).evaluations:
         recorder.record_evaluation(evaluation)
 
 
-def sealed_batch(run: RunContext, step: int) -> BatchRef | None:
-    """Return the sealed batch of a step; None when it is not sealed."""
-    return run.call(lambda: run.coordinator.await_stage("reward", step, 0.0)).batch
-
-
-def snapshot_manifest(run: RunContext, version: int) -> SnapshotManifest | None:
-    """Return the manifest of a published version; None when the coordinator has none."""
+def _manifest(run: RunContext, version: int) -> SnapshotManifest | None:
     return run.call(lambda: run.coordinator.latest_manifest(version))

@@ -1,7 +1,7 @@
 """Run context: what the stages of one run share inside the flow's process.
 
 Tasks receive a run id and numbers, never objects, so that their parameters stay readable in
-the Prefect UI; they find the living run here. All gRPC clients live on one event loop in one
+the Prefect UI; they find the run here. All gRPC clients live on one event loop in one
 thread, and every wait ends at a deadline, at a stop, or with an answer.
 """
 
@@ -108,7 +108,7 @@ class StageSpan:
 
 @dataclass
 class RunContext:
-    """One living run."""
+    """One run whose services are up."""
 
     run_id: str
     config: RunConfig
@@ -125,9 +125,8 @@ class RunContext:
     manifests: dict[int, SnapshotManifest] = field(default_factory=dict)
     """Snapshots on their way from the broadcast stage to the record, by version."""
     spans: list[StageSpan] = field(default_factory=list)
-    recorded: Callable[[int], bool] = lambda step: True
-    """Tells whether a step is recorded; benchmarks switch it."""
-    _stop_reason: str = ""
+    stop_reason: str = ""
+    """Why the run was asked to stop; empty while it was not."""
     _stopped: threading.Event = field(default_factory=threading.Event)
     _waiting: "set[Future[Any]]" = field(default_factory=set)
 
@@ -137,16 +136,11 @@ class RunContext:
     def stop(self, reason: str) -> None:
         """Ask every stage to leave; the first reason is kept."""
         if not self._stopped.is_set():
-            self._stop_reason = reason
+            self.stop_reason = reason
             self._stopped.set()
             for future in list(self._waiting):
                 future.cancel()  # whoever waits for it leaves now
             _log.info("run.stopping", reason=reason)
-
-    @property
-    def stop_reason(self) -> str:
-        """Why the run was asked to stop; empty while it was not."""
-        return self._stop_reason
 
     def check(self) -> None:
         """Leave if the run was asked to stop.
@@ -155,10 +149,10 @@ class RunContext:
             RunStopped: with the reason.
         """
         if self._stopped.is_set():
-            raise RunStopped(self._stop_reason)
+            raise RunStopped(self.stop_reason)
 
     def wait_stopped(self, timeout_s: float) -> bool:
-        """Sleep up to `timeout_s`, less if the run is asked to stop; tell whether it was."""
+        """Sleep up to `timeout_s`, less if the run is asked to stop; return whether it was."""
         return self._stopped.wait(timeout_s)
 
     def call(self, work: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float = POLL_S + 10.0) -> _T:
@@ -168,7 +162,7 @@ class RunContext:
             RunStopped: when the run was asked to stop meanwhile.
             UnavailableError: when the service stayed away for services.stall_timeout_s.
         """
-        patience_s = self.config.services.stall_timeout_s
+        limit_s = self.config.services.stall_timeout_s
         since: float | None = None
         while True:
             self.check()
@@ -177,8 +171,8 @@ class RunContext:
             except UnavailableError as error:
                 now = time.perf_counter()
                 since = now if since is None else since
-                if now - since > patience_s:
-                    raise UnavailableError(f"gave up after {patience_s:g} s: {error}") from error
+                if now - since > limit_s:
+                    raise UnavailableError(f"gave up after {limit_s:g} s: {error}") from error
                 self.wait_stopped(0.2)
 
     def wait(self, stage: Coroutine[Any, Any, _T]) -> _T:
@@ -195,7 +189,7 @@ class RunContext:
             self.check()  # a stop may have come before the future could be cancelled by it
             return await_answer(future, timeout_s)
         except CancelledError:
-            raise RunStopped(self._stop_reason or "the call was cancelled") from None
+            raise RunStopped(self.stop_reason or "the call was cancelled") from None
         finally:
             self._waiting.discard(future)
             future.cancel()
@@ -212,7 +206,7 @@ class RunContext:
         """Queue the batch of `step` and the version it made for MLflow and the ledger."""
         batch, commit = self.batches.pop(step), self.step_results[step].commit
         manifest = self.manifests.pop(commit.version, None)
-        if self.recorder is not None and self.recorded(step):
+        if self.recorder is not None:
             self.recorder.record_batch(batch)
             self.recorder.record_version(commit, manifest)
 
@@ -235,12 +229,12 @@ def unregister(run_id: str) -> None:
 
 
 def find(run_id: str) -> RunContext:
-    """Return the living run of this process.
+    """Return a run of this process.
 
     Raises:
-        UnavailableError: when the run does not live here.
+        UnavailableError: when the run belongs to another process.
     """
     try:
         return _RUNS[run_id]
     except KeyError:
-        raise UnavailableError(f"run {run_id} does not live in this process; start it again") from None
+        raise UnavailableError(f"run {run_id} belongs to another process; start it again") from None

@@ -1,7 +1,7 @@
 """Run directory: where a run keeps what it must find again, and who may use it.
 
 A configuration names its run: the same command continues the run it left unfinished, and
-starts the next one once that is complete. A lock keeps two processes from living the same run.
+starts the next one once that is complete. A lock keeps two processes from running the same one.
 """
 
 import fcntl
@@ -74,11 +74,10 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
 
 
 def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:
-    """Tell whether somebody's run of that name is in the ledger: two runs never share one."""
+    """Return whether a run of that name is in the ledger: two runs never share one."""
     if not config.record.dvc:
         return False
-    folder = find_project(None, home) / config.record.ledger
-    return bool(shard_directories(folder, run_id))
+    return bool(shard_directories(find_project(None, home) / config.record.ledger, run_id))
 
 
 def _check_same(config: RunConfig, directory: Path) -> None:
@@ -91,7 +90,7 @@ def _check_same(config: RunConfig, directory: Path) -> None:
 
 
 def is_finished(directory: Path) -> bool:
-    """Tell whether the run in `directory` reached its last step."""
+    """Return whether the run in `directory` reached its last step."""
     return (directory / "outcome.json").exists()
 
 
@@ -122,10 +121,10 @@ def create(place: RunPlace, config: RunConfig) -> None:
 
 
 def lock(directory: Path) -> IO[str]:
-    """Take the run for this process; keep the handle as long as the run lives.
+    """Take the run for this process; keep the handle until the run is closed.
 
     Raises:
-        ConfigError: when another process lives it.
+        ConfigError: when another process runs it.
     """
     handle = (directory / "lock").open("a+", encoding="utf-8")
     try:
@@ -135,7 +134,7 @@ def lock(directory: Path) -> IO[str]:
         owner = handle.read().strip() or "unknown"
         handle.close()
         raise ConfigError(
-            f"run {directory.name} is already going on (process {owner}); wait for it or stop it first"
+            f"run {directory.name} is already running (process {owner}); wait for it or stop it first"
         ) from None
     handle.seek(0)
     handle.truncate()

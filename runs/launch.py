@@ -1,4 +1,4 @@
-"""Launch: bring one run to life around the flow, and put everything away afterwards.
+"""Launch: start the services of one run around the flow, and stop everything afterwards.
 
 What is checked is checked before anything starts. Whatever happens then (an error, Ctrl-C, a
 cancel from Prefect), every service this process started is gone when `open_run` is left.
@@ -29,6 +29,7 @@ from antiphon.lineage.store.uploader import Uploader
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
+from antiphon.runs.attach import all_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.outcome import RunOutcome, summarise, write_results
@@ -95,7 +96,6 @@ class LiveRun:
     opened_s: float
     view: RunView
     options: RunOptions
-    links: dict[str, str] = field(default_factory=dict)
 
     def finish(self, loop_s: float) -> RunOutcome:
         """Close a run whose last step is done: records, report, outcome."""
@@ -103,7 +103,7 @@ class LiveRun:
         status = run.call(lambda: run.coordinator.status())
         learner = run.call(lambda: run.learner.status())
         commits = run.commits()
-        events = run.call(lambda: _collect_events(run), EVENTS_TIMEOUT_S)
+        events = run.call(lambda: all_events(run.coordinator), EVENTS_TIMEOUT_S)
         records: dict[str, Any] = {}
         if run.recorder is not None:
             records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
@@ -111,9 +111,7 @@ class LiveRun:
             run.uploader.flush(RECORD_TIMEOUT_S)
             records["uploads"] = asdict(run.uploader.report())
         outcome = summarise(
-            run_id=run.run_id,
-            run_dir=run.run_dir,
-            config=run.config,
+            run,
             status=status,
             learner=learner,
             commits=commits,
@@ -129,32 +127,28 @@ class LiveRun:
             write_atomically(run.run_dir / "plots" / name, text.encode())
         if run.recorder is not None:
             run.recorder.attach(report, plots)
-        write_results(outcome, run.run_dir, commits, status, run.spans)
-        if self.options.results is not None:
-            write_results(outcome, self.options.results, commits, status, run.spans)
+        for folder in (run.run_dir, self.options.results):
+            if folder is not None:
+                write_results(outcome, folder, commits, status, run.spans)
         run_directory.write_outcome(run.run_dir, outcome.summary())
-        # Last, so that a run which is interrupted in its records finds its services ready to go on.
+        # Last, so that a run which is interrupted in its records finds its services ready to continue.
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
         self.view.finished(outcome.lines(report))
         return outcome
 
 
-async def _collect_events(run: RunContext) -> list[Any]:
-    return [event async for event in run.coordinator.watch_events(0, follow=False)]
-
-
 @contextmanager
 def open_run(
     config: RunConfig, run_id: str | None, home: Path, claimed: Callable[[Path], None] = lambda _: None
 ) -> Iterator[LiveRun]:
-    """Start (or go on with) a run's services and yield it; stop everything at the end.
+    """Start (or continue) a run's services and yield it; stop everything at the end.
 
     Args:
         config: the resolved configuration.
-        run_id: a run to go on with; None means the configuration's own.
+        run_id: a run to continue; None means the configuration's own.
         home: the home directory.
-        claimed: told the run's directory as soon as this process has it, before anything starts.
+        claimed: called with the run's directory once this process has its lock, before anything starts.
 
     Raises:
         ConfigError: before anything is started, for what is invalid.
@@ -176,7 +170,7 @@ def open_run(
     with ExitStack() as stack:
         stack.enter_context(run_directory.lock(place.directory))
         claimed(place.directory)
-        view.message(f"{'going on with' if place.resumed else 'starting'} run {place.run_id}")
+        view.message(f"{'continuing' if place.resumed else 'starting'} run {place.run_id}")
         failure: list[str] = []
         supervisor = Supervisor(place.directory, config.services.restart_limit, failure.append)
         stack.callback(supervisor.close)
@@ -191,7 +185,7 @@ def open_run(
         stack.callback(lambda: run_context.unregister(place.run_id))
         if config.record.artifact_url is not None:
             context.uploader = Uploader(open_store(context.store_root, config.record))
-            stack.callback(_close_uploads, context.uploader, place.directory)
+            stack.callback(_close_queue, context.uploader, place.directory)
         if config.record.mlflow or config.record.dvc:
             chunks = ChunkStore(place.directory / "chunks")
             context.recorder = Recorder(
@@ -203,7 +197,7 @@ def open_run(
                 read_chunk=chunks.get,
                 decode=decoder(config),
             )
-            stack.callback(_close_records, context.recorder, place.directory)
+            stack.callback(_close_queue, context.recorder, place.directory)
             if place.resumed:
                 catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
@@ -266,15 +260,9 @@ def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:
     return lambda token_ids: codec().decode(token_ids)
 
 
-def _close_records(recorder: Recorder, directory: Path) -> None:
-    """Write what is queued; a run that was interrupted makes up for the rest when it continues."""
-    finished = run_directory.is_finished(directory)
-    recorder.close(RECORD_TIMEOUT_S if finished else INTERRUPTED_RECORD_S)
-
-
-def _close_uploads(uploader: Uploader, directory: Path) -> None:
-    """Send what is left; what the time does not suffice for waits on the disk for the next run."""
-    uploader.close(RECORD_TIMEOUT_S if run_directory.is_finished(directory) else INTERRUPTED_RECORD_S)
+def _close_queue(queue: Recorder | Uploader, directory: Path) -> None:
+    """Write or send what is queued; what is left of an interrupted run follows when it continues."""
+    queue.close(RECORD_TIMEOUT_S if run_directory.is_finished(directory) else INTERRUPTED_RECORD_S)
 
 
 def _close_clients(context: RunContext) -> None:
@@ -301,10 +289,7 @@ def _stop_on(context: RunContext, failure: list[str]) -> threading.Event:
 
 def _links(run_dir: Path) -> dict[str, str]:
     api = os.environ.get("PREFECT_API_URL", "")
-    links = {"run": str(run_dir)}
-    if api:
-        links["prefect"] = api.removesuffix("/api").rstrip("/")
-    return links
+    return {"run": str(run_dir)} | ({"prefect": api.removesuffix("/api").rstrip("/")} if api else {})
 
 
 @contextmanager

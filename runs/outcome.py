@@ -1,4 +1,4 @@
-"""Outcome: what a finished run says of itself, for people and for `dvc repro`.
+"""Outcome: the results of a finished run, for people and for `dvc repro`.
 
 metrics.json holds only what the configuration decides (in fixed mode it repeats byte for
 byte); clocks, memory and restarts go to timings.json, and so does what drafting did, which
@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
-from antiphon.core.status import EvaluationRecord, RunStatus
-from antiphon.runs.context import StageSpan
+from antiphon.core.status import RunStatus
+from antiphon.runs.context import RunContext, StageSpan
 from antiphon.services.learner.api import LearnerStatus
 from antiphon.system.files import write_atomically
 
@@ -64,7 +63,7 @@ class RunOutcome:
         return cls(**values)
 
     def lines(self, report: Path) -> list[str]:
-        """Say it in a few lines, the report and `antiphon up` last."""
+        """Return the outcome in a few lines, the report and `antiphon up` last."""
         said = [f"run {self.run_id}: {self.steps} steps in {self.loop_s:.0f} s"]
         if self.pass_before is not None and self.pass_after is not None:
             said.append(f"held-out pass@1 went from {self.pass_before:.3f} to {self.pass_after:.3f}")
@@ -84,10 +83,8 @@ class RunOutcome:
 
 
 def summarise(
+    run: RunContext,
     *,
-    run_id: str,
-    run_dir: Path,
-    config: RunConfig,
     status: RunStatus,
     learner: LearnerStatus,
     commits: Sequence[StepCommit],
@@ -97,16 +94,14 @@ def summarise(
     records: dict[str, Any],
     drafting: dict[str, Any],
 ) -> RunOutcome:
-    """Draw the outcome from what the services say at the end."""
-    finished: list[EvaluationRecord] = sorted(
-        (e for e in status.evaluations if e.complete), key=lambda e: e.version
-    )
-    used = sum(status.staleness_histogram.values()) / config.loop.group_size
+    """Make the outcome from what the services report at the end."""
+    finished = status.scores
+    used = sum(status.staleness_histogram.values()) / run.config.loop.group_size
     seen = used + status.groups_dropped_stale + status.groups_filtered
     measured = learner.idle_s + learner.busy_s
     return RunOutcome(
-        run_id=run_id,
-        run_dir=str(run_dir),
+        run_id=run.run_id,
+        run_dir=str(run.run_dir),
         steps=len(commits),
         weights_digest=commits[-1].weights_digest if commits else "",
         pass_before=finished[0].reward_mean if finished else None,
@@ -123,7 +118,7 @@ def summarise(
 
 
 def drafting_line(drafting: Mapping[str, Any]) -> str:
-    """Say how often drafts were right, in all and by epoch; of many epochs the first and last ones.
+    """Return how often drafts were right, in all and by epoch; of many epochs the first and last ones.
 
     >>> drafting_line({"acceptance": 0.5, "tokens_per_pass": 2.0, "by_epoch": [
     ...     {"epoch": 0, "acceptance": 0.25}, {"epoch": 1, "acceptance": 0.75}]})
@@ -147,7 +142,6 @@ def write_results(
 ) -> None:
     """Write metrics.json (decided by the configuration), timings.json and final.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    evaluations = sorted((e for e in status.evaluations if e.complete), key=lambda e: e.version)
     metrics = {
         "steps": [
             {
@@ -161,7 +155,7 @@ def write_results(
         ],
         "evaluations": [
             {"version": e.version, "pass_at_1": e.reward_mean, "tokens": e.completion_tokens_mean}
-            for e in evaluations
+            for e in status.scores
         ],
         "pass_before": outcome.pass_before,
         "pass_after": outcome.pass_after,

@@ -1,6 +1,6 @@
 """Prefect server: a real one, light enough to share two cores with the loop it watches.
 
-Its database lives in the home directory and outlasts the server, so the pages of a run can be
+Its database lies in the home directory and outlasts the server, so the pages of a run can be
 served again later. Never the ephemeral in-process server: that gives up after 20 seconds.
 """
 
@@ -9,7 +9,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +39,7 @@ _UNUSED = ("FOREMAN", "REPOSSESSOR", "CLEANUP_RECONCILER")
 
 
 def check_port(port: int, option: str, host: str = HOST) -> None:
-    """Make sure that a server could listen on `port`.
+    """Check that a server could listen on `port`.
 
     Raises:
         ConfigError: when something listens there already; `option` is what to change.
@@ -50,7 +49,7 @@ def check_port(port: int, option: str, host: str = HOST) -> None:
 
 
 def answers(url: str, timeout_s: float = 2.0) -> bool:
-    """Tell whether an HTTP GET of `url` succeeds."""
+    """Return whether an HTTP GET of `url` succeeds."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as reply:
             return bool(reply.status == 200)
@@ -65,11 +64,6 @@ class PrefectServer:
     url: str
     """What PREFECT_API_URL should be."""
     process: ChildProcess
-
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self.process.pid
 
     @property
     def page(self) -> str:
@@ -94,17 +88,12 @@ class PrefectSupervisor:
     """Starts a server again, on the same port and database, when it ends before it should."""
 
     def __init__(self, server: PrefectServer, home: Path) -> None:
-        """Begin to watch a server that answers.
-
-        Args:
-            server: the server to keep.
-            home: the home directory it was started for.
-        """
+        """Begin to watch a server that answers and was started for `home`."""
         self._server = server
         self._home = home
         self._over = threading.Event()
         self.restarts = 0
-        # The thread outlives every server it starts, as their lives are tied to it.
+        # The thread outlives every server it starts, as they are tied to it.
         self._thread = threading.Thread(target=self._watch, name="prefect", daemon=True)
         self._thread.start()
 
@@ -146,41 +135,20 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
         check_port(port, "--prefect-port")
     port = port or free_port()
     url = f"http://{HOST}:{port}/api"
-    arguments = [
-        sys.executable,
-        "-P",
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-    ]
+    arguments = [sys.executable, "-P", "-m", "prefect", "server", "start"]
+    arguments += ["--host", HOST, "--port", str(port)]
     environment = server_environment(home, url, schedules=outlive)
     arguments = arguments if outlive else tied_command(arguments)
     return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))
 
 
-def start_prefect_server(home: Path, port: int, log: Path, timeout_s: float) -> PrefectServer:
-    """Start a server that lives as long as this process and wait until it answers.
-
-    Raises:
-        ConfigError: when the port is taken.
-        UnavailableError: when it did not answer within `timeout_s`.
-    """
-    server = begin_prefect_server(home, port, log)
-    server.wait_healthy(timeout_s)
-    return server
-
-
 def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
-    """Return the variables a server runs with: own database, no reports to anybody, little noise."""
+    """Return the variables a server runs with: own database, no reports to anyone, little noise."""
     folder = home / "prefect"
     folder.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= _database_choice(os.environ)
+    chosen = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
+    environment |= {name: os.environ[name] for name in chosen if name in os.environ}
     environment |= {
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_UI_API_URL": url,
@@ -197,7 +165,7 @@ def client_environment(url: str, home: Path) -> dict[str, str]:
     """Return the variables under which a flow in this process talks to the server at `url`.
 
     Task states travel as events; log lines stay in the services' own files, because sending
-    each one costs more than the task it tells of. Prefect's own account of a failed stage is
+    each one costs more than the task it is about. Prefect's own account of a failed stage is
     kept off the terminal: the command says the reason once, and the run's page has the rest.
     """
     return {
@@ -207,8 +175,3 @@ def client_environment(url: str, home: Path) -> dict[str, str]:
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
     }
-
-
-def _database_choice(environment: Mapping[str, str]) -> dict[str, str]:
-    names = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
-    return {name: environment[name] for name in names if name in environment}

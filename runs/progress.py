@@ -1,4 +1,4 @@
-"""Progress: looks at a run once in a while and tells the live view."""
+"""Progress: looks at a run about once a second and feeds the live view."""
 
 import threading
 import time

@@ -13,10 +13,8 @@ from antiphon.runs.directory import find_run, is_finished, list_runs
 def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[ReplayCopy, Path | None]:
     """Return the artifacts of a run, and its folder of checkpoints when it ran here.
 
-    Args:
-        home: folder of the runs; not looked at when there is a copy.
-        run: the run's id; None means the newest finished one, or the only one of the copy.
-        copy: folder with copied artifacts; None means the ledger of the project here.
+    Without an id it is the newest finished run below `home`, or the only one of `copy`, a folder with
+    copied artifacts; without a copy they are those in the ledger of the project here.
 
     Raises:
         ConfigError: when there is no such run, or it has no artifacts.

@@ -30,15 +30,11 @@ STOP_GRACE_S = 1.0
 has acknowledged is in its files by then."""
 _PROBE = ".antiphon-ready"
 _PORTS = {
-    "master": "-master.port",
-    "master_grpc": "-master.port.grpc",
-    "volume": "-volume.port",
-    "volume_grpc": "-volume.port.grpc",
-    "filer": "-filer.port",
-    "filer_grpc": "-filer.port.grpc",
-    "s3": "-s3.port",
-    "s3_grpc": "-s3.port.grpc",
+    f"{part}{name}": f"-{part}.port{option}"
+    for part in ("master", "volume", "filer", "s3")
+    for name, option in (("", ""), ("_grpc", ".grpc"))
 }
+"""Name of a port in ports.json -> the program's option for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +69,8 @@ class S3Server:
             UnavailableError: when it ended or was silent for too long; it is gone then.
         """
         client = _client(self)
-        wait_ready(
-            self.process,
-            "the S3 server",
-            self.process.log,
-            lambda: _works(client, self.bucket),
-            timeout_s,
-        )
+        log = self.process.log
+        wait_ready(self.process, "the S3 server", log, lambda: _works(client, self.bucket), timeout_s)
 
     def stop(self) -> None:
         """End the server and whatever it started; its files stay."""
@@ -106,16 +97,10 @@ def weed_binary() -> Path | None:
 
 @contextmanager
 def serve_s3(folder: Path, port: int = 0, bucket: str = "antiphon") -> Iterator[S3Server]:
-    """Serve `folder` over S3 while the block lasts.
-
-    Args:
-        folder: where objects and keys are kept; made when missing.
-        port: port of the S3 interface; 0 picks a free one.
-        bucket: bucket that exists when the block begins.
+    """Serve `folder` over S3 while the block lasts; see `begin_s3`.
 
     Raises:
-        ConfigError: when the program is not installed.
-        UnavailableError: when it does not start.
+        UnavailableError: when the server does not start.
     """
     server = begin_s3(folder, port, bucket)
     try:
@@ -162,25 +147,16 @@ def credentials_file(folder: Path) -> Path:
 def _arguments(folder: Path, ports: Mapping[str, int]) -> list[str]:
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    arguments = [
-        "-logtostderr=true",
-        "server",
-        f"-dir={data}",
-        f"-ip={HOST}",
-        f"-ip.bind={HOST}",
-        "-filer",
-        "-s3",
-    ]
-    arguments += [f"{_PORTS[name]}={port}" for name, port in ports.items()]
     return [
-        *arguments,
+        *("-logtostderr=true", "server", f"-dir={data}", f"-ip={HOST}", f"-ip.bind={HOST}", "-filer", "-s3"),
+        *(f"{_PORTS[name]}={port}" for name, port in ports.items()),
         f"-s3.config={folder / 'identities.json'}",
         f"-filer.localSocket={_socket_stem(folder)}-filer",
         f"-s3.localSocket={_socket_stem(folder)}-s3",
         "-s3.autoCreateBucket=false",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
-        "-master.resumeState=false",  # volumes tell what they hold; a lone master need not elect itself
+        "-master.resumeState=false",  # volumes report what they hold; a lone master need not elect itself
         "-master.telemetry=false",
         "-master.volumeSizeLimitMB=256",
         "-volume.max=0",

@@ -1,4 +1,4 @@
-"""Scores: the held-out scores of a run's versions; a living run measures one that is missing."""
+"""Scores: the held-out scores of a run's versions; a running one measures one that is missing."""
 
 import asyncio
 import json
@@ -22,11 +22,7 @@ def held_out_scores(
 ) -> tuple[str, list[EvaluationRecord]]:
     """Return a run's id and its held-out scores, oldest version first.
 
-    Args:
-        home: the home directory.
-        run: the run's id; None means the newest.
-        version: the policy version; None means every one that was evaluated.
-        timeout_s: longest wait for an evaluation, seconds.
+    Without an id it is the newest run; without a version, every one that was evaluated.
 
     Raises:
         ConfigError: when there is no such run, or `version` was not evaluated and cannot be.
@@ -35,11 +31,10 @@ def held_out_scores(
     directory = find_run(home, run)
 
     async def ask() -> list[EvaluationRecord]:
-        async with attached(directory, store_directory(home)) as (coordinator, living):
+        async with attached(directory, store_directory(home)) as (coordinator, running):
             if version is None:
-                status = await coordinator.status()
-                return sorted((e for e in status.evaluations if e.complete), key=lambda e: e.version)
-            return [await _score(coordinator, directory.name, version, living, timeout_s)]
+                return (await coordinator.status()).scores
+            return [await _score(coordinator, directory.name, version, running, timeout_s)]
 
     return directory.name, asyncio.run(ask())
 
@@ -56,16 +51,16 @@ def plain_scores(scores: Sequence[EvaluationRecord]) -> list[dict[str, Any]]:
 
 
 async def _score(
-    coordinator: CoordinatorClient, run_id: str, version: int, living: bool, timeout_s: float
+    coordinator: CoordinatorClient, run_id: str, version: int, running: bool, timeout_s: float
 ) -> EvaluationRecord:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     status = await coordinator.status()
     measured = ", ".join(str(e) for e in sorted(status.scored)) or "none"
     if version not in status.scored:
-        if not living or status.finished:
+        if not running or status.finished:
             raise ConfigError(
-                f"--version {version} of {run_id} was not evaluated and the run is not going on; "
+                f"--version {version} of {run_id} was not evaluated and the run is not running; "
                 f"evaluated versions: {measured}"
             )
         if status.newest_version is None or version > status.newest_version:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -40,7 +41,7 @@ class ServiceSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables on top of this process's own."""
     port: int = 0
-    """Port it is told to listen on; 0 lets it pick a free one."""
+    """Port to listen on; 0 lets it pick a free one."""
 
 
 @dataclass
@@ -57,18 +58,10 @@ class _Child:
 class Supervisor:
     """Keeps the services of one run alive until it is closed."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        restart_limit: int,
-        on_failure: Callable[[str], None],
-    ) -> None:
-        """Prepare to supervise.
+    def __init__(self, run_dir: Path, restart_limit: int, on_failure: Callable[[str], None]) -> None:
+        """Start each service again up to `restart_limit` times; `on_failure` gets the reason after that.
 
-        Args:
-            run_dir: where logs and ready files go.
-            restart_limit: how often one service is started again.
-            on_failure: told why when a service could not be kept alive.
+        Logs and ready files go to `run_dir`.
         """
         self._run_dir = run_dir
         self._restart_limit = restart_limit
@@ -83,7 +76,7 @@ class Supervisor:
         self._thread.start()
 
     def start(self, spec: ServiceSpec) -> None:
-        """Start a service; `wait_ready` tells when it can work."""
+        """Start a service; `wait_ready` returns when it can work."""
         child = _Child(spec, spec.port)
         self._children[spec.name] = child
         self._orders.put(lambda: self._spawn(child))
@@ -113,7 +106,7 @@ class Supervisor:
         return self._run_dir / "logs" / f"{name}.log"
 
     def process_ids(self) -> dict[str, int]:
-        """Return the living children: service name -> process id."""
+        """Return the running children: service name -> process id."""
         return {
             name: child.process.pid
             for name, child in self._children.items()
@@ -125,7 +118,7 @@ class Supervisor:
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
     def expect_end(self) -> None:
-        """Take it from now on as right when a service ends by itself."""
+        """Accept from now on that a service ends by itself."""
         self._ending.set()
 
     def close(self) -> None:
@@ -170,7 +163,7 @@ class Supervisor:
                 self._read_ready_file(child)
             return
         name = child.spec.name
-        # A worker may be drained; the others have no business to leave before the run does.
+        # A worker may be drained; the others must not leave before the run does.
         may_leave = self._ending.is_set() or child.spec.arguments[0] == "worker"
         if status == 0 and child.ready.is_set() and may_leave:
             child.leaving = True
@@ -186,10 +179,10 @@ class Supervisor:
     def _read_ready_file(self, child: _Child) -> None:
         path = self._ready_file(child.spec.name)
         try:
-            told = json.loads(path.read_text())
+            ready = json.loads(path.read_text())
         except FileNotFoundError:
             return
-        child.port = int(told.get("port") or 0)
+        child.port = int(ready.get("port") or 0)
         child.ready.set()
 
     def _ready_file(self, name: str) -> Path:
@@ -214,11 +207,7 @@ class Supervisor:
 
 
 def service_specs(
-    run_id: str,
-    run_dir: Path,
-    store_root: Path,
-    host: str,
-    coordinator_port: int = 0,
+    run_id: str, run_dir: Path, store_root: Path, host: str, coordinator_port: int = 0
 ) -> dict[str, Callable[[str], ServiceSpec]]:
     """Return how each single service is started, given the coordinator's address ("" for itself)."""
     named = {
@@ -230,15 +219,12 @@ def service_specs(
     }
     common = tuple(word for pair in named.items() for word in pair)
 
-    def spec(role: str) -> Callable[[str], ServiceSpec]:
-        def build(coordinator: str) -> ServiceSpec:
-            extra = ("--coordinator", coordinator) if coordinator else ()
-            port = coordinator_port if role == "coordinator" else 0
-            return ServiceSpec(role, ("serve", role, *common, *extra), port=port)
+    def spec(role: str, coordinator: str) -> ServiceSpec:
+        extra = ("--coordinator", coordinator) if coordinator else ()
+        port = coordinator_port if role == "coordinator" else 0
+        return ServiceSpec(role, ("serve", role, *common, *extra), port=port)
 
-        return build
-
-    return {role: spec(role) for role in ("coordinator", "learner", "reward")}
+    return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}
 
 
 def worker_spec(

@@ -28,7 +28,7 @@ def main() -> None:
         run_id = live.context.run_id
         stages = PlainStages(lambda stage, number: TASKS[stage].fn(run_id, number))
         started = time.perf_counter()
-        drive(live.context, lambda _: stages, live.committed)
+        drive(live.context, stages, live.committed)
         live.finish(time.perf_counter() - started)
         stages.close()
 

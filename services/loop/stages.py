@@ -1,7 +1,7 @@
 """Stages: what each stage of the loop asks of the services; the flow and the simulator run the same.
 
 Every call has a deadline and is repeated while its peer is away; a stage that makes no progress for
-services.stall_timeout_s ends with the name of whom it waits for. The clock is the event loop's.
+services.stall_timeout_s ends with the name of what it waits for. The clock is the event loop's.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from antiphon.services.rpc.retry import retry_unavailable
 POLL_S = 5.0
 """Longest single long poll."""
 HALTED_WAIT_S = 5.0
-"""How long a stage that finds the run halted waits for the stage that caused it to tell the reason."""
+"""How long a stage that finds the run halted waits for the stage that caused it to give the reason."""
 
 _T = TypeVar("_T")
 
@@ -35,16 +35,16 @@ class LoopStages:
         self._config = config
         self._coordinator = coordinator
         self._learner = learner
-        self._patience_s = config.services.stall_timeout_s
+        self._stall_timeout_s = config.services.stall_timeout_s
 
     async def collect(self, step: int) -> None:
         """Open `step` and wait until every group of it was handed in."""
         await self.reach("coordinator.open_step", lambda: self._coordinator.open_step(step))
-        await self._end("collect", step, self._patience_s)
+        await self._end("collect", step, self._stall_timeout_s)
 
     async def reward(self, step: int) -> BatchRef:
         """Wait until the groups of an opened step are rewarded and its batch is sealed."""
-        reply = await self._end("reward", step, self._patience_s)
+        reply = await self._end("reward", step, self._stall_timeout_s)
         assert reply.batch is not None
         return reply.batch
 
@@ -66,15 +66,15 @@ class LoopStages:
     async def evaluate(self, version: int) -> EvaluationRecord:
         """Queue the held-out prompts for `version` and wait for the score."""
         await self.reach("coordinator.open_evaluation", lambda: self._coordinator.open_evaluation(version))
-        reply = await self._end("evaluate", version, self._patience_s)
+        reply = await self._end("evaluate", version, self._stall_timeout_s)
         assert reply.evaluation is not None
         return reply.evaluation
 
     async def reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Make a call, again and again while its peer is away."""
-        return await retry_unavailable(what, attempt, self._patience_s)
+        """Make a call, repeated while its peer is away for up to the stall timeout."""
+        return await retry_unavailable(what, attempt, self._stall_timeout_s)
 
-    async def _end(self, stage: str, number: int, patience_s: float) -> StageReply:
+    async def _end(self, stage: str, number: int, limit_s: float) -> StageReply:
         clock = asyncio.get_running_loop().time
         best, since = -1.0, clock()
         while True:
@@ -88,8 +88,7 @@ class LoopStages:
                 raise IntegrityError(reply.halted)
             if reply.progress > best:
                 best, since = reply.progress, clock()
-            elif clock() - since > patience_s:
+            elif clock() - since > limit_s:
                 raise UnavailableError(
-                    f"{stage} {number} made no progress for {patience_s:g} s; "
-                    f"it waits for {reply.waiting_for}"
+                    f"{stage} {number} made no progress for {limit_s:g} s; it waits for {reply.waiting_for}"
                 )

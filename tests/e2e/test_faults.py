@@ -73,7 +73,7 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
         job.reach(2)
         job.process.send_signal(signal.SIGINT)
         assert job.wait() == 130, job.everything()
-        assert job.complaints() == ["antiphon: interrupted; the same command goes on where it stopped"]
+        assert job.complaints() == ["antiphon: interrupted; the same command continues where it stopped"]
         assert "Traceback" not in job.said, job.said
         assert all_gone(home)
     finally:
@@ -89,7 +89,7 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
         assert all_gone(home)
     finally:
         job.close()
-    assert "going on with run" in job.said
+    assert "continuing run" in job.said
     assert job.journal.events("step.committed")[: len(kept)] == kept
     kept = job.journal.events("step.committed")
     assert len(kept) < STEPS
@@ -100,7 +100,7 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
         cancel_as_the_page_does(job)
         assert job.wait() == 1, job.everything()
         (complaint,) = job.complaints()
-        assert "cancelled" in complaint and "start it again to go on" in complaint
+        assert "cancelled" in complaint and "start it again to continue it" in complaint
         assert "Traceback" not in job.said, job.said
         assert all_gone(home)
     finally:

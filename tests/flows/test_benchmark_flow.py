@@ -19,7 +19,7 @@ from antiphon.flows.benchmark import (
     conclude,
     measure_script,
     noted,
-    run_figures,
+    run_metrics,
 )
 from antiphon.lineage.report.benchmark_page import build_benchmark_page, history_plot
 from antiphon.lineage.report.benchmark_table import (
@@ -145,10 +145,10 @@ def test_a_lost_group_is_a_regression() -> None:
 
 def test_a_run_gives_its_figures() -> None:
     outcome = {"loop_s": 40.0, "steps": 20, "pass_before": 0.25, "pass_after": 0.75, "drafting": {}}
-    figures = run_figures(outcome | {"learner_idle_share": 0.5, "drafting": {"acceptance": 0.5}})
+    figures = run_metrics(outcome | {"learner_idle_share": 0.5, "drafting": {"acceptance": 0.5}})
     assert figures["seconds_per_step"] == 2.0 and figures["pass_gain"] == 0.5
     assert figures["drafting_acceptance"] == 0.5 and "tokens_per_pass" not in figures
-    assert "pass_gain" not in run_figures(outcome | {"pass_before": None, "pass_after": None})
+    assert "pass_gain" not in run_metrics(outcome | {"pass_before": None, "pass_after": None})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit, WorkerState
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
-from antiphon.flows.hooks import end_services, find_run_of, how_to_go_on, remember_flow_run
+from antiphon.flows.hooks import end_services, find_run_of, how_to_continue, remember_flow_run
 from antiphon.flows.run_page import TABLE_VERSIONS, artifact_key, links, page_content, stage_seconds
 from antiphon.runs.context import StageSpan
 
@@ -121,7 +121,7 @@ def test_services_left_behind_are_ended_and_strangers_are_not(tmp_path: Path) ->
             stranger.kill()
 
 
-def test_the_note_says_how_to_go_on(tmp_path: Path) -> None:
-    note = how_to_go_on(tmp_path / "runs" / "r-1", "cancelled", 0)
+def test_the_note_says_how_to_continue(tmp_path: Path) -> None:
+    note = how_to_continue(tmp_path / "runs" / "r-1", "cancelled", 0)
     assert "# r-1: cancelled" in note and "--resume r-1" in note and "No service was left" in note
-    assert "2 of its services" in how_to_go_on(tmp_path / "r-1", "crashed", 2)
+    assert "2 of its services" in how_to_continue(tmp_path / "r-1", "crashed", 2)

@@ -81,7 +81,7 @@ def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path\n"
         "from antiphon.runs.prefect_server import begin_prefect_server\n"
         "home = Path(sys.argv[1])\n"
-        "print(begin_prefect_server(home, 0, home / 'log').pid, flush=True); time.sleep(60)"
+        "print(begin_prefect_server(home, 0, home / 'log').process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
         [sys.executable, "-P", "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -118,11 +118,11 @@ def test_nothing_is_removed_beside_a_running_job(home: Path, capsys: pytest.Capt
     digest = put(home, b"not named yet")
     with run_directory.lock(run):
         assert collect(home) == 2
-    assert "already going on" in capsys.readouterr().err
+    assert "already running" in capsys.readouterr().err
     writer = ArtifactStore(home / "store")
     writer.put(b"by a service that was started by hand")
     assert collect(home) == 2
-    assert "is in use by a run that is going on" in capsys.readouterr().err
+    assert "is in use by a run" in capsys.readouterr().err
     assert digest in objects(home)
     del writer
     assert collect(home) == 0
