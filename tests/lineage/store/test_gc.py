@@ -122,7 +122,7 @@ def test_nothing_is_removed_beside_a_running_job(home: Path, capsys: pytest.Capt
     writer = ArtifactStore(home / "store")
     writer.put(b"by a service that was started by hand")
     assert collect(home) == 2
-    assert "is in use by a run that is going on" in capsys.readouterr().err
+    assert "is in use by a run;" in capsys.readouterr().err
     assert digest in objects(home)
     del writer
     assert collect(home) == 0
