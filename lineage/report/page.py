@@ -171,7 +171,7 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
     if resumed:
         notes.append(f"The journal was opened again {resumed} times; gaps in the timeline are such breaks.")
     if len(picture.steps) < status.steps_total:
-        notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: all numbers are partial.")
+        notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: metrics are partial.")
     if missing:
         notes.append(f"The batch files of steps {missing[:10]} are no longer in the store.")
     return notes
