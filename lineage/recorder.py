@@ -1,4 +1,4 @@
-"""Recorder: what the loop tells, written to three places, while the loop waits for none of them.
+"""Recorder: what the loop reports, written to three places, while the loop waits for none of them.
 
 Each call appends to the run log at once (microseconds) and queues the rest: the ledger's
 entries on one thread, MLflow's on another. Opening a run again queues everything its log
@@ -175,7 +175,7 @@ class Recorder:
         return self._summary([writer.report() for writer in self._writers])
 
     def flush(self, timeout_s: float) -> RecorderReport:
-        """Wait up to `timeout_s` until everything told so far is written; publish the ledger."""
+        """Wait up to `timeout_s` until everything recorded so far is written; publish the ledger."""
         deadline = time.perf_counter() + timeout_s
         with self._timed.lock:
             self._queue(self._order.release())
@@ -225,14 +225,9 @@ class Recorder:
             self._tell_base(self._log.base)
         for line in self._log.steps.values():
             if line["batch"] is not None:
-                timings = line["timings"]
-                self._tell_batch(
-                    line["step"],
-                    line["batch_digest"],
-                    timings["timings_digest"],
-                    line["batch"],
-                    timings["at"],
-                )
+                timings, digest = line["timings"], line["batch_digest"]
+                files = (digest, timings["timings_digest"])
+                self._tell_batch(line["step"], *files, line["batch"], timings["at"])
             self._tell_step(line)
         for line in self._log.evaluations.values():
             self._tell_evaluation(line)

@@ -1,4 +1,4 @@
-"""Sequencer: records told in any order are handed out in the order of their numbers.
+"""Sequencer: records that come in any order are handed out in the order of their numbers.
 
 Stages of neighbouring steps may end in either order, but a version's document names its
 parent's digest. What comes too early waits; where a number never comes, the wait ends after a

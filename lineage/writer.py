@@ -72,18 +72,9 @@ class Writer:
             self._changed.notify_all()
 
     def report(self) -> WriterReport:
-        """Return the counts at this moment."""
         with self._changed:
-            return WriterReport(
-                self.name,
-                self._done,
-                self._failed,
-                len(self._jobs),
-                self._retries,
-                self._cpu_s,
-                self._busy_s,
-                tuple(self._failures),
-            )
+            counts = (self._done, self._failed, len(self._jobs), self._retries)
+            return WriterReport(self.name, *counts, self._cpu_s, self._busy_s, tuple(self._failures))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued so far is dealt with; False when the time runs out."""

@@ -70,7 +70,7 @@ def build_document(
     Args:
         rel: its place in the ledger, which says its kind.
         facts: plain values without clocks.
-        digest_of: tells the digest of the document at another place, or None when it has none;
+        digest_of: returns the digest of the document at another place, or None when it has none;
             such a parent is left out.
         sampled: for a batch, the versions that sampled its tokens.
 
@@ -95,12 +95,7 @@ def run_document(
 
 
 def origin_documents(config: RunConfig, manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the documents of what a run starts from; two runs from the same have the same.
-
-    Args:
-        config: the resolved configuration.
-        manifest: what `build_manifest` says of the run.
-    """
+    """Return the documents of what a run starts from; two runs from the same have the same."""
     facts = origin_facts(config, manifest, model_files(Path(config.model.path)))
     return {rel: build_document(rel, fact, lambda _: None) for rel, fact in facts.items()}
 
@@ -110,10 +105,7 @@ def origin_facts(
 ) -> dict[str, dict[str, Any]]:
     """Return what is said of what a run starts from, by place in the ledger.
 
-    Args:
-        config: the resolved configuration.
-        manifest: what `build_manifest` says of the run.
-        files: digest of each file of the base model, by name.
+    `manifest` is what `build_manifest` returns, `files` the digest of each file of the base model.
     """
     environment = config.environment
     problems = {"name": environment.name, "parameters": environment.parameters, "seed": environment.seed}

@@ -5,7 +5,7 @@ manifest and its run log by the same rules.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,11 @@ def _draw(found: dict[str, bytes], run_dir: Path) -> None:
         elif parents_by_rule(rel) and not (plain := _plain(rel, found[rel])).get("parents"):
             found[rel] = build_document(rel, plain, digest_of, sampled)  # a run without a ledger
 
-    _draw_origins(found, add)
+    manifest = _plain(RUN, found[RUN])
+    config = build_config(dict(manifest.get("config", {})))
+    for rel, facts in origin_facts(config, manifest, files={}).items():
+        add(rel, facts)
+    add(RUN, manifest)
     run_id = run_dir.name
     base = read_base(run_dir)
     if base is not None or version_entry(0) in found:
@@ -78,14 +82,6 @@ def _draw(found: dict[str, bytes], run_dir: Path) -> None:
     for line in read_evaluations(run_dir):
         version = int(line["version"])
         add(evaluation_entry(version), evaluation_facts(run_id, line))
-
-
-def _draw_origins(found: dict[str, bytes], add: Callable[[str, Mapping[str, Any]], None]) -> None:
-    manifest = _plain(RUN, found[RUN])
-    config = build_config(dict(manifest.get("config", {})))
-    for rel, facts in origin_facts(config, manifest, files={}).items():
-        add(rel, facts)
-    add(RUN, manifest)
 
 
 def _plain(rel: str, body: bytes) -> dict[str, Any]:

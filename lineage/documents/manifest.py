@@ -76,11 +76,7 @@ def build_manifest(
 ) -> dict[str, Any]:
     """Describe what a run depends on; plain values, ready for `canonical_json`.
 
-    Args:
-        config: the resolved configuration.
-        run_id: the run's id.
-        project: folder of the source tree; its git revision is noted when it has one.
-        locks: lock files relative to `project`; missing ones are left out.
+    `project` is the source tree; its git revision and its lock files are noted where it has them.
     """
     return {
         "format": MANIFEST_FORMAT,

@@ -33,25 +33,22 @@ class RecordedStep:
     version: int
     weights_digest: str
     batch_digest: str
-    figures: Mapping[str, float]
-    """What the learner measured, clocks and the batch's own figures left out."""
+    metrics: Mapping[str, float]
+    """What the learner measured, clocks and the batch's own metrics left out."""
 
 
 class ReplayCopy:
     """One run's artifacts, read-only."""
 
     def __init__(self, root: Path) -> None:
-        """Read the manifest and the pointers of all versions.
-
-        Args:
-            root: folder with the run's manifest.json.
+        """Read the manifest in `root` and the pointers of all versions.
 
         Raises:
             IntegrityError: when the manifest or a pointer was altered or is not readable.
             ConfigError: when the recorded configuration means nothing to this release.
         """
         self.root = root
-        self._shards = [root, *(place for place in shard_directories(root.parent, root.name)[1:])]
+        self._shards = [root, *shard_directories(root.parent, root.name)[1:]]
         self.manifest = _read_manifest(root / RUN)
         self.run_id = str(self.manifest["run_id"])
         self.config: RunConfig = build_config(dict(self.manifest["config"]))
@@ -62,8 +59,7 @@ class ReplayCopy:
     @property
     def checkpoints(self) -> list[Path]:
         """Return the folders of pinned checkpoints; there may be none."""
-        found = [shard / CHECKPOINTS for shard in self._shards]
-        return [folder for folder in found if folder.is_dir()]
+        return [folder for shard in self._shards if (folder := shard / CHECKPOINTS).is_dir()]
 
     @property
     def model(self) -> Path:
@@ -129,7 +125,7 @@ class ReplayCopy:
 
     def _read_pointers(self) -> dict[int, dict[str, Any]]:
         found = {}
-        for path in (path for shard in self._shards for path in sorted((shard / "versions").glob("v*.json"))):
+        for path in (path for shard in self._shards for path in sorted(shard.glob("versions/v*.json"))):
             pointer = _read_json(path)
             version = pointer.get("version")
             if not isinstance(version, int) or path.name != Path(version_entry(version)).name:
@@ -148,20 +144,13 @@ class ReplayCopy:
             pointer = self._pointers.get(version)
             if pointer is None:
                 break
-            figures = {
+            metrics = {
                 name: float(value)
                 for name, value in pointer.get("metrics", {}).items()
                 if name not in _BATCH_NAMES and not is_timing(name)
             }
-            steps.append(
-                RecordedStep(
-                    version - 1,
-                    version,
-                    str(pointer["weights_digest"]),
-                    str(pointer["batch_digest"]),
-                    figures,
-                )
-            )
+            weights, batch = str(pointer["weights_digest"]), str(pointer["batch_digest"])
+            steps.append(RecordedStep(version - 1, version, weights, batch, metrics))
         later = [version for version in self._pointers if version > len(steps)]
         if later:
             raise IntegrityError(

@@ -12,12 +12,7 @@ FIRST_LIBRARIES = ("torch", "deepspeed", "liger-kernel", "transformers", "numpy"
 
 
 def environment_differences(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say where the recorded machine and libraries differ from these, numerics first.
-
-    Args:
-        recorded: a run's manifest (`lineage.documents.manifest`).
-        here: the manifest the same configuration would get here.
-    """
+    """Return where the machine and libraries of a run's manifest differ from those here, numerics first."""
     said = [
         f"{name} was {_or_none(old)} and is {_or_none(new)}"
         for name, old, new in _changes(recorded.get("libraries", {}), here.get("libraries", {}))

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with which artifact, in words that a person can act on.
+"""Findings: what is wrong with which artifact, so that a person can act on it.
 
 A file that several names lead to (the store, DVC's cache and the ledger share one where the
 file system can) is read once and complained about once, with all its names.
@@ -28,7 +28,6 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Return it as one sentence."""
         first, *others = map(str, self.paths)
         also = f" (the same file as {', '.join(others)})" if others else ""
         return f"{self.artifact}: {first}{also} {self.problem}; {self.fix}"
@@ -54,7 +53,6 @@ class FileReader:
 
     @property
     def files(self) -> int:
-        """Return how many files were read."""
         return len(self._known)
 
     def read(self, path: Path) -> Fingerprint | None:
@@ -87,28 +85,23 @@ class Findings:
 
     def add(self, artifact: str, path: Path, problem: str, fix: str) -> None:
         """Note a finding about a file that is there or is missing."""
-        place = identity(path) if path.exists() else None
-        if place is not None and place in self._by_file:
-            at = self._by_file[place]
-            known = self._found[at]
-            if path not in known.paths:
-                self._found[at] = replace(known, paths=(*known.paths, path))
-            return
-        if place is not None:
-            self._by_file[place] = len(self._found)
-        self._found.append(Finding(artifact, (path,), problem, fix))
+        new = len(self._found)
+        at = self._by_file.setdefault(identity(path), new) if path.exists() else new
+        if at == new:
+            self._found.append(Finding(artifact, (path,), problem, fix))
+        elif path not in (known := self._found[at]).paths:
+            self._found[at] = replace(known, paths=(*known.paths, path))
 
     def has(self, path: Path) -> bool:
-        """Tell whether a file was complained about, under any of its names."""
+        """Return whether a file was complained about, under any of its names."""
         return path.exists() and identity(path) in self._by_file
 
     def all(self) -> tuple[Finding, ...]:
-        """Return the findings in the order they were made."""
         return tuple(self._found)
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Return what tells whether two names lead to one file."""
+    """Return what is equal for two names that lead to one file."""
     status = path.stat()
     return status.st_dev, status.st_ino
 

@@ -128,14 +128,7 @@ def read_tree(body: bytes) -> list[Entry]:
 
 
 def pointer_bytes(directory: Path, tree: str, size: int, count: int) -> bytes:
-    """Return the content of a shard's ``.dvc`` file.
-
-    Args:
-        directory: the shard's directory.
-        tree: the tree's name in the cache.
-        size: bytes of all entries.
-        count: number of entries.
-    """
+    """Return a shard's ``.dvc`` file: its tree's name in the cache, bytes and number of all entries."""
     out = {"md5": tree, "size": size, "nfiles": count, "hash": "md5", "path": directory.name}
     return yaml.safe_dump({"outs": [out]}, sort_keys=False).encode()
 

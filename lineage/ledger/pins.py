@@ -34,13 +34,10 @@ class Ledger:
     """The pinned artifacts of one run; used by one thread of one process at a time."""
 
     def __init__(self, project: Path, folder: str, run_id: str, shard_entries: int = SHARD_ENTRIES) -> None:
-        """Open a run's ledger, continuing where an earlier process stopped.
+        """Open a run's ledger in the project's `folder`, continuing where an earlier process stopped.
 
-        Args:
-            project: folder inside a DVC project.
-            folder: where ledgers lie, relative to the project.
-            run_id: the run; names the directory and its ``.dvc`` file.
-            shard_entries: entries after which the next directory begins.
+        `run_id` names the directory and its ``.dvc`` file; after `shard_entries` entries the next
+        directory begins.
 
         Raises:
             ConfigError: when `project` is in no DVC project, or another process has the ledger open.
@@ -56,8 +53,7 @@ class Ledger:
             ignore = self._folder / ".gitignore"
             if not ignore.exists():
                 write_atomically(ignore, GITIGNORE.encode())
-            places = shard_directories(self._folder, run_id)
-            self._shards = [Shard(self._repo, place) for place in places]
+            self._shards = [Shard(self._repo, place) for place in shard_directories(self._folder, run_id)]
         self._homes = {rel: shard for shard in self._shards for rel in shard.entries}
 
     @property
@@ -136,7 +132,7 @@ class Ledger:
 
 @contextmanager
 def dvc_cache(project: Path) -> Iterator[Callable[[str], Path]]:
-    """Yield what tells where the project's DVC cache keeps an object of a given md5.
+    """Yield the function from an md5 to its object's place in the project's DVC cache.
 
     Raises:
         ConfigError: when `project` is in no DVC project.

@@ -25,9 +25,7 @@ _log = structlog.get_logger("antiphon.lineage")
 def pin_model(ledger: "Ledger", path: str) -> None:
     """Pin the base model's configuration; a model known by name only has no folder and is left out.
 
-    Args:
-        ledger: the run's ledger.
-        path: `model.path` of the configuration, relative to here or to the source tree.
+    `path` is `model.path` of the configuration, relative to here or to the source tree.
     """
     folder = Path(path) if Path(path).is_dir() else source_tree() / path
     for name in MODEL_FILES:
@@ -38,12 +36,9 @@ def pin_model(ledger: "Ledger", path: str) -> None:
 
 
 def due(version: int, interval: int, stride: int) -> bool:
-    """Tell whether the checkpoint of a version is one of those that are pinned.
+    """Return whether the checkpoint of a version is pinned: of one each `interval`, every `stride`-th.
 
-    Args:
-        version: the version.
-        interval: versions between checkpoints.
-        stride: every how many-th of them is pinned; 0 pins none.
+    A stride of 0 pins none.
 
     >>> [version for version in range(1, 61) if due(version, interval=5, stride=4)]
     [20, 40, 60]

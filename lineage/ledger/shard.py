@@ -167,7 +167,7 @@ class Shard:
         text = self._journal.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            # A process died while writing the last line; no one was told that this entry was pinned.
+            # A process died while writing the last line; no one counts on this entry.
             os.truncate(self._journal, len(whole.encode()))
         with _naming(self._journal, "remove the file if the .dvc file beside it is there"):
             return list(read_journal(whole))

@@ -19,7 +19,7 @@ from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.ledger.pins import dvc_cache
-from antiphon.lineage.ledger.verify_ledger import ShardCheck, ShardState
+from antiphon.lineage.ledger.verify_ledger import ShardCheck
 from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -35,18 +35,13 @@ class Verification:
     findings: tuple[Finding, ...]
 
     def require_sound(self, what: str) -> None:
-        """Leave with the first few findings when there are any.
-
-        Raises:
-            IntegrityError: naming them.
-        """
+        """Raise IntegrityError with the first few findings when there are any."""
         if self.findings:
             named = shortened(dict.fromkeys(finding.artifact for finding in self.findings))
-            count = len(self.findings)
+            count = "1 artifact" if len(self.findings) == 1 else f"{len(self.findings)} artifacts"
             raise IntegrityError(
-                f"{count} {'artifact' if count == 1 else 'artifacts'} of {what} "
-                f"{'is' if count == 1 else 'are'} not as recorded: {named}; the lines above name each file "
-                "and its fix"
+                f"{count} of {what} {'is' if len(self.findings) == 1 else 'are'} not as recorded: {named}; "
+                "the lines above name each file and its fix"
             )
 
 
@@ -68,9 +63,8 @@ class RunCheck:
     def check(self, ledgers: Path | None, cached: Callable[[str], Path]) -> None:
         """Read the run's ledger, its objects in the store, and its own directory.
 
-        Args:
-            ledgers: the folder of ledgers; None for a run that keeps none.
-            cached: tells where the DVC cache keeps an object of a given md5.
+        `ledgers` is the folder of ledgers, None for a run that keeps none; `cached` gives the
+        place of an md5's object in the DVC cache.
         """
         if ledgers is not None:
             directories = shard_directories(ledgers, self._run_id)
@@ -79,14 +73,12 @@ class RunCheck:
                 name = f"ledger of run {self._run_id}"
                 self._findings.add(name, ledgers / self._run_id, "is missing", fix)
             for directory in directories:
-                self._take(ShardCheck(directory, cached, self._reader, self._findings).check())
+                state = ShardCheck(directory, cached, self._reader, self._findings).check()
+                self._files.update(state.intact)
+                self._expected.update(state.expected)
         self._check_documents()
         self._check_contents()
         self._check_run_directory(pinned=ledgers is not None)
-
-    def _take(self, state: ShardState) -> None:
-        self._files.update(state.intact)
-        self._expected.update(state.expected)
 
     def _check_documents(self) -> None:
         for rel, path in self._files.items():
@@ -119,13 +111,15 @@ class RunCheck:
                     self._check_content(f"{stem}{end}", str(node.facts[field]))
             elif node.kind == "version":
                 self._check_weights(node, f"{stem}.safetensors")
-                batch = self._nodes.get(batch_entry((node.number or 0) - 1))
-                told = node.facts.get("batch_digest")
-                if batch is not None and told is not None and batch.facts["batch_digest"] != told:
-                    problem = f"says it was trained on {told[:16]}, which is not that step's batch"
+                step, trained_on = (node.number or 0) - 1, node.facts.get("batch_digest")
+                if trained_on is None:
+                    continue
+                batch = self._nodes.get(batch_entry(step))
+                if batch is None:
+                    self._check_object(str(trained_on), f"batch {step}", None)
+                elif batch.facts["batch_digest"] != trained_on:
+                    problem = f"says it was trained on {trained_on[:16]}, which is not that step's batch"
                     self._findings.add(name_of(rel), self._files[rel], problem, _PULL)
-                elif batch is None and told is not None:
-                    self._check_object(str(told), f"batch {(node.number or 0) - 1}", None)
 
     def _check_content(self, rel: str, digest: str) -> None:
         path = self._files.get(rel)
@@ -133,9 +127,8 @@ class RunCheck:
             problem = f"has digest {found.blake3[:16]}, but its manifest describes {digest[:16]}"
             self._findings.add(name_of(rel), path, problem, _PULL)
         elif path is None and rel not in self._expected:
-            self._findings.add(
-                name_of(rel), self._where(rel), "is no entry of the ledger, but its manifest is", _PULL
-            )
+            problem = "is no entry of the ledger, but its manifest is"
+            self._findings.add(name_of(rel), self._where(rel), problem, _PULL)
         self._check_object(digest, name_of(rel), path)
 
     def _check_weights(self, node: Node, rel: str) -> None:
@@ -143,9 +136,9 @@ class RunCheck:
         found = self._reader.read(path) if path is not None else None
         if path is None or found is None:
             return  # a version that was not published has no weights of its own
-        told = policy_facts(path).get("weights_digest")
-        if told != node.facts.get("weights_digest"):
-            problem = f"holds the weights {str(told)[:16]}, not those its manifest describes"
+        held = policy_facts(path).get("weights_digest")
+        if held != node.facts.get("weights_digest"):
+            problem = f"holds the weights {str(held)[:16]}, not those its manifest describes"
             self._findings.add(name_of(rel), path, problem, _PULL)
         self._check_object(found.blake3, name_of(rel), path)
 
@@ -179,9 +172,8 @@ class RunCheck:
         try:
             lines = self._log_lines()
         except (ValueError, KeyError, TypeError) as error:
-            self._findings.add(
-                "run log", self._run_dir / "metrics.jsonl", f"cannot be read: {error!r}", "restore it"
-            )
+            path = self._run_dir / "metrics.jsonl"
+            self._findings.add("run log", path, f"cannot be read: {error!r}", "restore it")
             return
         for rel, facts in lines:
             self._compare_line(rel, facts, pinned=pinned)
@@ -193,11 +185,9 @@ class RunCheck:
             rel = version_entry(int(line["version"]))
             lines.append((rel, {name: line[name] for name in VERSION_FACTS if name in line}))
             if line.get("batch"):
-                digests = {
-                    "batch_digest": line["batch_digest"],
-                    "timings_digest": line["timings"]["timings_digest"],
-                }
-                lines.append((batch_entry(int(line["step"])), digests))
+                digest, timings = line["batch_digest"], line["timings"]["timings_digest"]
+                facts = {"batch_digest": digest, "timings_digest": timings}
+                lines.append((batch_entry(int(line["step"])), facts))
         for line in read_evaluations(self._run_dir):
             lines.append((evaluation_entry(int(line["version"])), evaluation_facts(self._run_id, line)))
         return lines
@@ -213,8 +203,8 @@ class RunCheck:
                 self._findings.add(name_of(rel), self._where(rel), problem, _PULL)
             return
         for field, value in facts.items():
-            told = node.facts.get(field)
-            if field in node.facts and json.dumps(told, sort_keys=True) != json.dumps(value, sort_keys=True):
+            known = node.facts.get(field)
+            if field in node.facts and json.dumps(known, sort_keys=True) != json.dumps(value, sort_keys=True):
                 problem = f"disagrees with the run log about {field}"
                 self._findings.add(name_of(rel), self._files[rel], problem, "one of the two was altered")
 
@@ -229,13 +219,7 @@ _PULL = "`dvc pull` brings it back from a remote, or take it from another copy o
 
 
 def verify_run(run_dir: Path, store_root: Path, project: Path | None, folder: str) -> Verification:
-    """Check every artifact of one run.
-
-    Args:
-        run_dir: the run's directory; its name is the run's id.
-        store_root: root of the artifact store.
-        project: folder of the DVC project; None for a run that keeps no ledger.
-        folder: where ledgers lie, relative to the project.
+    """Check every artifact of one run; without a DVC `project` it keeps no ledger.
 
     Raises:
         ConfigError: when `project` is in no DVC project.

@@ -14,6 +14,7 @@ from antiphon.lineage.ledger.findings import FileReader, Findings
 from antiphon.lineage.ledger.layout import (
     Entry,
     journal_of,
+    pointer_bytes,
     pointer_of,
     read_journal,
     read_pointer,
@@ -23,13 +24,13 @@ from antiphon.lineage.ledger.layout import (
     tree_name,
 )
 from antiphon.lineage.names import name_of
+from antiphon.system.files import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
     """What one shard holds, as far as it is as it was recorded."""
 
-    directory: Path
     expected: Mapping[str, Entry]
     """Every entry the shard should have, by path."""
     intact: Mapping[str, Path]
@@ -51,6 +52,7 @@ class ShardCheck:
         self._journal = journal_of(directory)
         self._restore = f"`dvc checkout --force {self._pointer}` brings it back from the DVC cache"
         self._fetch = f"remove the file, then `dvc pull {self._pointer}` brings it from a remote"
+        self._repair = f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` repairs it"
 
     def check(self) -> ShardState:
         """Read everything and return what is sound."""
@@ -66,26 +68,25 @@ class ShardCheck:
         self._check_strangers(expected)
         if tree is not None and len(intact) == len(expected):
             self._check_pointer(tree, {rel: intact[rel] for rel in tree})
-        return ShardState(self._directory, expected, intact)
+        return ShardState(expected, intact)
 
     def _read_journal(self, being_written: bool) -> dict[str, Entry]:
         if not self._journal.is_file():
             return {}
+        name = f"journal of {self._name}"
         fix = "remove the file: the .dvc file and its tree name every published entry"
         try:
             text = self._journal.read_bytes().decode("utf-8")
             if text and not text.endswith("\n") and not being_written:
-                self._findings.add(
-                    f"journal of {self._name}", self._journal, "ends in the middle of a line", fix
-                )
+                self._findings.add(name, self._journal, "ends in the middle of a line", fix)
             return {entry.rel: entry for entry in read_journal(text)}
         except (UnicodeDecodeError, IntegrityError) as error:
-            self._findings.add(f"journal of {self._name}", self._journal, f"cannot be read: {error}", fix)
+            self._findings.add(name, self._journal, f"cannot be read: {error}", fix)
             return {}
 
     def _read_tree(self, being_written: bool) -> dict[str, Entry] | None:
         named = f"pointer of {self._name}"
-        again = f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` repairs it"
+        again = self._repair
         if not self._pointer.is_file():
             if not being_written:
                 fix = f"`dvc add {self._directory}` writes it"
@@ -119,7 +120,7 @@ class ShardCheck:
                 sized = found is None or found.md5 != tree[rel].md5 or found.size == entry.size
                 wrong = "" if tree[rel].md5 == entry.md5 and sized else "says something else than the tree of"
             else:
-                wrong = "" if found else "tells of what is neither in the tree nor there,"
+                wrong = "" if found else "names what is neither in the tree nor there,"
                 if not wrong:
                     expected[rel] = entry  # appended and not published yet
             if wrong:
@@ -153,44 +154,27 @@ class ShardCheck:
     def _check_strangers(self, expected: Mapping[str, Entry]) -> None:
         for rel in self._files():
             if rel not in expected:
-                self._findings.add(
-                    f"stranger in {self._name}",
-                    self._directory / rel,
-                    "is no entry of the ledger",
-                    "move it elsewhere",
-                )
+                name, path = f"stranger in {self._name}", self._directory / rel
+                self._findings.add(name, path, "is no entry of the ledger", "move it elsewhere")
 
     def _check_pointer(self, tree: Mapping[str, Entry], files: Mapping[str, Path]) -> None:
         out = read_pointer(self._pointer.read_bytes())
         size = sum(found.size for path in files.values() if (found := self._reader.read(path)))
         body = tree_bytes(tree_line(rel, tree[rel].md5) for rel in sorted(tree))
-        wanted = {
-            "md5": tree_name(body),
-            "size": size,
-            "nfiles": len(tree),
-            "hash": "md5",
-            "path": self._directory.name,
-        }
+        wanted = read_pointer(pointer_bytes(self._directory, tree_name(body), size, len(tree)))
         for field, value in wanted.items():
             if out.get(field) != value:
-                self._findings.add(
-                    f"pointer of {self._name}",
-                    self._pointer,
-                    f"was altered: {field} is {out.get(field)!r} instead of {value!r}",
-                    f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` repairs it",
-                )
+                problem = f"was altered: {field} is {out.get(field)!r} instead of {value!r}"
+                self._findings.add(f"pointer of {self._name}", self._pointer, problem, self._repair)
 
     def _files(self) -> list[str]:
         found = (path for path in self._directory.rglob("*") if path.is_file())
-        return sorted(
-            path.relative_to(self._directory).as_posix()
-            for path in found
-            if not path.name.startswith(".incoming-")
-        )
+        kept = (path for path in found if not path.name.startswith(PREFIX))
+        return sorted(path.relative_to(self._directory).as_posix() for path in kept)
 
 
 def is_being_written(directory: Path) -> bool:
-    """Tell whether some process has the shard's ledger open for appending."""
+    """Return whether some process has the shard's ledger open for appending."""
     first = directory.with_name(directory.name.rpartition(".s")[0] or directory.name)
     for journal in {journal_of(directory), journal_of(first)}:
         if not journal.is_file():

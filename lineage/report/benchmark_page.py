@@ -1,9 +1,10 @@
 """Benchmark page: the newest table, what got worse or better since the one before, and the history.
 
-One self-contained HTML file in the reports' style; every figure has its history drawn, the
+One self-contained HTML file in the reports' style; every metric has its history drawn, the
 range over the cases behind the median.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from antiphon.lineage.report.render import render
 from antiphon.system.files import write_atomically
 
 WIDTH, HEIGHT, EDGE = 220.0, 44.0, 4.0
-"""Size of a figure's history and the room around it, in CSS pixels."""
+"""Size of a metric's history and the room around it, in CSS pixels."""
 
 HISTORY_SHOWN = 30
 """Newest tables drawn."""
@@ -30,12 +31,7 @@ WORDS = {
 
 
 def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTable], out: Path) -> Path:
-    """Write the page and return its path.
-
-    Args:
-        compared: the newest table and its verdicts.
-        tables: all tables, oldest first, the newest included.
-        out: the file to write.
+    """Write the page of the newest table to `out` and return its path; `tables` has all, oldest first.
 
     Raises:
         UnavailableError: when the file cannot be written.
@@ -43,27 +39,22 @@ def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTabl
     table = compared.table
     same_machine = [t for t in tables if t.machine == table.machine][-HISTORY_SHOWN:]
     earlier = next((t for t in reversed(tables) if t.commit == compared.before), None)
-    counts = {verdict: 0 for verdict in Verdict}
-    for comparison in compared.comparisons:
-        counts[comparison.verdict] += 1
-    order = [Verdict.WORSE, Verdict.BETTER, Verdict.SAME, Verdict.UNDECIDED]
+    counts = Counter(comparison.verdict for comparison in compared.comparisons)
+    order = list(WORDS)
+    before = f"compared with {compared.before}" if compared.before else "nothing to compare with yet"
     page = render(
         "benchmarks.html",
         title=f"Benchmarks {table.commit}",
         brand="Antiphon benchmarks",
         heading=table.commit,
-        facts=[
-            table.at,
-            table.machine,
-            f"compared with {compared.before}" if compared.before else "nothing to compare with yet",
-        ],
+        facts=[table.at, table.machine, before],
         cards=[
-            ("worse", counts[Verdict.WORSE], "figures beyond noise"),
-            ("better", counts[Verdict.BETTER], "figures beyond noise"),
-            ("within noise", counts[Verdict.SAME], "figures"),
+            ("worse", counts[Verdict.WORSE], "metrics beyond noise"),
+            ("better", counts[Verdict.BETTER], "metrics beyond noise"),
+            ("within noise", counts[Verdict.SAME], "metrics"),
             ("cases", len(table.cases), f"{len(table.failed)} failed"),
         ],
-        figures=[
+        metrics=[
             _row(comparison, table, same_machine)
             for comparison in sorted(compared.comparisons, key=lambda c: order.index(c.verdict))
         ],
@@ -80,8 +71,7 @@ def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTabl
 
 
 def _row(comparison: Comparison, table: BenchmarkTable, tables: Sequence[BenchmarkTable]) -> list[str]:
-    name = comparison.measure.name
-    direction = comparison.measure.better
+    name, direction = comparison.measure.name, comparison.measure.better
     now = comparison.after if comparison.after is not None else table.medians()[name]
     verdict = Markup('<span class="{}">{}</span>').format(comparison.verdict.value, WORDS[comparison.verdict])
     return [
@@ -98,13 +88,11 @@ def _row(comparison: Comparison, table: BenchmarkTable, tables: Sequence[Benchma
 
 
 def history_plot(name: str, tables: Sequence[BenchmarkTable]) -> str:
-    """Return one figure's history as SVG, oldest commit left; empty when it was measured once.
+    """Return one metric's history as SVG, oldest commit left; empty when it was measured once.
 
-    Args:
-        name: the figure.
-        tables: oldest first, of one kind of machine.
+    All `tables` are of one kind of machine, oldest first.
     """
-    points = [(t, sorted(t.figure(name).values()), t.medians()[name]) for t in tables if name in t.names()]
+    points = [(t, sorted(t.metric(name).values()), t.medians()[name]) for t in tables if name in t.names()]
     if len(points) < 2:
         return ""
     low = min(values[0] for _, values, _ in points)
@@ -134,9 +122,9 @@ def history_plot(name: str, tables: Sequence[BenchmarkTable]) -> str:
 
 def _notes(compared: ComparedTable, earlier: BenchmarkTable | None) -> list[str]:
     notes = [
-        "A figure is worse when the median change of its pairs goes the wrong way by more than the noise, "
+        "A metric is worse when the median change of its pairs goes the wrong way by more than the noise, "
         "and at least three of four pairs agree.",
-        "Noise is the largest of the figure's tolerance (twice that with fewer than three pairs), three "
+        "Noise is the largest of the metric's tolerance (twice that with fewer than three pairs), three "
         "standard errors of the pairs' spread, and three times the usual distance between commits.",
         "Only tables of the same kind of machine are compared.",
     ]

@@ -8,6 +8,7 @@ keeps both, because its entries are named after their content.
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -41,28 +42,28 @@ class BenchmarkTable:
     machine: str
     """Kind of machine; tables of different kinds are never compared."""
     cases: dict[str, dict[str, float]]
-    """Case -> figure -> value, in the figure's unit."""
+    """Case -> metric -> value, in the metric's unit."""
     weights: dict[str, str] = field(default_factory=dict)
     """Case -> digest of the final weights; equal digests say that nothing about learning changed."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Case -> why it has no figures."""
+    """Case -> why it has no metrics."""
 
-    def figure(self, name: str) -> dict[str, float]:
-        """Return case -> value of one figure, where it was measured."""
-        return {case: figures[name] for case, figures in self.cases.items() if name in figures}
+    def metric(self, name: str) -> dict[str, float]:
+        """Return case -> value of one metric, where it was measured."""
+        return {case: metrics[name] for case, metrics in self.cases.items() if name in metrics}
 
     def names(self) -> list[str]:
-        """Return the names of all figures, in the order in which they came."""
-        return list(dict.fromkeys(name for figures in self.cases.values() for name in figures))
+        """Return the names of all metrics, in the order in which they came."""
+        return list(dict.fromkeys(name for metrics in self.cases.values() for name in metrics))
 
     def medians(self) -> dict[str, float]:
-        """Return figure -> median over the cases that have it."""
-        return {name: median(self.figure(name).values()) for name in self.names()}
+        """Return metric -> median over the cases that have it."""
+        return {name: median(self.metric(name).values()) for name in self.names()}
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """A table and what became of each figure since the one before."""
+    """A table and what became of each metric since the one before."""
 
     table: BenchmarkTable
     before: str
@@ -70,7 +71,7 @@ class ComparedTable:
     comparisons: tuple[Comparison, ...]
 
     def worse(self) -> list[str]:
-        """Return the figures that got worse beyond noise."""
+        """Return the metrics that got worse beyond noise."""
         return [c.measure.name for c in self.comparisons if c.verdict is Verdict.WORSE]
 
     def other_weights(self, earlier: BenchmarkTable | None) -> list[str]:
@@ -98,18 +99,16 @@ def name_of_machine() -> str:
 def compare_tables(table: BenchmarkTable, earlier: Sequence[BenchmarkTable]) -> ComparedTable:
     """Compare a table with the newest earlier one of another commit on the same kind of machine.
 
-    Args:
-        table: the later table.
-        earlier: all others, oldest first; also their spread counts as noise.
+    `earlier` has all others, oldest first; their spread counts as noise too.
     """
     comparable = [t for t in earlier if t.machine == table.machine and t.commit != table.commit]
     before = comparable[-1] if comparable else None
     comparisons = tuple(
         compare(
             measure_for(name),
-            before.figure(name) if before else {},
-            table.figure(name),
-            [t.figure(name) for t in comparable[:-1]],
+            before.metric(name) if before else {},
+            table.metric(name),
+            [t.metric(name) for t in comparable[:-1]],
         )
         for name in table.names()
     )
@@ -137,9 +136,7 @@ def read_table(path: Path) -> BenchmarkTable:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain.pop("format") != FORMAT:
             raise ValueError("another format")
-        plain.pop("before", None)
-        plain.pop("verdicts", None)
-        return BenchmarkTable(**plain)
+        return BenchmarkTable(**{key: plain[key] for key in plain.keys() - {"before", "verdicts"}})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(
             f"{path} is no benchmark table of format {FORMAT} ({error}); restore it or move it elsewhere"
@@ -156,35 +153,24 @@ def write_table(folder: Path, compared: ComparedTable) -> Path:
     path = folder / f"{table.commit}.json"
     verdicts = {c.measure.name: c.verdict.value for c in compared.comparisons}
     _write(path, {"format": FORMAT, **asdict(table), "before": compared.before, "verdicts": verdicts})
-    _write(folder / "history.json", [_flat(t) for t in read_tables(folder)])
-    summary = {"commit": table.commit, "regressions": len(compared.worse()), "figures": table.medians()}
+    history = [{"at": t.at, "commit": t.commit, **t.medians()} for t in read_tables(folder)]
+    _write(folder / "history.json", history)
+    summary = {"commit": table.commit, "regressions": len(compared.worse()), "metrics": table.medians()}
     _write(folder / "metrics.json", summary)
     return path
 
 
 def pin_table(path: Path, project: Path, ledger: str) -> str:
-    """Pin a table in the DVC ledger of benchmarks and return its md5.
-
-    Args:
-        path: the table's file.
-        project: the DVC project, or a folder inside.
-        ledger: folder of ledgers, relative to the project.
+    """Pin a table in the DVC ledger of benchmarks, in the project's folder `ledger`; return its md5.
 
     Raises:
         ConfigError: when `project` is in no DVC project.
         UnavailableError: when the cache or the folder cannot be used.
     """
     payload = path.read_bytes()
-    book = Ledger(project, ledger, LEDGER_NAME)
-    try:
+    with closing(Ledger(project, ledger, LEDGER_NAME)) as book:
         return book.append(f"{path.stem}/{digest_bytes(payload)[:16]}.json", payload)
-    finally:
-        book.close()
-
-
-def _flat(table: BenchmarkTable) -> dict[str, Any]:
-    return {"at": table.at, "commit": table.commit, **table.medians()}
 
 
 def _write(path: Path, content: Any) -> None:
-    write_atomically(path, (json.dumps(content, indent=2, sort_keys=False) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -1,9 +1,10 @@
 """Report: a run on one page that needs nothing else, no network and no server.
 
-It tells what was learned, how far the planes overlapped, how stale the data was, where the
+It shows what was learned, how far the planes overlapped, how stale the data was, where the
 seconds went, what became of the work, and which artifacts, by digest, every version came from.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,10 @@ SHORT_DIGEST = 12
 def build_report(
     run_dir: Path, store: ArtifactStore, events: Sequence[Event], status: RunStatus, out: Path
 ) -> dict[str, str]:
-    """Write the report of a run as one self-contained HTML file.
+    """Write the report of a run as one self-contained HTML file; return its plots, file name -> SVG.
 
-    Args:
-        run_dir: the run's directory; its configuration is printed.
-        store: the artifact store, asked whether each batch is still there.
-        events: the run's journal, in order.
-        status: the run at a glance.
-        out: the file to write.
-
-    Returns:
-        Its plots as files of their own, file name -> SVG.
+    The configuration comes from `run_dir`, all else from the journal's `events` and `status`; the
+    store is only asked whether each batch is still there.
 
     Raises:
         UnavailableError: when the file cannot be written.
@@ -45,10 +39,9 @@ def build_report(
     picture = fold(events)
     config = read_run_config(run_dir)
     bound = config.get("loop", {}).get("max_staleness")
-    histogram: dict[int, int] = {}
+    histogram: Counter[int] = Counter()
     for step in picture.steps:
-        for stale, count in step.staleness.items():
-            histogram[stale] = histogram.get(stale, 0) + count
+        histogram.update(step.staleness)
     plots = {
         "learning": draw.learning_curve(picture),
         "timeline": draw.timeline(picture),
@@ -100,21 +93,15 @@ def _cards(
     tokens = sum(count for _, count in picture.generated)
     shares = picture.busy_shares()
     groups = picture.counts.get("group.submitted", 0)
+    limit = f"bound {bound}" if bound is not None else "versions"
     cards: list[tuple[str, str, str]] = []
     if picture.evaluations:
-        first, last = picture.evaluations[0], picture.evaluations[-1]
-        gain = 100 * (last.reward_mean - first.reward_mean)
-        cards.append(
-            ("held-out pass@1", f"{first.reward_mean:.2f} → {last.reward_mean:.2f}", f"{gain:+.0f} points")
-        )
+        first, last = picture.evaluations[0].reward_mean, picture.evaluations[-1].reward_mean
+        cards.append(("held-out pass@1", f"{first:.2f} → {last:.2f}", f"{100 * (last - first):+.0f} points"))
     cards += [
         ("time", f"{seconds:.0f} s", f"{seconds / max(1, len(picture.steps)):.1f} s per step"),
         ("sampled tokens", f"{tokens:,}", f"{tokens / seconds:,.0f} per second"),
-        (
-            "staleness",
-            f"at most {max(histogram, default=0)}",
-            f"bound {bound}" if bound is not None else "versions",
-        ),
+        ("staleness", f"at most {max(histogram, default=0)}", limit),
         ("dropped as stale", f"{status.groups_dropped_stale}", f"of {groups} groups"),
         ("learner busy", f"{100 * shares['training']:.0f}%", "of the time above"),
     ]
@@ -184,7 +171,7 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
     if resumed:
         notes.append(f"The journal was opened again {resumed} times; gaps in the timeline are such breaks.")
     if len(picture.steps) < status.steps_total:
-        notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: figures are partial.")
+        notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: metrics are partial.")
     if missing:
         notes.append(f"The batch files of steps {missing[:10]} are no longer in the store.")
     return notes

@@ -91,8 +91,7 @@ def learning_curve(picture: RunPicture) -> str:
             )
             axes.set_xlabel(label)
             axes.grid(axis="y")
-        left.set_ylim(0.0, 1.0)
-        left.set_ylabel("reward")
+        left.set(ylim=(0.0, 1.0), ylabel="reward")
         left.legend(loc="upper left", fontsize=8)
 
     return _svg("learning", (9.6, 3.2), draw, "Training reward and held-out pass@1 over steps and seconds")
@@ -111,8 +110,7 @@ def completion_length(picture: RunPicture) -> str:
         axes.plot([e.version for e in held], lengths, "o", color=BLUE, markersize=4, label="held-out")
         axes.legend(loc="lower right", fontsize=8)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("learner step")
-        axes.set_ylabel("tokens per completion")
+        axes.set(xlabel="learner step", ylabel="tokens per completion")
         axes.grid(axis="y")
 
     return _svg("length", (4.7, 2.8), draw, "Mean completion length over steps")
@@ -133,10 +131,8 @@ def staleness(histogram: dict[int, int], bound: int | None) -> str:
             axes.text(
                 bound + 0.47, max(shares) * 1.08, f"bound S = {bound}", color=RED, ha="right", fontsize=8
             )
-        axes.set_xlim(-0.6, top + 0.8)
-        axes.set_ylim(0, max(*shares, 1.0) * 1.2)
-        axes.set_xlabel("staleness, policy versions")
-        axes.set_ylabel("% of trained trajectories")
+        axes.set(xlim=(-0.6, top + 0.8), ylim=(0, max(*shares, 1.0) * 1.2))
+        axes.set(xlabel="staleness, policy versions", ylabel="% of trained trajectories")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return _svg("staleness", (4.7, 2.8), draw, "Histogram of staleness")
@@ -178,8 +174,7 @@ def throughput(picture: RunPicture) -> str:
             centres = [start + (i + 0.5) * width for i in range(THROUGHPUT_BINS)]
             axes.plot(centres, _smooth(bins), color=colour, label=label)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("seconds since the run began")
-        axes.set_ylabel("completion tokens per second")
+        axes.set(xlabel="seconds since the run began", ylabel="completion tokens per second")
         axes.grid(axis="y")
         axes.legend(loc="lower right", fontsize=8)
 
@@ -198,8 +193,7 @@ def busy(picture: RunPicture) -> str:
         axes.barh(names, [100 - v for v in values], left=values, color=GRID, height=0.6)
         for row, value in enumerate(values):
             axes.text(102, row, f"{value:.0f}%", va="center", color=INK, fontsize=8)
-        axes.set_xlim(0, 112)
-        axes.set_xlabel("% of the seconds from first lease to last commit")
+        axes.set(xlim=(0, 112), xlabel="% of the seconds from first lease to last commit")
         axes.tick_params(axis="y", length=0)
 
     return _svg("busy", (4.7, 2.8), draw, "Share of time in which each plane was busy")
@@ -222,8 +216,7 @@ def work(seconds: Mapping[str, float], tokens: Mapping[str, int]) -> str:
                 continue
             axes.barh(names, shares, left=left, color=colour, height=0.6, label=_use_words(use, rows))
             left = [a + b for a, b in zip(left, shares, strict=True)]
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("% of all")
+        axes.set(xlim=(0, 100), xlabel="% of all")
         axes.tick_params(axis="y", length=0)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=4, fontsize=8)
 
@@ -249,19 +242,14 @@ def drafting(picture: RunPicture) -> str:
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        shares = (
-            (BLUE, "acceptance", "drafted tokens that were right"),
-            (GREEN, "coverage", "tokens drafted for"),
-        )
-        for colour, name, label in shares:
+        shares = {"acceptance": "drafted tokens that were right", "coverage": "tokens drafted for"}
+        for colour, (name, label) in zip((BLUE, GREEN), shares.items(), strict=True):
             left.plot(steps, [100 * rate[name] for rate in rates], color=colour, label=f"{name}: {label}")
-        left.set_ylim(0, 100)
-        left.set_ylabel("%")
+        left.set(ylim=(0, 100), ylabel="%")
         left.legend(loc="upper left", fontsize=8)
         values = [rate["tokens_per_pass"] for rate in rates]
         right.plot(steps, values, color=ORANGE)
-        right.set_ylim(0, 1.2 * max(*values, 1.0))
-        right.set_ylabel("tokens per forward pass")
+        right.set(ylim=(0, 1.2 * max(*values, 1.0)), ylabel="tokens per forward pass")
         for axes in (left, right):
             _mark_epochs(axes, picture.epoch_starts())
             axes.set_xlabel("learner step")
@@ -275,22 +263,13 @@ def _mark_epochs(axes: Any, starts: Sequence[tuple[int, int]]) -> None:
     """Draw a line where an epoch begins, with its number above; of many epochs only some."""
     for step, epoch in starts[:: -(-len(starts) // MOST_EPOCHS_MARKED) or 1]:
         axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
-        axes.text(
-            step,
-            1.01,
-            f"epoch {epoch}",
-            transform=axes.get_xaxis_transform(),
-            color=MUTED,
-            fontsize=7,
-            ha="center",
-        )
+        place = axes.get_xaxis_transform()
+        axes.text(step, 1.01, f"epoch {epoch}", transform=place, color=MUTED, fontsize=7, ha="center")
 
 
 def _timeline(picture: RunPicture, start: float, stop: float, name: str, *, labelled: bool) -> str:
-    lanes: list[tuple[str, list[Bar], str]] = [
-        (f"rollout {worker}", bars, BLUE) for worker, bars in sorted(picture.rollout.items())
-    ]
-    lanes += [
+    lanes = [
+        *((f"rollout {worker}", bars, BLUE) for worker, bars in sorted(picture.rollout.items())),
         ("reward", picture.reward, VIOLET),
         ("training", picture.training, ORANGE),
         ("publishing", picture.publishing, GREEN),
@@ -313,10 +292,9 @@ def _timeline(picture: RunPicture, start: float, stop: float, name: str, *, labe
                 )
         axes.set_yticks(range(len(lanes)), [lane for lane, _, _ in reversed(lanes)])
         axes.tick_params(axis="y", length=0)
-        axes.set_xlim(start, max(stop, start + 1.0))
-        axes.set_ylim(-0.6, max(len(lanes), 1) - 0.4)
-        axes.grid(axis="x")
+        axes.set(xlim=(start, max(stop, start + 1.0)), ylim=(-0.6, max(len(lanes), 1) - 0.4))
         axes.set_xlabel("seconds since the run began")
+        axes.grid(axis="x")
 
     height = 0.9 + 0.34 * len(lanes) + (0.5 * len(picture.rollout) if labelled else 0.0)
     return _svg(name, (9.6, height), draw, "Which plane worked when")
@@ -326,15 +304,14 @@ def _draw_numbered(
     axes: Any, row: int, bars: Sequence[Bar], colour: str, window: tuple[float, float]
 ) -> None:
     start, stop = window
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": PAPER, "fontsize": 8}
     for bar in bars:
         low, high = max(bar.start_s, start), min(bar.stop_s, stop)
         if high <= low:
             continue
         axes.barh(row, high - low, left=low, height=0.72, color=colour, edgecolor=PAPER, linewidth=0.6)
         if high - low > 0.03 * (stop - start):
-            axes.text(
-                (low + high) / 2, row, str(bar.number), ha="center", va="center", color=PAPER, fontsize=8
-            )
+            axes.text((low + high) / 2, row, str(bar.number), **style)
 
 
 def _draw_groups(axes: Any, row: int, bars: Sequence[Bar], colour: str) -> None:
@@ -364,11 +341,8 @@ def _colour(lane: str) -> str:
 
 def _smooth(values: Sequence[float]) -> list[float]:
     """Return the running mean over the last steps; as long as `values`."""
-    smoothed = []
-    for i in range(len(values)):
-        recent = values[max(0, i - SMOOTHING_STEPS + 1) : i + 1]
-        smoothed.append(sum(recent) / len(recent))
-    return smoothed
+    windows = [values[max(0, i - SMOOTHING_STEPS + 1) : i + 1] for i in range(len(values))]
+    return [sum(recent) / len(recent) for recent in windows]
 
 
 def _interval(share: float, count: int) -> float:

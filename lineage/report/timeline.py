@@ -5,6 +5,7 @@ enough to look at, and nothing decides by it.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,6 @@ class Bar:
 
     @property
     def seconds(self) -> float:
-        """Length of the bar."""
         return self.stop_s - self.start_s
 
 
@@ -78,22 +78,18 @@ class RunPicture:
     """(seconds, completion tokens) of each group handed in."""
     drafting_by_epoch: dict[int, DraftingStatistics] = field(default_factory=dict)
     """Epoch -> sum over its training groups that were handed in, also those that never trained."""
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
     started: float = 0.0
     """Unix seconds of the first event."""
 
     def epoch_starts(self) -> list[tuple[int, int]]:
         """Return (step, epoch) for the first step that trained on each epoch after the first."""
-        starts: list[tuple[int, int]] = []
-        newest: int | None = None
+        starts: dict[int, int] = {}
         for facts in self.steps:
-            if facts.epoch is None or (newest is not None and facts.epoch <= newest):
-                continue
-            if newest is not None:
-                starts.append((facts.step, facts.epoch))
-            newest = facts.epoch
-        return starts
+            if facts.epoch is not None and facts.epoch > max(starts, default=-1):
+                starts[facts.epoch] = facts.step
+        return [(step, epoch) for epoch, step in starts.items()][1:]
 
     @property
     def window(self) -> tuple[float, float]:
@@ -121,11 +117,9 @@ def merge(bars: Iterable[Bar], start_s: float, stop_s: float) -> list[tuple[floa
     union: list[tuple[float, float]] = []
     for bar in sorted(bars, key=lambda bar: bar.start_s):
         low, high = max(bar.start_s, start_s), min(bar.stop_s, stop_s)
-        if high <= low:
-            continue
-        if union and low <= union[-1][1]:
+        if low < high and union and low <= union[-1][1]:
             union[-1] = (union[-1][0], max(union[-1][1], high))
-        else:
+        elif low < high:
             union.append((low, high))
     return union
 
@@ -135,7 +129,7 @@ def fold(events: Sequence[Event]) -> RunPicture:
     picture = RunPicture(started=events[0].at if events else 0.0)
     folder = _Folder(picture)
     for event in events:
-        picture.counts[event.kind] = picture.counts.get(event.kind, 0) + 1
+        picture.counts[event.kind] += 1
         folder.take(event.at - picture.started, event.kind, json.loads(event.data_json))
     folder.finish()
     return picture
@@ -167,7 +161,6 @@ class _Folder:
         self._drafting: dict[int, list[DraftingStatistics]] = {}
 
     def take(self, at: float, kind: str, data: Mapping[str, Any]) -> None:
-        """Take one event."""
         handler = getattr(self, "_on_" + kind.replace(".", "_"), None)
         if handler is not None:
             handler(at, data)

@@ -33,11 +33,9 @@ class ArtifactStore:
     """Content-addressed objects in one folder; any number of processes may share it."""
 
     def __init__(self, root: Path, remote: RemoteStore | None = None) -> None:
-        """Name the store; folders are made by the first `put`.
+        """Name the store at `root`; folders are made by the first `put`.
 
-        Args:
-            root: the store's folder on this machine.
-            remote: where its objects go too, and where missing ones are looked for.
+        Its objects go to `remote` too, and missing ones are looked for there.
         """
         self.root = root
         self.remote = remote
@@ -93,26 +91,6 @@ class ArtifactStore:
             )
         return payload
 
-    def fetch(self, digest: str) -> Path:
-        """Return the file of an object, checked; brought here from the remote store when missing.
-
-        Raises:
-            ContractError, UnavailableError, ConfigError, IntegrityError: as `get` does.
-        """
-        target = self.path(digest)
-        try:
-            if not target.exists():
-                self._bring(digest)
-            sound = digest_file(target) == digest
-        except OSError as error:
-            raise unusable(error, self.root) from error
-        if not sound:
-            raise IntegrityError(
-                f"object {digest} in {self.root} does not match its digest ({target.stat().st_size} bytes); "
-                "remove the file and restore it from a copy"
-            )
-        return target
-
     def path(self, digest: str) -> Path:
         """Return where the object lies or would lie.
 
@@ -142,14 +120,14 @@ class ArtifactStore:
         )
 
     def _use(self) -> None:
-        """Keep `antiphon gc` out for as long as this object lives."""
+        """Keep `antiphon gc` out for as long as this object exists."""
         with self._using:
             if self._in_use:
                 return
             self.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             deadline = time.perf_counter() + CLEANING_TIMEOUT_S
-            while not _locked(descriptor, fcntl.LOCK_SH):
+            while not _shared(descriptor):
                 if time.perf_counter() > deadline:
                     os.close(descriptor)
                     raise UnavailableError(
@@ -168,9 +146,9 @@ def open_store(root: Path, record: RecordSection) -> ArtifactStore:
     return ArtifactStore(root, RemoteStore(record.artifact_url, record.artifact_endpoint))
 
 
-def _locked(descriptor: int, kind: int) -> bool:
+def _shared(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -56,12 +56,7 @@ def digests_of_run(run_dir: Path) -> set[str]:
 
 
 def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[str]:
-    """Return the md5 of everything that the ledgers in a folder pin.
-
-    Args:
-        ledger: the folder of ledgers.
-        cache: DVC's cache of the project.
-        without: runs whose ledgers do not count.
+    """Return the md5 of everything that the ledgers in a folder pin, those of some runs left out.
 
     Raises:
         UnavailableError: when it is not known what a ledger pins.
@@ -69,8 +64,7 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
     """
     found: set[str] = set()
     for pointer in sorted(ledger.glob("*.dvc")):
-        run_id = re.sub(r"\.s\d{3,}$", "", pointer.stem)
-        if run_id in without:
+        if _run_of(pointer) in without:
             continue
         name = str(read_pointer(pointer.read_bytes())["md5"])
         tree = cache / "files" / "md5" / name[:2] / name[2:]
@@ -83,18 +77,15 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
         if tree.is_file():
             found |= {entry.md5 for entry in read_tree(tree.read_bytes())}
     for journal in sorted(ledger.glob("*.journal")):
-        if re.sub(r"\.s\d{3,}$", "", journal.stem) not in without:
+        if _run_of(journal) not in without:
             found |= {entry.md5 for entry in read_journal(journal.read_text(encoding="utf-8"))}
     return found
 
 
 def survey(root: Path, named: Iterable[str], pins: Set[str]) -> Survey:
-    """Tell which objects of the store at `root` are not needed.
+    """Return which objects of the store at `root` are not needed.
 
-    Args:
-        root: the store's folder.
-        named: digests that what is kept names.
-        pins: md5 of what ledgers pin.
+    Needed is what digests of `named` lead to, and what ledgers pin by md5.
     """
     objects = root / "objects"
     needed = _reach(objects, set(named) | waiting_objects(root))
@@ -102,10 +93,10 @@ def survey(root: Path, named: Iterable[str], pins: Set[str]) -> Survey:
     for path in sorted(objects.glob("*/*")):
         if path.name in needed or (len(path.name) == 64 and _md5(path) in pins):
             kept += 1
-            continue
-        unneeded.append(path)
-        status = path.stat()
-        freed += status.st_size if status.st_nlink == 1 else 0
+        else:
+            unneeded.append(path)
+            status = path.stat()
+            freed += status.st_size if status.st_nlink == 1 else 0
     return Survey(kept, tuple(unneeded), freed)
 
 
@@ -135,6 +126,10 @@ def alone(root: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _run_of(file: Path) -> str:
+    return re.sub(r"\.s\d{3,}$", "", file.stem)
 
 
 def _reach(objects: Path, named: set[str]) -> set[str]:

@@ -32,11 +32,7 @@ _HEADER_LIMIT = 100_000_000
 
 
 def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]) -> bytes:
-    """Return the snapshot as the bytes of a safetensors file.
-
-    Args:
-        manifest: the snapshot.
-        read_chunk: gives a chunk's bytes by digest, checked.
+    """Return the snapshot as the bytes of a safetensors file; `read_chunk` gives checked bytes by digest.
 
     Raises:
         IntegrityError: when chunks and tensors do not fit together, or a dtype has no name there.

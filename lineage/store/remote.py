@@ -35,12 +35,10 @@ class RemoteStore:
     """Objects by digest in a folder or an S3 bucket; any number of threads may use it."""
 
     def __init__(self, url: str, endpoint_url: str | None = None) -> None:
-        """Name the store; nothing is opened or asked before the first use.
+        """Name the store, ``s3://bucket/prefix`` or a folder's absolute path; nothing is opened yet.
 
-        Args:
-            url: ``s3://bucket/prefix``, or a folder's absolute path.
-            endpoint_url: address of the S3 server; by default what AWS_ENDPOINT_URL_S3 says,
-                else Amazon's.
+        `endpoint_url` is the S3 server's address; by default what AWS_ENDPOINT_URL_S3 says, else
+        Amazon's.
         """
         self.url = url.rstrip("/")
         self.endpoint_url = endpoint_url
@@ -74,9 +72,7 @@ class RemoteStore:
             size = path.stat().st_size
             sound = digest_file(path) == digest
         except OSError as error:
-            raise UnavailableError(
-                f"{path} cannot be read for uploading: {error.strerror or error}"
-            ) from error
+            raise UnavailableError(f"{path} cannot be uploaded: {error.strerror or error}") from error
         if not sound:
             raise IntegrityError(
                 f"object {digest} in {path.parent} does not match its digest, so it is not uploaded; "
@@ -183,19 +179,15 @@ class RemoteStore:
 
         try:
             yield
-        except AntiphonError:
-            raise
         except refused.NoCredentialsError:
             raise self._wrong_key("there are none") from None
-        except refused.ClientError as error:
-            raise self._translate(error) from None
         except (refused.BotoCoreError, TimeoutError, ConnectionError) as error:
             raise self._silent(error) from None
-        except OSError as error:
+        except (refused.ClientError, OSError) as error:
             raise self._translate(error) from None
 
     def _translate(self, error: Exception) -> AntiphonError:
-        """Put what s3fs or a file system raised into words; s3fs hides S3's code in the cause."""
+        """Explain what s3fs or a file system raised; s3fs hides S3's code in the cause."""
         cause = error.__cause__ if error.__cause__ is not None else error
         reply = getattr(cause, "response", None) or {}
         code = str(reply.get("Error", {}).get("Code", ""))

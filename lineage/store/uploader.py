@@ -81,15 +81,10 @@ class Uploader:
         self._thread.start()
 
     def report(self) -> UploadReport:
-        """Return the counts at this moment."""
         with self._state:
+            pending = len(self._outbox)
             return UploadReport(
-                self._uploaded,
-                self._known,
-                self._refused,
-                len(self._outbox),
-                self._retries,
-                self._reason,
+                self._uploaded, self._known, self._refused, pending, self._retries, self._reason
             )
 
     def flush(self, timeout_s: float) -> bool:
@@ -113,9 +108,8 @@ class Uploader:
         self._thread.join(max(0.1, deadline - time.perf_counter()))
         report = self.report()
         if report.pending:
-            _log.warning(
-                "upload.pending", store=self._remote.url, pending=report.pending, reason=report.reason
-            )
+            url, pending = self._remote.url, report.pending
+            _log.warning("upload.pending", store=url, pending=pending, reason=report.reason)
         return report
 
     def _work(self) -> None:
@@ -123,7 +117,7 @@ class Uploader:
             while not self._closing.is_set():
                 with self._outbox.claimed() as mine:
                     while mine and not self._closing.is_set():
-                        with suppress(RetryError):  # it was told to stop; the outbox knows what is left
+                        with suppress(RetryError):  # it was asked to stop; the outbox knows what is left
                             self._attempts()(self._round, pool)
                         self._rest(LOOK_S)
                 if not mine:
@@ -146,7 +140,7 @@ class Uploader:
         """
         while not self._closing.is_set() and (names := self._outbox.pending(ROUND)):
             stop = threading.Event()
-            failures = [f for f in pool.map(self._send, names, repeat(stop)) if f is not None]
+            failures = list(filter(None, pool.map(self._send, names, repeat(stop))))
             with self._state:
                 self._state.notify_all()
             if failures:

@@ -1,1 +1,1 @@
-"""MLflow: what a run tells it, and how it survives MLflow being away."""
+"""MLflow: what a run logs there, and how it survives MLflow being away."""

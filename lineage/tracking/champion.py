@@ -1,7 +1,7 @@
 """Champion: the registry's name for the best policy that was evaluated in an experiment.
 
 One registered model for each experiment; its alias `champion` moves only to a version that
-scored higher than the one it names, so evaluations may be told late, twice or in any order.
+scored higher than the one it names, so evaluations may come late, twice or in any order.
 """
 
 from typing import Any

@@ -62,10 +62,7 @@ class MlflowWriter(Writer):
             run_dir: keeps `mlflow.json`, which says which MLflow run this is.
             home: its `mlflow` folder holds the database and the artifacts, unless
                 MLFLOW_TRACKING_URI names another place.
-            experiment: MLflow experiment.
-            run_id: our run id; the MLflow run's name.
-            params: the run's parameters.
-            tags: the run's tags.
+            experiment, run_id, params, tags: see `RunPlan`.
             first_pause_s: pause before a second attempt; it doubles with each further one.
         """
         super().__init__("mlflow", first_pause_s)

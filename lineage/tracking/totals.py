@@ -1,7 +1,7 @@
 """Tracking totals: what each policy version had cost, and what a run says of itself at its end.
 
 Everything follows from the run log's lines, so a run that is recorded late or twice says the
-same. A version's totals count the steps before it, whatever order they are told in.
+same. A version's totals count the steps before it, whatever order they come in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,10 +77,7 @@ def summarise(
 ) -> dict[str, float]:
     """Return a run's summary under the names of `core.metrics.SUMMARY_METRICS`, each with `summary/`.
 
-    Args:
-        lines: the run log's steps, by step.
-        evaluations: the run log's evaluations, by version.
-        config: its prices and its number of workers.
+    `lines` and `evaluations` are those of the run log, in order.
     """
     steps, held = list(lines), list(evaluations)
     fold = TotalsFold(config)

@@ -25,7 +25,7 @@ from antiphon.lineage.writer import FIRST_PAUSE_S
 SAMPLES_PER_STEP = 100
 """Most samples of the machine that are written with one step; MLflow takes 1,000 metrics in a call."""
 _CLOCKS = frozenset({"at", "wall_s"})
-"""Timings of a line that are told as totals of its version, not as metrics of its step."""
+"""Timings of a line that are logged as totals of its version, not as metrics of its step."""
 
 
 class Tracker:
@@ -42,18 +42,10 @@ class Tracker:
         decode: Callable[[Iterable[int]], str] | None,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """Open the run in MLflow and begin to sample the machine.
+        """Open the run in MLflow, whose database lies in `home`, and begin to sample the machine.
 
-        Args:
-            run_dir: the run's directory.
-            home: holds MLflow's database and artifacts.
-            run_id: the run.
-            config: the resolved configuration.
-            store: holds the batches.
-            log: the run log.
-            decode: turns token ids into text, called by the writer; without it no trajectories
-                are shown.
-            first_pause_s: pause before a second attempt; it doubles with each further one.
+        `decode` turns token ids into text, called by the writer; without it no trajectories are
+        shown. `first_pause_s` passes before a second attempt; it doubles with each further one.
         """
         self._config, self._store, self._log, self._decode = config, store, log, decode
         self._totals = TotalsFold(config)

@@ -52,7 +52,7 @@ def test_a_table_comes_back_and_its_derived_files_are_for_dvc(tmp_path: Path) ->
     assert read_tables(tmp_path) == [first, second]
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics["commit"] == "bbb" and metrics["regressions"] == 1
-    assert metrics["figures"]["seconds_per_step"] == pytest.approx(2.62)
+    assert metrics["metrics"]["seconds_per_step"] == pytest.approx(2.62)
     history = json.loads((tmp_path / "history.json").read_text())
     assert [row["commit"] for row in history] == ["aaa", "bbb"]
     plain = json.loads(path.read_text())

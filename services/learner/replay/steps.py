@@ -211,7 +211,7 @@ class Replayer:
             version=trained.version,
             recorded_digest=recorded.weights_digest,
             found_digest=trained.weights_digest,
-            metrics=compare_metrics(recorded.figures, metrics),
+            metrics=compare_metrics(recorded.metrics, metrics),
             tensor=self._compare_tensors(trained) if differs else None,
             seconds=time.perf_counter() - begun,
         )

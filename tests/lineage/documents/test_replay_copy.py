@@ -52,7 +52,7 @@ def test_a_copy_says_what_was_recorded(tmp_path: Path) -> None:
     assert copy.batch(1) == b"batch 1" and copy.weights_digest(0) == "0" * 64
     assert copy.weights(0) is None and copy.checkpoints == []
     # Clocks and what only the coordinator knows are nothing a replay could repeat.
-    assert copy.steps[1].figures == {"loss": 0.5}
+    assert copy.steps[1].metrics == {"loss": 0.5}
 
 
 @pytest.mark.parametrize("inside", ["demo-1", ".", "..", "ledger"])

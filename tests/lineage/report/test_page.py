@@ -146,7 +146,7 @@ def test_a_run_that_hardly_began_has_a_page_too(make: Callable[..., str], steps:
 
 def test_an_unfinished_run_says_so(make: Callable[..., str]) -> None:
     page = make(4, steps_total=60, finished=False, paused_reason="loss is <nan>")
-    assert "paused: loss is &lt;nan&gt;" in page and "figures are partial" in page
+    assert "paused: loss is &lt;nan&gt;" in page and "metrics are partial" in page
 
 
 def test_every_colour_follows_the_palette(make: Callable[..., str]) -> None:
