@@ -68,7 +68,7 @@ class LoadPrompts:
 
 
 @dataclass(slots=True)
-class Figures:
+class Counts:
     """What the clients measured."""
 
     pairs: int = 0
@@ -174,7 +174,7 @@ def sampled(lease: Lease, worker_id: str) -> GroupSubmission:
     )
 
 
-async def client_loop(client: CoordinatorClient, number: int, share: float, figures: Figures) -> None:
+async def client_loop(client: CoordinatorClient, number: int, share: float, counts: Counts) -> None:
     """Lease, hand in and ask for the next at once, as a worker does; sometimes hand in twice."""
     rng = np.random.default_rng(number)
     hello = WorkerHello(f"w{number}", PROTOCOL_VERSION, RUN_ID, 4)
@@ -188,18 +188,18 @@ async def client_loop(client: CoordinatorClient, number: int, share: float, figu
             (reply, leased_s), (verdict, took_s) = await asyncio.gather(
                 asking, _timed(client.submit_group(submission))
             )
-            figures.wrong += verdict is not SubmitVerdict.ACCEPTED
-            if figures.counting:
-                figures.pairs += 1
-                figures.submit_s.append(took_s)
+            counts.wrong += verdict is not SubmitVerdict.ACCEPTED
+            if counts.counting:
+                counts.pairs += 1
+                counts.submit_s.append(took_s)
             if rng.random() < share:
                 again = await client.submit_group(submission)
-                figures.wrong += again is not SubmitVerdict.ALREADY_ACCEPTED
+                counts.wrong += again is not SubmitVerdict.ALREADY_ACCEPTED
         submission = None
         for lease in reply.leases:
             submission = sampled(lease, worker_id)
-            if figures.counting:
-                figures.lease_s.append(leased_s)
+            if counts.counting:
+                counts.lease_s.append(leased_s)
 
 
 async def _timed(call: Awaitable[_T]) -> tuple[_T, float]:
@@ -208,21 +208,21 @@ async def _timed(call: Awaitable[_T]) -> tuple[_T, float]:
     return await call, time.perf_counter() - begun
 
 
-async def load(address: str, clients: int, seconds: float, duplicates: float) -> Figures:
+async def load(address: str, clients: int, seconds: float, duplicates: float) -> Counts:
     """Put a coordinator under load and return what the clients measured."""
     crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(clients)]
-    figures = Figures()
+    counts = Counts()
     await crew[0].announce_snapshot(manifest())
     await crew[0].open_step(0)
     tasks = [
-        asyncio.ensure_future(client_loop(client, number, duplicates, figures))
+        asyncio.ensure_future(client_loop(client, number, duplicates, counts))
         for number, client in enumerate(crew)
     ]
     try:
         await asyncio.sleep(WARM_UP_S)
-        figures.counting = True
+        counts.counting = True
         done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        figures.counting = False
+        counts.counting = False
         for task in done:
             task.result()
     finally:
@@ -231,7 +231,7 @@ async def load(address: str, clients: int, seconds: float, duplicates: float) ->
         await asyncio.gather(*tasks, return_exceptions=True)
         for client in crew:
             await client.close()
-    return figures
+    return counts
 
 
 async def idle_fleet(
@@ -279,7 +279,7 @@ async def idle_fleet(
 
 
 async def _calm_share(process: psutil.Process) -> float:
-    """Return what a coordinator that nobody calls takes of a core, once it has done with starting."""
+    """Return what a coordinator that no one calls takes of a core, once it has done with starting."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         before = _cpu(process)
@@ -299,15 +299,15 @@ def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Na
     groups = int(options.seconds + 2) * 6000
     with coordinator(home / name, make_config(groups, store)) as (address, process):
         before, begun = _cpu(process), time.perf_counter()
-        figures = asyncio.run(load(address, options.clients, options.seconds, options.duplicates))
+        counts = asyncio.run(load(address, options.clients, options.seconds, options.duplicates))
         server_cores = (_cpu(process) - before) / (time.perf_counter() - begun)
-    lease_ms = np.array(figures.lease_s or [0.0]) * 1000
+    lease_ms = np.array(counts.lease_s or [0.0]) * 1000
     return {
-        "pairs_per_s": round(figures.pairs / options.seconds, 1),
+        "pairs_per_s": round(counts.pairs / options.seconds, 1),
         "p50_ms": round(float(np.percentile(lease_ms, 50)), 1),
         "p99_ms": round(float(np.percentile(lease_ms, 99)), 1),
-        "submit_p99_ms": round(float(np.percentile(np.array(figures.submit_s or [0.0]) * 1000, 99)), 1),
-        "wrong": figures.wrong,
+        "submit_p99_ms": round(float(np.percentile(np.array(counts.submit_s or [0.0]) * 1000, 99)), 1),
+        "wrong": counts.wrong,
         "server_cores": round(server_cores, 2),
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.benchmarks.parts.trust import dishonest_workers as animals
+from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease
 from antiphon.core.trust.audit import Band, SampleStatistics, audit_group, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
@@ -42,7 +42,7 @@ GATE = {
 """The kinds that no audit is needed for."""
 
 
-class ZooAuditor(Auditor):
+class ScoringAuditor(Auditor):
     """Every version is the shipped model."""
 
     def _fill(self, version: int) -> bool:
@@ -78,15 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    zoo = animals.load_zoo(getattr(torch, options.dtype))
-    auditor = ZooAuditor(animals.zoo_config(options.dtype), None, zoo.model)  # type: ignore[arg-type]
-    trusted = [audited(auditor, animals.honest(zoo), animals.zoo_leases(64, first=100_000))]
+    sampler = workers.load_sampler(getattr(torch, options.dtype))
+    auditor = ScoringAuditor(workers.trust_config(options.dtype), None, sampler.model)  # type: ignore[arg-type]
+    trusted = [audited(auditor, workers.honest(sampler), workers.trust_leases(64, first=100_000))]
     band = calibrate([sample for groups in trusted for group in groups for sample in group])
     print(f"shipped band {Band()}\ncalibrated band {band}\n")
     rows = []
-    for kind, make in kinds(zoo).items():
+    for kind, make in kinds(sampler).items():
         count = options.honest if kind == "honest" else options.groups
-        rows.append(row(kind, audited(auditor, make, animals.zoo_leases(count)), band))
+        rows.append(row(kind, audited(auditor, make, workers.trust_leases(count)), band))
         show(rows[-1])
     for kind, words in GATE.items():
         print(f"{kind:24s} {words}")
@@ -120,27 +120,27 @@ def violations(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def kinds(zoo: animals.Zoo) -> dict[str, animals.Make]:
+def kinds(sampler: workers.TinySampler) -> dict[str, workers.Make]:
     """Return the workers by kind, the honest one first."""
-    (lease,) = animals.zoo_leases(1, first=200_000)
+    (lease,) = workers.trust_leases(1, first=200_000)
     found = {
-        "honest": animals.honest(zoo),
-        "wrong tokens (1 in 20)": animals.wrong_tokens(zoo, 0.05, 1),
-        "wrong model": animals.honest(zoo, animals.disturbed(zoo.model, 0.1, 1)),
-        "temperature 0.8": animals.wrong_temperature(zoo, 0.8),
-        "temperature 0.95": animals.wrong_temperature(zoo, 0.95),
-        "int4 weights": animals.honest(zoo, animals.quantised(zoo.model, 4)),
-        "int8 weights": animals.honest(zoo, animals.quantised(zoo.model, 8)),
-        "copied results": animals.copied(zoo),
-        "cherry-picked (best of 4)": animals.cherry_picked(zoo, 4),
-        "fake logprobs": animals.fake_logprobs(zoo),
+        "honest": workers.honest(sampler),
+        "wrong tokens (1 in 20)": workers.wrong_tokens(sampler, 0.05, 1),
+        "wrong model": workers.honest(sampler, workers.disturbed(sampler.model, 0.1, 1)),
+        "temperature 0.8": workers.wrong_temperature(sampler, 0.8),
+        "temperature 0.95": workers.wrong_temperature(sampler, 0.95),
+        "int4 weights": workers.honest(sampler, workers.quantised(sampler.model, 4)),
+        "int8 weights": workers.honest(sampler, workers.quantised(sampler.model, 8)),
+        "copied results": workers.copied(sampler),
+        "cherry-picked (best of 4)": workers.cherry_picked(sampler, 4),
+        "fake logprobs": workers.fake_logprobs(sampler),
     }
     for rate in (2e-4, 1e-5, 1e-6):
-        found[f"one step stale, lr {rate:g}"] = animals.honest(zoo, animals.stepped(zoo, lease, rate))
+        found[f"one step stale, lr {rate:g}"] = workers.honest(sampler, workers.stepped(sampler, lease, rate))
     return found
 
 
-def audited(auditor: Auditor, make: animals.Make, leases: Sequence[Lease]) -> list[list[SampleStatistics]]:
+def audited(auditor: Auditor, make: workers.Make, leases: Sequence[Lease]) -> list[list[SampleStatistics]]:
     """Have a worker do the leases and return what the auditor finds, group by group."""
     found = []
     for start in range(0, len(leases), BATCH):
@@ -152,7 +152,7 @@ def audited(auditor: Auditor, make: animals.Make, leases: Sequence[Lease]) -> li
 
 
 def row(kind: str, groups: list[list[SampleStatistics]], band: Band) -> Row:
-    """Judge the groups of one kind with both bands."""
+    """Check the groups of one kind with both bands."""
     samples = [sample for group in groups for sample in group]
     tokens = sum(sample.tokens for sample in samples)
     shipped = [audit_group(group, Band()) for group in groups]

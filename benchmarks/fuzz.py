@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from antiphon.benchmarks.parts.fuzz.messages import damaged, messages
 from antiphon.benchmarks.parts.fuzz.readers import readers
-from antiphon.benchmarks.parts.fuzz.targets import House, known_values, open_house
+from antiphon.benchmarks.parts.fuzz.targets import RunningServices, known_values, open_services
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.errors import AntiphonError
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
@@ -94,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     configure_logs("error")
     begun, tally, round_number = time.perf_counter(), Tally(), 0
-    with tempfile.TemporaryDirectory() as scratch, open_house(Path(scratch) / "run") as house:
-        targets = list(all_targets(house, Path(scratch), tally))
+    with tempfile.TemporaryDirectory() as scratch, open_services(Path(scratch) / "run") as services:
+        targets = list(all_targets(services, Path(scratch), tally))
         while time.perf_counter() - begun < 60.0 * options.minutes:
             for target in targets:
                 feed(target, options.seed + round_number, EXAMPLES, tally)
@@ -138,25 +138,25 @@ def feed(target: Target, seed: int, examples: int, tally: Tally) -> None:
     seeded(seed)(check(given(target.inputs)(give)))()
 
 
-def all_targets(house: House, folder: Path, tally: Tally) -> Iterator[Target]:
+def all_targets(services: RunningServices, folder: Path, tally: Tally) -> Iterator[Target]:
     """Yield every RPC (with messages and with damaged bytes), every translation and every reader."""
-    yield from rpc_targets(house, tally)
+    yield from rpc_targets(services, tally)
     yield from translation_targets()
     for reader in readers(folder / "files"):
         yield Target(f"reader {reader.name}", damaged(reader.sound), _only_ours(reader.read))
 
 
-def rpc_targets(house: House, tally: Tally) -> Iterator[Target]:
+def rpc_targets(services: RunningServices, tally: Tally) -> Iterator[Target]:
     """Yield two targets for each method of every service."""
     known = known_values()
     for module in (coordinator_pb2, broadcast_pb2, learner_pb2, reward_pb2):
         for service in module.DESCRIPTOR.services_by_name.values():
-            channel = grpc.insecure_channel(house.addresses[service.name])
+            channel = grpc.insecure_channel(services.addresses[service.name])
             for method in service.methods:
                 sound = messages(method.input_type, known)
                 raw = st.binary(max_size=60) | st.builds(_cut, sound, st.integers(0, 80))
                 call = _caller(channel, service, method)
-                feeder = _rpc_feeder(house, call, method, tally)
+                feeder = _rpc_feeder(services, call, method, tally)
                 if method.name not in ENDINGS:
                     yield Target(f"{service.name}.{method.name}", sound.map(_bytes_of), feeder)
                 yield Target(f"{service.name}.{method.name} (bytes)", raw.filter(_breaks(method)), feeder)
@@ -202,11 +202,11 @@ def _caller(channel: Any, service: Any, method: Any) -> Callable[[bytes], None]:
     return call
 
 
-def _rpc_feeder(house: House, call: Callable[[bytes], None], method: Any, tally: Tally) -> Run:
+def _rpc_feeder(services: RunningServices, call: Callable[[bytes], None], method: Any, tally: Tally) -> Run:
     cls = GetMessageClass(method.input_type)
 
     def feeder(payload: bytes) -> str | None:
-        before = house.picture()
+        before = services.picture()
         try:
             call(payload)
         except grpc.RpcError as error:
@@ -214,7 +214,7 @@ def _rpc_feeder(house: House, call: Callable[[bytes], None], method: Any, tally:
             tally.answers[code.name] += 1
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return None
-            after = house.picture()
+            after = services.picture()
             if after != before:
                 return f"changed by a call that was refused with {code.name} {details}: {before} -> {after}"
             if code is grpc.StatusCode.INTERNAL and not _parses(cls, payload):
@@ -225,8 +225,8 @@ def _rpc_feeder(house: House, call: Callable[[bytes], None], method: Any, tally:
         tally.answers["OK"] += 1
         return (
             None
-            if house.state_machine.failure is None
-            else f"the coordinator failed: {house.state_machine.failure}"
+            if services.state_machine.failure is None
+            else f"the coordinator failed: {services.state_machine.failure}"
         )
 
     return feeder

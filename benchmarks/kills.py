@@ -5,7 +5,7 @@ coordinator with its journal, the clients, the workers' loop, the learner's serv
 store are those of production; flow, environment, prompts, trainer, engines and the source of weights
 are light stand-ins whose every number can be recomputed, so restart times are not those of a run.
 Each kill is `kill -9`. Who dies is started again with the same command. Runs of elastic and of
-fixed mode take turns; a fixed run must end with the weights of one that nobody disturbed.
+fixed mode take turns; a fixed run must end with the weights of one that was not disturbed.
 `--learner N` does it to the real DeepSpeed learner in a fixed run instead,
 and compares the weights of every step.
 
@@ -45,7 +45,7 @@ LEARNER_STEPS = 20
 READY_S = 240.0
 """Longest start of a process; a machine may be busy."""
 STALL_S = 300.0
-"""Longest time in which nothing is acknowledged and nobody dies."""
+"""Longest time in which nothing is acknowledged and no process is killed."""
 OWN_SHARE = 0.6
 """Share of starts with an armed fail-point; the other kills come from outside."""
 STARTING_SHARE = 0.1
@@ -89,7 +89,7 @@ def roles() -> list[str]:
 
 
 @dataclass(slots=True)
-class Party:
+class KilledProcess:
     """One process that is kept alive."""
 
     role: str
@@ -135,7 +135,7 @@ class KilledRun:
             config: the run's.
             rng: who dies, when and where.
             tally: takes what happens.
-            deepspeed: train with the real learner, and kill nobody else.
+            deepspeed: train with the real learner, and kill no other process.
             surroundings: what a role's environment has besides.
             meanwhile: called whenever the run has got on.
         """
@@ -146,7 +146,7 @@ class KilledRun:
         ports = dict(zip(("coordinator", "learner"), free_ports(2), strict=True))
         (folder / "ports.json").write_text(json.dumps(ports | {"deepspeed": int(deepspeed)}))
         self._victims = ["learner"] if deepspeed else roles()
-        self._parties: dict[str, Party] = {}
+        self._processes: dict[str, KilledProcess] = {}
 
     def live(self, kills: int) -> int:
         """Run to the end with up to `kills` kills and return how many there were.
@@ -160,7 +160,7 @@ class KilledRun:
         for role in roles():
             self._start(role, armed=kills > 0)
         try:
-            while self._parties["flow"].process.poll() != 0:
+            while self._processes["flow"].process.poll() != 0:
                 killed = self._revive(armed=done < kills)
                 done += killed
                 now = time.monotonic()
@@ -178,9 +178,9 @@ class KilledRun:
                 time.sleep(POLL_S)
             self._let_workers_leave()
         finally:
-            for party in self._parties.values():
-                party.process.kill()
-                party.process.wait(30.0)
+            for entry in self._processes.values():
+                entry.process.kill()
+                entry.process.wait(30.0)
         return done
 
     def _start(self, role: str, armed: bool, again: bool = False) -> None:
@@ -208,35 +208,35 @@ class KilledRun:
                 stderr=log,
                 env=environment,
             )
-        self._parties[role] = Party(role, process, time.monotonic(), again)
+        self._processes[role] = KilledProcess(role, process, time.monotonic(), again)
 
     def _revive(self, armed: bool) -> int:
         """Note who became ready, start again who died, and return how many were killed."""
         killed = 0
-        for role, party in list(self._parties.items()):
+        for role, entry in list(self._processes.items()):
             now = time.monotonic()
-            if not party.ready and (self._folder / f"{role}.ready").exists():
-                party.ready = True
-                if party.again:
-                    self._tally.restarts_s.append(now - party.started_s)
+            if not entry.ready and (self._folder / f"{role}.ready").exists():
+                entry.ready = True
+                if entry.again:
+                    self._tally.restarts_s.append(now - entry.started_s)
                     if role == "coordinator":
-                        self._tally.coordinator_restarts_s.append(now - party.started_s)
-            status = party.process.poll()
-            if status is None and not party.ready and now - party.started_s > READY_S:
+                        self._tally.coordinator_restarts_s.append(now - entry.started_s)
+            status = entry.process.poll()
+            if status is None and not entry.ready and now - entry.started_s > READY_S:
                 raise SystemExit(f"{role} was not ready after {READY_S:g} s\n{self._last_words()}")
             if status is None or (status == 0 and role != "coordinator"):
                 continue
             if status == -signal.SIGKILL:
                 killed += 1
                 self._tally.kills[role] += 1
-                self._tally.at_failpoints += not party.killed_from_outside
+                self._tally.at_failpoints += not entry.killed_from_outside
             else:
                 self._tally.other_exits.append(f"{role} ended with {status}: {tail(self._log(role), 3)}")
             self._start(role, armed, again=True)
         return killed
 
     def _kill_one(self) -> None:
-        living = [p for p in self._parties.values() if p.role in self._victims and p.process.poll() is None]
+        living = [p for p in self._processes.values() if p.role in self._victims and p.process.poll() is None]
         # A process that is only starting is killed too, but now and then.
         living = [p for p in living if p.ready or self._rng.random() < STARTING_SHARE]
         if not living:
@@ -247,7 +247,7 @@ class KilledRun:
 
     def _let_workers_leave(self) -> None:
         deadline = time.monotonic() + 20.0
-        leaving = [p.process for p in self._parties.values() if p.role not in ("coordinator", "learner")]
+        leaving = [p.process for p in self._processes.values() if p.role not in ("coordinator", "learner")]
         while any(process.poll() is None for process in leaving) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 

@@ -6,7 +6,7 @@ worker is killed without notice with probability 0.4 an hour and replaced by a n
 its workers are faster than the learner needs by the headroom.
 
 Two hours of such a fleet pass in seconds of the simulator's virtual time: coordinator, worker loop,
-judge and learner loop are the production ones, engines and trainer are stand-ins, and the witness
+reward service and learner loop are the production ones, engines and trainer are stand-ins, and the witness
 checks every token, bound and acknowledgement. `--real-processes` compares one schedule with real worker
 processes over gRPC in scaled time, and `--curves` the rewards of real runs with vLLM.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.benchmarks.fuzz import Tally, Target, all_targets, feed
-from antiphon.benchmarks.parts.fuzz.targets import open_house
+from antiphon.benchmarks.parts.fuzz.targets import open_services
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop.acceptance import accept_commit
 from antiphon.core.loop.run_state import RunState
@@ -18,8 +18,8 @@ EXAMPLES = 12
 
 def test_a_share_of_the_fuzz_finds_nothing(tmp_path: Path) -> None:
     tally = Tally()
-    with open_house(tmp_path / "run") as house:
-        targets: list[Target] = list(all_targets(house, tmp_path, tally))
+    with open_services(tmp_path / "run") as services:
+        targets: list[Target] = list(all_targets(services, tmp_path, tally))
         for target in targets:
             feed(target, 0, EXAMPLES, tally)
     assert not tally.crashes and not tally.changes

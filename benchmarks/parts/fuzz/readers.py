@@ -44,7 +44,7 @@ from antiphon.services.wire.arrays import logprobs_from_bytes
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A way into the house for bytes."""
+    """Something that takes bytes."""
 
     name: str
     sound: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""Fuzz house: every service on loopback, and every change that a call makes counted.
+"""Fuzz targets: every service on loopback, and every change that a call makes counted.
 
 They run in a thread of their own, so that calls can be made from anywhere. The learner
 has a light engine, and a coordinator of its own: what it tells it is no call that is counted.
@@ -69,8 +69,8 @@ def house_config() -> RunConfig:
     )
 
 
-class House:
-    """Served parties, and what they hold at the moment."""
+class RunningServices:
+    """Every service, and what they hold at the moment."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class House:
 
 
 def known_values() -> dict[str, list[Any]]:
-    """Return values that mean something to the house."""
+    """Return values that mean something to the services."""
     groups = [f"g{number:07d}" for number in range(6)]
     return {
         "worker_name": ["w", "v"],
@@ -130,13 +130,13 @@ def known_values() -> dict[str, list[Any]]:
 
 
 @contextmanager
-def open_house(folder: Path) -> Iterator[House]:
+def open_services(folder: Path) -> Iterator[RunningServices]:
     """Serve a coordinator and an origin until the block is left."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="house", daemon=True)
+    thread = threading.Thread(target=loop.run_forever, name="services", daemon=True)
     thread.start()
     stop = asyncio.Event()
-    ready: list[House] = []
+    ready: list[RunningServices] = []
     serving = asyncio.run_coroutine_threadsafe(_serve(folder, ready, stop), loop)
     try:
         asyncio.run_coroutine_threadsafe(_until(ready, serving), loop).result(CALL_S)
@@ -149,14 +149,14 @@ def open_house(folder: Path) -> Iterator[House]:
         loop.close()
 
 
-async def _until(ready: list[House], serving: Any) -> None:
+async def _until(ready: list[RunningServices], serving: Any) -> None:
     while not ready:
         if serving.done():
             serving.result()
         await asyncio.sleep(0.01)
 
 
-async def _serve(folder: Path, ready: list[House], stop: asyncio.Event) -> None:
+async def _serve(folder: Path, ready: list[RunningServices], stop: asyncio.Event) -> None:
     state_machine, behind = await _keeper(folder / "run"), await _keeper(folder / "behind")
     service = CoordinatorService(state_machine, audits=AuditQueue(state_machine, bytes(32)))
     learner = await _learner(folder / "behind", behind)
@@ -167,7 +167,7 @@ async def _serve(folder: Path, ready: list[House], stop: asyncio.Event) -> None:
         "Learner": await start_server("127.0.0.1", 0, lambda s: register_learner(s, learner), []),
     }
     addresses = {name: f"127.0.0.1:{port}" for name, (_, port) in servers.items()}
-    ready.append(House(state_machine, learner, addresses, asyncio.get_running_loop()))
+    ready.append(RunningServices(state_machine, learner, addresses, asyncio.get_running_loop()))
     await stop.wait()
     for server, _ in servers.values():
         await stop_server(server, grace_s=0.1)

@@ -4,7 +4,7 @@
 
 Roles are coordinator, learner, reward, flow and worker-N. Each runs what production serves, over
 real gRPC on the ports that the folder's `ports.json` names (with `deepspeed` there, the real
-learner), and writes `ROLE.ready` when it can work. Started again with the same words it goes on.
+learner), and writes `ROLE.ready` when it can work. Started again with the same words it continues.
 """
 
 import json
@@ -48,7 +48,7 @@ def learner(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
 
 
 def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
-    """Serve a judge."""
+    """Serve a reward service."""
     from antiphon.services.reward.server import serve_reward
     from antiphon.simulator.standins.engines import ArithmeticEnvironment, JsonDecoder
 
@@ -83,7 +83,7 @@ def worker(folder: Path, ports: dict[str, int], name: str) -> Coroutine[Any, Any
 
 
 def flow(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
-    """Drive the run: publish, open steps, train, finish; begun anew, it goes on where the run is."""
+    """Drive the run: publish, open steps, train, finish; begun anew, it continues where the run is."""
     from antiphon.services.coordinator.client import CoordinatorClient
     from antiphon.services.learner.client import LearnerClient
     from antiphon.simulator.processes import Flow

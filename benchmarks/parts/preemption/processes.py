@@ -1,6 +1,6 @@
 """Preemption for real: a fleet of worker processes over gRPC that are killed and replaced as a schedule says.
 
-Time is scaled: `scale` seconds of the schedule pass in one real second. Coordinator, judge and a
+Time is scaled: `scale` seconds of the schedule pass in one real second. Coordinator, reward service and a
 stand-in for the learner share this process. Afterwards the journal and every batch are audited.
 """
 
@@ -122,11 +122,11 @@ async def run_fleet(
     address = f"127.0.0.1:{port}"
     client, rewarding = CoordinatorClient(address), CoordinatorClient(address)
     environment = ArithmeticEnvironment(config, 1)
-    judge = RewardService(rewarding, environment, JsonDecoder(), run_id, "judge", JOIN_S)
+    reward = RewardService(rewarding, environment, JsonDecoder(), run_id, "reward", JOIN_S)
     fleet = Fleet(site, stays, scale, address, folder)
     commits: list[float] = []
     await client.announce_snapshot(manifest_of(config, 0))
-    tasks = [asyncio.ensure_future(judge.run(lambda: None))]
+    tasks = [asyncio.ensure_future(reward.run(lambda: None))]
     try:
         expected = fleet.start_first()
         async with asyncio.timeout(JOIN_S):
@@ -147,8 +147,8 @@ async def run_fleet(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=10)
-        for party in (client, rewarding):
-            await party.close()
+        for closing in (client, rewarding):
+            await closing.close()
         await stop_server(server)
         await state_machine.close()
     found = await audit(folder, config, light=False)

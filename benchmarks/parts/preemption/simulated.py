@@ -1,4 +1,4 @@
-"""Preemption in virtual time: a simulated fleet with the production coordinator, workers and judge."""
+"""Preemption in virtual time: a simulated fleet around production coordinator, workers and reward service."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Zoo animals: one honest worker and those that are not, with a small real model and the real sampler.
+"""Dishonest workers: one honest worker and those that are not, with a small real model and the real sampler.
 
 Each makes the trajectories of one group from a lease. They sample step by step with a key-value
 cache, as an engine does, so that an auditor's single forward pass differs from them by rounding.
@@ -44,7 +44,7 @@ Make = Callable[[Sequence[Lease]], list[Group]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Zoo:
+class TinySampler:
     """The policy everybody is asked to sample with, and what is known of it."""
 
     model: Any
@@ -52,13 +52,15 @@ class Zoo:
     vocabulary: int
 
 
-def load_zoo(dtype: torch.dtype = torch.float32) -> Zoo:
+def load_sampler(dtype: torch.dtype = torch.float32) -> TinySampler:
     """Load the small model that is shipped."""
     codec = TextCodec.load(str(MODEL))
-    return Zoo(load_causal_model(str(MODEL), dtype, False).eval(), codec.end_token_id, codec.vocabulary_size)
+    return TinySampler(
+        load_causal_model(str(MODEL), dtype, False).eval(), codec.end_token_id, codec.vocabulary_size
+    )
 
 
-def zoo_config(dtype: str = "float32") -> RunConfig:
+def trust_config(dtype: str = "float32") -> RunConfig:
     """Return the configuration of a run with that model."""
     return RunConfig.model_validate(
         {
@@ -69,7 +71,7 @@ def zoo_config(dtype: str = "float32") -> RunConfig:
     )
 
 
-def zoo_leases(count: int, first: int = 0, samples: int = GROUP) -> list[Lease]:
+def trust_leases(count: int, first: int = 0, samples: int = GROUP) -> list[Lease]:
     """Return leases as a coordinator grants them; their prompts have equally many tokens."""
     codec = TextCodec.load(str(MODEL))
     leases = []
@@ -93,7 +95,7 @@ def zoo_leases(count: int, first: int = 0, samples: int = GROUP) -> list[Lease]:
 
 
 def sample(
-    zoo: Zoo,
+    sampler: TinySampler,
     model: Any,
     leases: Sequence[Lease],
     seeds: Sequence[Sequence[int]] | None = None,
@@ -102,7 +104,7 @@ def sample(
     """Sample the groups of some leases together, as an engine does: a token at a time, with a cache.
 
     Args:
-        zoo: whose tokens they are.
+        sampler: whose tokens they are.
         model: weights to sample with.
         leases: with prompts of the same length and the same sampling parameters.
         seeds: other seeds than the leases', a row for each lease.
@@ -118,7 +120,7 @@ def sample(
         sampling = dataclasses.replace(sampling, temperature=temperature)
     count, longest, cache = len(flat), sampling.max_tokens, DynamicCache()
     keys = np.array([request_key(seed) for seed in flat], dtype=np.uint64)
-    rows = row_sampling(sampling, count, zoo.vocabulary)
+    rows = row_sampling(sampling, count, sampler.vocabulary)
     tokens = np.zeros((count, longest), dtype=np.int32)
     logprobs = np.zeros((count, longest), dtype=np.float32)
     lengths = np.full(count, longest)
@@ -129,22 +131,24 @@ def sample(
             at = np.full(count, start + place, dtype=np.int64)
             drawn, found = draw(logits, torch.from_numpy(uniforms(keys, at)), rows)
             tokens[:, place], logprobs[:, place] = drawn.numpy(), np.minimum(found.numpy(), 0.0)
-            lengths[(tokens[:, place] == zoo.end_token) & (lengths == longest)] = place + 1
+            lengths[(tokens[:, place] == sampler.end_token) & (lengths == longest)] = place + 1
             if (lengths <= place + 1).all():
                 break
             inputs = drawn.unsqueeze(-1)
     rest = iter(range(count))
     return [
         tuple(
-            _trajectory(zoo, index, seed, tokens[row, : lengths[row]], logprobs[row, : lengths[row]])
+            _trajectory(sampler, index, seed, tokens[row, : lengths[row]], logprobs[row, : lengths[row]])
             for index, (seed, row) in enumerate(zip(lease.seeds, rest))  # noqa: B905 - the rows go on
         )
         for lease in leases
     ]
 
 
-def _trajectory(zoo: Zoo, index: int, seed: int, tokens: IntArray, logprobs: FloatArray) -> Trajectory:
-    stopped = int(tokens[-1]) == zoo.end_token
+def _trajectory(
+    sampler: TinySampler, index: int, seed: int, tokens: IntArray, logprobs: FloatArray
+) -> Trajectory:
+    stopped = int(tokens[-1]) == sampler.end_token
     return Trajectory(
         sample_index=index,
         seed=seed,
@@ -167,14 +171,14 @@ def quantised(model: Any, bits: int) -> Any:
     return found
 
 
-def stepped(zoo: Zoo, lease: Lease, learning_rate: float) -> Any:
+def stepped(sampler: TinySampler, lease: Lease, learning_rate: float) -> Any:
     """Return a copy that is one optimizer step away: each weight moved by the rate, down a gradient.
 
     That is what AdamW's first step does; the gradient is of the model's own completions.
     """
-    found = copy.deepcopy(zoo.model)
+    found = copy.deepcopy(sampler.model)
     start = len(lease.prompt.token_ids)
-    for trajectory in sample(zoo, zoo.model, [lease])[0]:
+    for trajectory in sample(sampler, sampler.model, [lease])[0]:
         whole = torch.tensor([[*lease.prompt.token_ids, *trajectory.token_ids.tolist()]])
         logits = found(input_ids=whole[:, :-1]).logits[0, start - 1 :].float()
         torch.nn.functional.cross_entropy(logits, whole[0, start:]).backward()
@@ -197,35 +201,37 @@ def disturbed(model: Any, share: float, seed: int) -> Any:
     return found
 
 
-def honest(zoo: Zoo, model: Any = None) -> Make:
+def honest(sampler: TinySampler, model: Any = None) -> Make:
     """Sample as leased, with `model` instead of the right one if it is given."""
-    return lambda leases: sample(zoo, zoo.model if model is None else model, leases)
+    return lambda leases: sample(sampler, sampler.model if model is None else model, leases)
 
 
-def wrong_temperature(zoo: Zoo, temperature: float) -> Make:
+def wrong_temperature(sampler: TinySampler, temperature: float) -> Make:
     """Sample at another temperature and report the logprobs of that."""
-    return lambda leases: sample(zoo, zoo.model, leases, temperature=temperature)
+    return lambda leases: sample(sampler, sampler.model, leases, temperature=temperature)
 
 
-def wrong_tokens(zoo: Zoo, share: float, seed: int) -> Make:
+def wrong_tokens(sampler: TinySampler, share: float, seed: int) -> Make:
     """Replace a share of the tokens by others of the vocabulary."""
     rng = np.random.default_rng(seed)
-    choices = [token for token in range(3, zoo.vocabulary) if token != zoo.end_token]
+    choices = [token for token in range(3, sampler.vocabulary) if token != sampler.end_token]
 
     def change(trajectory: Trajectory) -> Trajectory:
         tokens = trajectory.token_ids.copy()
-        places = np.flatnonzero((rng.random(tokens.size) < share) & (tokens != zoo.end_token))
+        places = np.flatnonzero((rng.random(tokens.size) < share) & (tokens != sampler.end_token))
         tokens[places] = rng.choice(choices, places.size)
         return dataclasses.replace(trajectory, token_ids=tokens)
 
-    return lambda leases: [tuple(map(change, group)) for group in sample(zoo, zoo.model, leases)]
+    return lambda leases: [tuple(map(change, group)) for group in sample(sampler, sampler.model, leases)]
 
 
-def copied(zoo: Zoo) -> Make:
+def copied(sampler: TinySampler) -> Make:
     """Sample once and hand that in for every seed."""
 
     def make(leases: Sequence[Lease]) -> list[Group]:
-        ones = sample(zoo, zoo.model, [dataclasses.replace(lease, seeds=lease.seeds[:1]) for lease in leases])
+        ones = sample(
+            sampler, sampler.model, [dataclasses.replace(lease, seeds=lease.seeds[:1]) for lease in leases]
+        )
         return [
             tuple(
                 dataclasses.replace(one, sample_index=index, seed=seed)
@@ -237,14 +243,14 @@ def copied(zoo: Zoo) -> Make:
     return make
 
 
-def cherry_picked(zoo: Zoo, tries: int) -> Make:
+def cherry_picked(sampler: TinySampler, tries: int) -> Make:
     """Sample with seeds of one's own and hand in the likeliest of several, under the leased seeds."""
 
     def make(leases: Sequence[Lease]) -> list[Group]:
         rounds = []
         for attempt in range(tries):
             seeds = [[derive_seed("cherry", seed, attempt) for seed in lease.seeds] for lease in leases]
-            rounds.append(sample(zoo, zoo.model, leases, seeds))
+            rounds.append(sample(sampler, sampler.model, leases, seeds))
         return [
             tuple(
                 max(column, key=lambda trajectory: float(trajectory.logprobs.mean()))
@@ -256,10 +262,10 @@ def cherry_picked(zoo: Zoo, tries: int) -> Make:
     return make
 
 
-def fake_logprobs(zoo: Zoo) -> Make:
+def fake_logprobs(sampler: TinySampler) -> Make:
     """Sample as leased, then claim to have been surer."""
 
     def change(trajectory: Trajectory) -> Trajectory:
         return dataclasses.replace(trajectory, logprobs=trajectory.logprobs * np.float32(0.5))
 
-    return lambda leases: [tuple(map(change, group)) for group in sample(zoo, zoo.model, leases)]
+    return lambda leases: [tuple(map(change, group)) for group in sample(sampler, sampler.model, leases)]

@@ -1,4 +1,4 @@
-"""The zoo: hostile and broken workers meet the production checks, with a real model and sampler (F11).
+"""Dishonest workers meet the production checks, with a real model and sampler (F11).
 
 Twelve kinds: those that lie about what they sampled are found by audits, those that hand in what
 cannot be are refused at the gate, those that waste time are bounded by leases and deadlines.
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.benchmarks.parts.trust import dishonest_workers as animals
+from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.config import build_config
 from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SubmitVerdict, Trajectory, VersionSpan
@@ -33,18 +33,18 @@ SAMPLES = 4
 CONFIG = build_config(
     {
         "run": {"steps": 4, "seed": 7},
-        "model": {"path": str(animals.MODEL)},
+        "model": {"path": str(workers.MODEL)},
         "environment": {"train_size": 64, "heldout_size": 3},
         "evaluation": {"prompts": 3},
         "loop": {"max_staleness": 3, "prompts_per_step": 16, "group_size": SAMPLES},
-        "sampling": {"max_tokens": animals.MAX_TOKENS},
+        "sampling": {"max_tokens": workers.MAX_TOKENS},
         "broadcast": {"snapshots_kept": 16},
         "trust": {"audits": "all", "trusted": ["good"]},
     }
 )
 
 
-class ZooAuditor(Auditor):
+class ScoringAuditor(Auditor):
     """Every version is the shipped model, which is never published here."""
 
     def _fill(self, version: int) -> bool:
@@ -52,9 +52,9 @@ class ZooAuditor(Auditor):
 
 
 @pytest.fixture(scope="module")
-def zoo() -> animals.Zoo:
+def sampler() -> workers.TinySampler:
     torch.set_num_threads(1)
-    return animals.load_zoo()
+    return workers.load_sampler()
 
 
 @pytest.fixture(scope="module")
@@ -62,22 +62,22 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     return make_house(tmp_path_factory.mktemp("home") / "keys", ["good", "bad"])
 
 
-LIARS: dict[str, tuple[Callable[[animals.Zoo], animals.Make], set[str]]] = {
-    "wrong tokens": (lambda z: animals.wrong_tokens(z, 0.1, 3), {"sampling", "logprobs"}),
+LIARS: dict[str, tuple[Callable[[workers.TinySampler], workers.Make], set[str]]] = {
+    "wrong tokens": (lambda z: workers.wrong_tokens(z, 0.1, 3), {"sampling", "logprobs"}),
     "wrong model": (
-        lambda z: animals.honest(z, animals.disturbed(z.model, 0.3, 3)),
+        lambda z: workers.honest(z, workers.disturbed(z.model, 0.3, 3)),
         {"sampling", "logprobs"},
     ),
-    "wrong temperature": (lambda z: animals.wrong_temperature(z, 0.6), {"sampling", "logprobs"}),
-    "int4 weights": (lambda z: animals.honest(z, animals.quantised(z.model, 4)), {"sampling", "logprobs"}),
-    "copied results": (animals.copied, {"sampling"}),
-    "cherry-picked": (lambda z: animals.cherry_picked(z, 2), {"sampling"}),
-    "fake logprobs": (animals.fake_logprobs, {"logprobs"}),
+    "wrong temperature": (lambda z: workers.wrong_temperature(z, 0.6), {"sampling", "logprobs"}),
+    "int4 weights": (lambda z: workers.honest(z, workers.quantised(z.model, 4)), {"sampling", "logprobs"}),
+    "copied results": (workers.copied, {"sampling"}),
+    "cherry-picked": (lambda z: workers.cherry_picked(z, 2), {"sampling"}),
+    "fake logprobs": (workers.fake_logprobs, {"logprobs"}),
 }
 
 
-def audit(zoo: animals.Zoo, lease: Lease, made: tuple[Trajectory, ...]) -> set[str]:
-    auditor = ZooAuditor(CONFIG, None, zoo.model)  # type: ignore[arg-type]
+def audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ...]) -> set[str]:
+    auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
     group = GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids)
     return {finding.check for finding in audit_group(auditor.examine(group), Band())}
 
@@ -87,32 +87,32 @@ def submission(lease: Lease, worker_id: str, made: tuple[Trajectory, ...]) -> Gr
 
 
 @pytest.mark.parametrize("kind", LIARS)
-def test_liars_are_found_by_one_audit(zoo: animals.Zoo, kind: str) -> None:
+def test_liars_are_found_by_one_audit(sampler: workers.TinySampler, kind: str) -> None:
     make, checks = LIARS[kind]
-    (lease,) = animals.zoo_leases(1, samples=6)
-    assert audit(zoo, lease, make(zoo)([lease])[0]) & checks
+    (lease,) = workers.trust_leases(1, samples=6)
+    assert audit(sampler, lease, make(sampler)([lease])[0]) & checks
 
 
-def test_honest_workers_pass_whatever_the_sampling_parameters(zoo: animals.Zoo) -> None:
+def test_honest_workers_pass_whatever_the_sampling_parameters(sampler: workers.TinySampler) -> None:
     for changes in ({}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.8}, {"temperature": 0.0}):
-        (lease,) = animals.zoo_leases(1, samples=SAMPLES)
+        (lease,) = workers.trust_leases(1, samples=SAMPLES)
         lease = dataclasses.replace(lease, sampling=dataclasses.replace(lease.sampling, **changes))
         config = CONFIG.model_copy(update={"sampling": CONFIG.sampling.model_copy(update=changes)})
-        auditor = ZooAuditor(config, None, zoo.model)  # type: ignore[arg-type]
-        made = animals.honest(zoo)([lease])[0]
+        auditor = ScoringAuditor(config, None, sampler.model)  # type: ignore[arg-type]
+        made = workers.honest(sampler)([lease])[0]
         found = auditor.examine(GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids))
         assert sum(s.tokens for s in found) == sum(t.token_ids.size for t in made)
         assert not sum(s.missed + s.impossible for s in found) and max(s.drift for s in found) < 1e-4
 
 
-def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: animals.Zoo) -> None:
+def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, sampler: workers.TinySampler) -> None:
     """NaN, oversize, stolen leases, fake versions; and a replayed lease meets its old answer."""
 
     async def act(site: SecuredSite) -> None:
         bad, good = await enter(site, house, "bad"), await enter(site, house, "good")
         reply = await bad.client.lease_group(LeaseRequest(bad.worker_id, 0, 4, 5.0))
         first, second, third, _ = reply.leases
-        made = animals.honest(zoo)([first])[0]
+        made = workers.honest(sampler)([first])[0]
         whole = submission(first, bad.worker_id, made)
 
         def changed(**fields: object) -> GroupSubmission:
@@ -122,7 +122,7 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
 
         logprobs = made[0].logprobs.copy()
         logprobs[0] = np.nan
-        long = np.full(animals.MAX_TOKENS + 1, 5, dtype=np.int32)
+        long = np.full(workers.MAX_TOKENS + 1, 5, dtype=np.int32)
         stolen = dataclasses.replace(whole, worker_id=good.worker_id)
         with pytest.raises(ContractError, match="was not granted to 'good-1'"):
             await good.client.submit_group(stolen)
@@ -144,7 +144,9 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
         # The third strike: out, and what it still holds is offered to others.
         assert "3 strikes" in site.state_machine.state.barred("bad")
         assert (
-            await bad.client.submit_group(submission(third, bad.worker_id, animals.honest(zoo)([third])[0]))
+            await bad.client.submit_group(
+                submission(third, bad.worker_id, workers.honest(sampler)([third])[0])
+            )
             is SubmitVerdict.LATE
         )
         with pytest.raises(ContractError, match="was excluded from this run: 3 strikes"):
@@ -166,13 +168,15 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, zoo: anim
     run(tmp_path, house, act)
 
 
-def test_a_liar_is_shut_out_while_others_go_on(tmp_path: Path, house: House, zoo: animals.Zoo) -> None:
+def test_a_liar_is_shut_out_while_others_go_on(
+    tmp_path: Path, house: House, sampler: workers.TinySampler
+) -> None:
     async def act(site: SecuredSite) -> None:
         flow = site.client(house.services)
-        auditor = ZooAuditor(CONFIG, None, zoo.model)  # type: ignore[arg-type]
+        auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
         auditing = asyncio.ensure_future(audit_forever(flow, auditor, "auditor"))
         bad, good = await enter(site, house, "bad"), await enter(site, house, "good")
-        cheat = animals.cherry_picked(zoo, 1)
+        cheat = workers.cherry_picked(sampler, 1)
         handed_in = 0
         while not site.state_machine.state.barred("bad"):
             handed_in += await bad.work(cheat)
@@ -181,7 +185,7 @@ def test_a_liar_is_shut_out_while_others_go_on(tmp_path: Path, house: House, zoo
             await until_audited(site)
         assert "not where their seeds put them" in site.state_machine.state.barred("bad")
         for _ in range(6):
-            assert await good.work(animals.honest(zoo))
+            assert await good.work(workers.honest(sampler))
         await until_audited(site)
         standing = site.state_machine.state.standings.get("good")
         assert standing is not None and standing.audited and not standing.strikes
@@ -238,12 +242,12 @@ def test_slow_senders_hold_up_nobody(tmp_path: Path, house: House) -> None:
 
 @dataclasses.dataclass
 class Guest:
-    """A worker that samples with the zoo's model."""
+    """A worker that samples with the sampler's model."""
 
     client: CoordinatorClient
     worker_id: str
 
-    async def work(self, make: animals.Make) -> int:
+    async def work(self, make: workers.Make) -> int:
         """Do one lease; return how many groups were accepted."""
         reply = await self.client.lease_group(LeaseRequest(self.worker_id, 0, 1, 5.0))
         accepted = 0
