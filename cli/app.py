@@ -1,6 +1,6 @@
 """The antiphon command: one verb a file, errors in one sentence, exit codes that mean something.
 
-0 done, 1 failed, 2 usage or configuration, 3 infeasible, 130 interrupted. Verbs import what is
+0 done, 1 failed, 2 usage or configuration, 130 interrupted. Verbs import what is
 heavy only when they run, so help and mistakes answer at once.
 """
 

@@ -7,7 +7,6 @@ compiler, and one rank has no one to share memory with.
 """
 
 import atexit
-import functools
 import gc
 import logging
 import math
@@ -46,9 +45,8 @@ class UpdateMetrics:
     """One per micro-batch, on the CPU."""
 
 
-@functools.cache
 def _open_deepspeed() -> Any:
-    """Import DeepSpeed and join a process group of one; once in a process."""
+    """Import DeepSpeed and join a process group of one, again if another library has left it meanwhile."""
     cuda = torch.cuda.is_available()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
