@@ -68,12 +68,15 @@ def step_seconds(timings: dict[str, Any]) -> float:
 
 
 def busy_seconds(timings: dict[str, Any]) -> float:
-    """Return the median of rollout plus training seconds of one synchronous step."""
-    collects = {s["number"]: s for s in timings["stages"] if s["stage"] == "collect"}
+    """Return the median of the seconds of rollout, reward and training of one synchronous step.
+
+    The reward stage begins with the sampling of a step and ends with its sealed batch.
+    """
+    batches = {s["number"]: s for s in timings["stages"] if s["stage"] == "reward"}
     steps = {s["number"]: s for s in timings["stages"] if s["stage"] == "step"}
     return float(
         median(
-            collects[n]["ended_s"] - collects[n]["started_s"] + steps[n]["ended_s"] - steps[n]["started_s"]
+            batches[n]["ended_s"] - batches[n]["started_s"] + steps[n]["ended_s"] - steps[n]["started_s"]
             for n in sorted(steps)[WARM_UP_STEPS:]
         )
     )
