@@ -46,7 +46,7 @@ PARSED = (
     "worker_heartbeat",
     "lease_request",
     "group_submission",
-    "rewarded_group",
+    "sample_reward",
     "step_commit",
     "snapshot_manifest",
     "lease_reply",

@@ -234,7 +234,7 @@ class SubmitVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RewardedGroup:
+class SampleReward:
     """The environment's score of one trajectory."""
 
     sample_index: int

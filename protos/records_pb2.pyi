@@ -184,7 +184,7 @@ class GroupSubmission(_message.Message):
     completions: Completions
     def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
 
-class RewardedGroup(_message.Message):
+class SampleReward(_message.Message):
     __slots__ = ("sample_index", "reward")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]

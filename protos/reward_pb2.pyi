@@ -24,12 +24,12 @@ class PullReply(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupToReward, _Mapping]]] = ...) -> None: ...
 
 class RewardsRequest(_message.Message):
-    __slots__ = ("group_id", "rewarded_groups")
+    __slots__ = ("group_id", "sample_rewards")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
-    REWARDED_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_REWARDS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
-    rewarded_groups: _containers.RepeatedCompositeFieldContainer[_records_pb2.RewardedGroup]
-    def __init__(self, group_id: _Optional[str] = ..., rewarded_groups: _Optional[_Iterable[_Union[_records_pb2.RewardedGroup, _Mapping]]] = ...) -> None: ...
+    sample_rewards: _containers.RepeatedCompositeFieldContainer[_records_pb2.SampleReward]
+    def __init__(self, group_id: _Optional[str] = ..., sample_rewards: _Optional[_Iterable[_Union[_records_pb2.SampleReward, _Mapping]]] = ...) -> None: ...
 
 class RewardsReply(_message.Message):
     __slots__ = ("accepted",)

@@ -1,9 +1,10 @@
 """Admission: which groups are opened, and to whom they are leased, decided from state alone.
 
 Elastic mode opens groups in the order of the prompts while the gate leaves room: what is in
-flight plus what was sealed are the reservations, so lost, filtered and stale groups give theirs
-back by ending. Fixed mode opens the groups of a step as a function of (seed, step) and of which
-of them turned out to lack variance, never of who was faster.
+flight plus what was sealed are the reservations. Filtered and stale groups give theirs back by
+ending; a group whose lease was lost keeps its own and is offered again. Fixed mode opens the
+groups of a step as a function of (seed, step) and of which of them turned out to lack variance,
+never of who was faster.
 """
 
 import functools

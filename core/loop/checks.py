@@ -18,7 +18,7 @@ from antiphon.core.records import (
     FloatArray,
     GroupSubmission,
     PartialTrajectory,
-    RewardedGroup,
+    SampleReward,
     Trajectory,
 )
 from antiphon.core.spans import check_cover
@@ -176,17 +176,17 @@ def check_token_rules(submission: GroupSubmission, rules: TokenRules) -> None:
             raise ContractError(f"{where}: finish_reason=stop, but token {int(tokens[-1])} is no end token")
 
 
-def check_rewards(group_id: str, rewarded_groups: Sequence[RewardedGroup], samples: int) -> tuple[float, ...]:
+def check_rewards(group_id: str, sample_rewards: Sequence[SampleReward], samples: int) -> tuple[float, ...]:
     """Return the rewards [G] of a group by sample.
 
     Raises:
         ContractError: when one is missing, doubled or not finite.
     """
-    by_sample = {rewarded_group.sample_index: rewarded_group.reward for rewarded_group in rewarded_groups}
-    if len(rewarded_groups) != samples or set(by_sample) != set(range(samples)):
+    by_sample = {sample_reward.sample_index: sample_reward.reward for sample_reward in sample_rewards}
+    if len(sample_rewards) != samples or set(by_sample) != set(range(samples)):
         raise ContractError(
             f"group {group_id} needs one reward for each of its samples 0..{samples - 1}, but got "
-            f"{sorted(rewarded_group.sample_index for rewarded_group in rewarded_groups)}"
+            f"{sorted(sample_reward.sample_index for sample_reward in sample_rewards)}"
         )
     for index, reward in by_sample.items():
         if not math.isfinite(reward):

@@ -16,7 +16,7 @@ from antiphon.core.records import (
     KeptProgress,
     Lease,
     LeaseProgress,
-    RewardedGroup,
+    SampleReward,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -166,7 +166,7 @@ class Coordinator(Protocol):
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Hand out groups to reward; a service that never answers loses them after a deadline."""
 
-    async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
+    async def submit_rewards(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
         """Take the rewards of a group; False when they were already there or the group is gone.
 
         Raises:

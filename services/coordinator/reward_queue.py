@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from antiphon.core.loop import acceptance
 from antiphon.core.loop.checks import check_rewards
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.records import GroupToReward, RewardedGroup
+from antiphon.core.records import GroupToReward, SampleReward
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 REWARD_S = 15.0
@@ -96,7 +96,7 @@ class RewardQueue:
             )
         return found
 
-    async def submit(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
+    async def submit(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
         """Take the rewards of a group; False when they were already there or the group is gone.
 
         Raises:
@@ -107,7 +107,7 @@ class RewardQueue:
         rewarding = self._rewarding.pop(group_id, None)
         if not self._unanswered(group_id):
             return False
-        rewards = check_rewards(group_id, rewarded_groups, self._state.groups[group_id].samples)
+        rewards = check_rewards(group_id, sample_rewards, self._state.groups[group_id].samples)
         submission = await state_machine.submissions.find(group_id) if state_machine.archive.keeps else None
         if not self._unanswered(group_id):  # by another one, while a payload was read from the disk
             return False

@@ -17,7 +17,7 @@ from antiphon.core.records import (
     GroupSubmission,
     GroupToAudit,
     GroupToReward,
-    RewardedGroup,
+    SampleReward,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -132,8 +132,8 @@ class CoordinatorService(Coordinator):
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         return await self._reward_queue.pull(client_id, limit, _within(wait_s))
 
-    async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
-        return await self._reward_queue.submit(group_id, rewarded_groups)
+    async def submit_rewards(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
+        return await self._reward_queue.submit(group_id, sample_rewards)
 
     async def open_step(self, step: int) -> None:
         state_machine = self.state_machine

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import GroupToReward, RewardedGroup
+from antiphon.core.records import GroupToReward, SampleReward
 from antiphon.environments.environment import Environment
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.rpc.retry import retry_unavailable
@@ -113,20 +113,20 @@ class RewardService:
         if self._pace is not None:
             await self._pace()
         failpoints.reach("reward.score")
-        rewarded_groups = await asyncio.to_thread(self._rewarded_groups, group)
+        sample_rewards = await asyncio.to_thread(self._rewards_of, group)
         accepted = await self._reach(
             "coordinator.submit_rewards",
-            lambda: self._coordinator.submit_rewards(group.group_id, rewarded_groups),
+            lambda: self._coordinator.submit_rewards(group.group_id, sample_rewards),
         )
         failpoints.reach("reward.submit.after")
         self._groups_rewarded += 1
         _log.debug("group.rewarded", group=group.group_id, accepted=accepted)
 
-    def _rewarded_groups(self, group: GroupToReward) -> list[RewardedGroup]:
+    def _rewards_of(self, group: GroupToReward) -> list[SampleReward]:
         problem = self._environment.problem_by_key(group.prompt_key)
         texts = [self._codec.decode(token_ids) for token_ids in group.completions]
         rewards = self._environment.reward(problem, texts)
-        return [RewardedGroup(index, float(reward)) for index, reward in enumerate(rewards)]
+        return [SampleReward(index, float(reward)) for index, reward in enumerate(rewards)]
 
     async def _check_run(self) -> None:
         status = await self._unless_stopped("coordinator.status", self._coordinator.status)

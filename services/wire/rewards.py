@@ -39,7 +39,7 @@ def _check_statistics(m: records_pb2.SampleStatistics) -> None:
         )
 
 
-codec(r.RewardedGroup, records_pb2.RewardedGroup)
+codec(r.SampleReward, records_pb2.SampleReward)
 by_hand(records_pb2.GroupToReward, _group_to_reward_to_proto, _group_to_reward_from_proto)
 codec(r.GroupToAudit, records_pb2.GroupToAudit)
 sample_statistics_to_proto, sample_statistics_from_proto = codec(

@@ -1,6 +1,6 @@
 """Witnessed: clients that report to the witness of a simulated run what its processes received."""
 
-from antiphon.core.records import GroupSubmission, RewardedGroup, StepCommit, SubmitVerdict
+from antiphon.core.records import GroupSubmission, SampleReward, StepCommit, SubmitVerdict
 from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.simulator import processes
@@ -35,8 +35,8 @@ class Witnessed(CoordinatorClient):
         self._witness.answered(submission, verdict)
         return verdict
 
-    async def submit_rewards(self, group_id: str, rewarded_groups: list[RewardedGroup]) -> bool:  # type: ignore[override]
-        taken = await super().submit_rewards(group_id, rewarded_groups)
+    async def submit_rewards(self, group_id: str, sample_rewards: list[SampleReward]) -> bool:  # type: ignore[override]
+        taken = await super().submit_rewards(group_id, sample_rewards)
         if taken:
             self._witness.rewarded(group_id)
         return taken

@@ -16,7 +16,7 @@ from antiphon.core.records import (
     GroupToReward,
     Lease,
     Prompt,
-    RewardedGroup,
+    SampleReward,
     SamplingParameters,
     SnapshotManifest,
     SubmitVerdict,
@@ -80,7 +80,7 @@ class LightCoordinator:
         self.finished = False
         self.wanted: int | None = None
         self.to_reward: list[GroupToReward] = []
-        self.rewards: dict[str, tuple[RewardedGroup, ...]] = {}
+        self.rewards: dict[str, tuple[SampleReward, ...]] = {}
         self._manifests: dict[int, SnapshotManifest] = {}
         self._changed = asyncio.Condition()
 
@@ -155,11 +155,11 @@ class LightCoordinator:
             await asyncio.sleep(min(wait_s, 0.01))
         return groups
 
-    async def submit_rewards(self, group_id: str, rewarded_groups: Sequence[RewardedGroup]) -> bool:
+    async def submit_rewards(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
         await self._note("submit_rewards")
         if group_id in self.rewards:
             return False
-        self.rewards[group_id] = tuple(rewarded_groups)
+        self.rewards[group_id] = tuple(sample_rewards)
         await self._note("rewarded")
         return True
 

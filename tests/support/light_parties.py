@@ -18,7 +18,7 @@ from antiphon.core.records import (
     Lease,
     Prompt,
     PromptHistory,
-    RewardedGroup,
+    SampleReward,
     StepCommit,
     SubmitVerdict,
 )
@@ -163,7 +163,7 @@ async def reward_all(coordinator: Coordinator, rng: np.random.Generator, delay_s
                     await asyncio.sleep(delay_s * float(rng.random()))
                 rewards = [light_reward(tokens) for tokens in group.completions]
                 await coordinator.submit_rewards(
-                    group.group_id, [RewardedGroup(i, reward) for i, reward in enumerate(rewards)]
+                    group.group_id, [SampleReward(i, reward) for i, reward in enumerate(rewards)]
                 )
         except UnavailableError:
             await asyncio.sleep(0.05)

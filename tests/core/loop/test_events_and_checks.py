@@ -11,7 +11,7 @@ from antiphon.core.loop.admission import fixed_openings, group_seeds, prompt_pla
 from antiphon.core.loop.checks import check_rewards, check_submission, submission_digest
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.records import FinishReason, GroupSubmission, RewardedGroup, Trajectory, VersionSpan
+from antiphon.core.records import FinishReason, GroupSubmission, SampleReward, Trajectory, VersionSpan
 from tests.support.loop_model import MAX_TOKENS, light_trajectory, make_config
 
 SEEDS = (11, 2**64 - 1)
@@ -104,20 +104,20 @@ def test_digest_of_a_submission_ignores_who_sampled_it_and_how_long_it_took() ->
 
 
 @pytest.mark.parametrize(
-    ("rewarded_groups", "words"),
+    ("sample_rewards", "words"),
     [
-        ([RewardedGroup(0, 1.0)], r"0\.\.1, but got \[0\]"),
-        ([RewardedGroup(0, 1.0), RewardedGroup(0, 1.0)], r"got \[0, 0\]"),
-        ([RewardedGroup(0, 1.0), RewardedGroup(1, float("inf"))], "reward of sample 1 is inf"),
+        ([SampleReward(0, 1.0)], r"0\.\.1, but got \[0\]"),
+        ([SampleReward(0, 1.0), SampleReward(0, 1.0)], r"got \[0, 0\]"),
+        ([SampleReward(0, 1.0), SampleReward(1, float("inf"))], "reward of sample 1 is inf"),
     ],
 )
-def test_rewards_must_be_whole_and_finite(rewarded_groups: list[RewardedGroup], words: str) -> None:
+def test_rewards_must_be_whole_and_finite(sample_rewards: list[SampleReward], words: str) -> None:
     with pytest.raises(ContractError, match=words):
-        check_rewards("g", rewarded_groups, 2)
+        check_rewards("g", sample_rewards, 2)
 
 
 def test_rewards_are_ordered_by_sample() -> None:
-    assert check_rewards("g", [RewardedGroup(1, 0.25), RewardedGroup(0, 1.0)], 2) == (1.0, 0.25)
+    assert check_rewards("g", [SampleReward(1, 0.25), SampleReward(0, 1.0)], 2) == (1.0, 0.25)
 
 
 EXAMPLES: list[e.JournalEvent] = [

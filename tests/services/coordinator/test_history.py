@@ -19,7 +19,7 @@ from antiphon.core.records import (
     Lease,
     Prompt,
     PromptHistory,
-    RewardedGroup,
+    SampleReward,
     SamplingParameters,
     StepCommit,
     Trajectory,
@@ -74,8 +74,8 @@ async def judge(
         found.append(sample_lease(lease, worker_id, version))
         await client.submit_group(found[-1])
     for group in await client.pull_for_reward("judge", len(leases), 5.0):
-        rewarded_groups = [RewardedGroup(i, float(i)) for i in range(len(group.completions))]
-        assert await client.submit_rewards(group.group_id, rewarded_groups)
+        sample_rewards = [SampleReward(i, float(i)) for i in range(len(group.completions))]
+        assert await client.submit_rewards(group.group_id, sample_rewards)
     return found
 
 

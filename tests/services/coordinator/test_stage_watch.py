@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import RewardedGroup
+from antiphon.core.records import SampleReward
 from antiphon.services.coordinator.api import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from tests.support.light_parties import Served, hello, sample_lease, served
@@ -38,7 +38,7 @@ async def begin(client: CoordinatorClient, stage: str, number: int) -> "asyncio.
 
 async def reward_waiting(client: CoordinatorClient) -> None:
     for group in await client.pull_for_reward("j", 10, 5.0):
-        rewards = [RewardedGroup(i, float(i)) for i in range(len(group.completions))]
+        rewards = [SampleReward(i, float(i)) for i in range(len(group.completions))]
         await client.submit_rewards(group.group_id, rewards)
 
 

@@ -12,7 +12,7 @@ import pytest
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.records import GroupSubmission, RewardedGroup, StepCommit, VersionSpan, WorkerState
+from antiphon.core.records import GroupSubmission, SampleReward, StepCommit, VersionSpan, WorkerState
 from antiphon.services.coordinator.journal.payloads import prefix_name
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker
@@ -189,7 +189,7 @@ async def train(site: Served, step: int) -> None:
     client = site.client()
     while (reply := await client.await_stage("reward", step, 0.05)).batch is None:
         for group in await client.pull_for_reward("judge", 8, 0.05):
-            scores = [RewardedGroup(index, float(index % 2)) for index in range(len(group.completions))]
+            scores = [SampleReward(index, float(index % 2)) for index in range(len(group.completions))]
             await client.submit_rewards(group.group_id, scores)
     manifest = light_manifest("run-1", step + 1)
     await client.commit_step(StepCommit(step, step + 1, manifest.weights_digest, reply.batch.digest))
