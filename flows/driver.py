@@ -61,10 +61,8 @@ def _submit_all(run: RunContext, stages: Stages, first: int, pending: list[Handl
     config, handles = run.config, dict[StageKey, Handle]()
     scored = run.call(lambda: run.coordinator.status()).scored if first else ()
     for stage in schedule(config, first, scored):
-        if stage.name == "collect":  # no step is submitted before the bound lets it overlap
-            earlier = handles.get(("step", stage.number - config.loop.max_staleness - 1))
-            if earlier is not None:
-                earlier.wait()
+        if stage.submitted_after is not None:
+            handles[stage.submitted_after].wait()
             pending[:] = _raise_early(pending)
         after = [handles[key] for key in stage.after]
         handle = handles[stage.key] = stages.submit(stage.name, stage.number, after)

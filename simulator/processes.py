@@ -175,6 +175,8 @@ class Flow:
         tasks: dict[StageKey, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             for stage in schedule(self._config, status.committed_steps, status.scored):
+                if stage.submitted_after is not None:
+                    await tasks[stage.submitted_after]
                 if stage.name in self._work:  # nothing is recorded here
                     before = [tasks[key] for key in stage.after]
                     tasks[stage.key] = group.create_task(self._run(stage, before))

@@ -27,6 +27,9 @@ class Stage:
     """The learner step with which it is begun."""
     after: tuple[StageKey, ...] = ()
     """The stages that must have ended well before; all of them stand earlier in the list."""
+    submitted_after: StageKey | None = None
+    """The stage before whose end this one and those behind it are not even submitted, so that a long
+    run never has more stages waiting than the bound lets overlap."""
 
     @property
     def key(self) -> StageKey:
@@ -56,7 +59,8 @@ def schedule(config: RunConfig, first: int = 0, scored: Collection[int] = ()) ->
             yield Stage("evaluate", version, first, (broadcast.key,))
     for t in range(first, steps):
         oldest = max(base, oldest_allowed_version(t, bound, interval))
-        collect = Stage("collect", t, t, (("broadcast", oldest),))
+        done = ("step", t - bound - 1) if t - bound - 1 >= first else None
+        collect = Stage("collect", t, t, (("broadcast", oldest),), done)
         reward = Stage("reward", t, t, collect.after)
         before = (("step", t - 1),) if t > first else ()
         last = step = Stage("step", t, t, (collect.key, reward.key, *before))

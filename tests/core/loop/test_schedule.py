@@ -52,6 +52,9 @@ def test_every_stage_waits_only_for_earlier_ones_and_no_batch_is_older_than_the_
             ((name, version),) = stage.after
             assert name == "broadcast" and is_published(version, loop.publish_interval, steps)
             assert stage.number - version <= loop.max_staleness
+            done = stage.number - loop.max_staleness - 1
+            assert stage.submitted_after == (("step", done) if done >= first else None)
+            assert stage.submitted_after is None or stage.submitted_after in seen
         if stage.name == "evaluate":
             assert is_evaluated(stage.number, config)
     for name in ("collect", "reward", "step", "record"):
@@ -94,3 +97,12 @@ def test_a_resumed_run_continues_after_its_commits_and_evaluates_what_was_left_o
 def test_a_finished_loop_is_only_closed() -> None:
     stages = list(schedule(config_of(4, staleness=1), 4, scored={0}))
     assert [stage.key for stage in stages] == [("broadcast", 4), ("evaluate", 4)]
+
+
+def test_a_run_of_a_million_steps_submits_no_more_than_overlap() -> None:
+    waiting = 0
+    for stage in schedule(config_of(10**6, 2)):
+        if stage.submitted_after is not None:
+            break  # the walker waits here for the first step
+        waiting += stage.name == "collect"
+    assert waiting == 3
