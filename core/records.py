@@ -390,5 +390,4 @@ class WorkerState(StrEnum):
     """Where a worker stands in the fleet."""
 
     ACTIVE = "active"
-    STANDBY = "standby"
     LOST = "lost"

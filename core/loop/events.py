@@ -357,7 +357,7 @@ def load_event(kind: str, body: str) -> JournalEvent:
     """
     cls = _KINDS.get(kind)
     if cls is None:
-        raise IntegrityError(f"the journal has an event of unknown kind {kind!r}; a newer version wrote it")
+        raise IntegrityError(f"the journal has an event of unknown kind {kind!r}; another version wrote it")
     try:
         fields = {name: _frozen(value) for name, value in json.loads(body).items()}
         if fields.get("drafting") is not None:

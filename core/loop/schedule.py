@@ -23,8 +23,6 @@ class Stage:
     """collect, reward, step, broadcast, evaluate or record."""
     number: int
     """The learner step; of broadcast and evaluate, the policy version."""
-    turn: int
-    """The learner step with which it is begun."""
     after: tuple[StageKey, ...] = ()
     """The stages that must have ended well before; all of them stand earlier in the list."""
     submitted_after: StageKey | None = None
@@ -52,22 +50,22 @@ def schedule(config: RunConfig, first: int = 0, scored: Collection[int] = ()) ->
     """
     steps, bound, interval = config.run.steps, config.loop.max_staleness, config.loop.publish_interval
     base = first if is_published(first, interval, steps) else first - first % interval
-    broadcast = Stage("broadcast", base, first)
+    broadcast = Stage("broadcast", base)
     yield broadcast
     for version in range(base + 1):
         if is_evaluated(version, config) and version not in scored:
-            yield Stage("evaluate", version, first, (broadcast.key,))
+            yield Stage("evaluate", version, (broadcast.key,))
     for t in range(first, steps):
         oldest = max(base, oldest_allowed_version(t, bound, interval))
         done = ("step", t - bound - 1) if t - bound - 1 >= first else None
-        collect = Stage("collect", t, t, (("broadcast", oldest),), done)
-        reward = Stage("reward", t, t, collect.after)
+        collect = Stage("collect", t, (("broadcast", oldest),), done)
+        reward = Stage("reward", t, collect.after)
         before = (("step", t - 1),) if t > first else ()
-        last = step = Stage("step", t, t, (collect.key, reward.key, *before))
+        last = step = Stage("step", t, (collect.key, reward.key, *before))
         yield from (collect, reward, step)
         if is_published(t + 1, interval, steps):
-            last = broadcast = Stage("broadcast", t + 1, t, (step.key, broadcast.key))
+            last = broadcast = Stage("broadcast", t + 1, (step.key, broadcast.key))
             yield broadcast
             if is_evaluated(t + 1, config):
-                yield Stage("evaluate", t + 1, t, (broadcast.key,))
-        yield Stage("record", t, t, (last.key,))
+                yield Stage("evaluate", t + 1, (broadcast.key,))
+        yield Stage("record", t, (last.key,))

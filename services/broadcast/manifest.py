@@ -147,7 +147,7 @@ def manifest_from_json(payload: bytes) -> SnapshotManifest:
             ),
             payload_bytes=int(tree["payload_bytes"]),
             origin=str(tree["origin"]),
-            signature=bytes.fromhex(tree.get("signature", "")),  # earlier versions signed nothing
+            signature=bytes.fromhex(tree["signature"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IntegrityError(f"these {len(payload)} bytes are not a snapshot manifest: {error!r}") from error

@@ -54,9 +54,6 @@ SHORTEST_TICK_S = 0.2
 LONGEST_TICK_S = 1.0
 """How often deadlines are looked at, within these bounds half a heartbeat."""
 
-REMOVED_FIELDS = {"drafting.shared_seeds": "0.0"}
-"""Fields that runs of before pinned, with the value that the present program works as if they had."""
-
 _log = structlog.get_logger("coordinator")
 
 
@@ -288,7 +285,7 @@ class RunStateMachine:
 
     def _check_same_run(self, pinned: dict[str, str]) -> None:
         for name, before in self.state.pinned.items():
-            now = pinned.get(name, REMOVED_FIELDS.get(name))
+            now = pinned.get(name)
             if now != before:
                 raise ConfigError(
                     f"{name}={now} differs from {before}, with which run {self.run_id} was opened; "

@@ -61,7 +61,7 @@ class CheckpointStore:
             self._sign(version, contents)
             shutil.rmtree(self.folder(version), ignore_errors=True)
             incoming.rename(self.folder(version))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, UnavailableError) as error:
             # torch reports a full disk as a RuntimeError of its archive writer.
             shutil.rmtree(incoming, ignore_errors=True)
             raise UnavailableError(

@@ -128,10 +128,10 @@ async def start_server(
         raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
     options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MAX_MESSAGE_BYTES))]
     server = grpc.aio.server(options=options)
-    door = GuardInterceptor(server, None if security is None else security.guard)
-    register(door)
+    interceptor = GuardInterceptor(server, None if security is None else security.guard)
+    register(interceptor)
     health = health_aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, door)
+    health_pb2_grpc.add_HealthServicer_to_server(health, interceptor)
     try:
         if security is None:
             bound = server.add_insecure_port(f"{host}:{port}")

@@ -157,7 +157,7 @@ async def _until(ready: list[RunningServices], serving: Any) -> None:
 
 
 async def _serve(folder: Path, ready: list[RunningServices], stop: asyncio.Event) -> None:
-    state_machine, behind = await _keeper(folder / "run"), await _keeper(folder / "behind")
+    state_machine, behind = await _state_machine(folder / "run"), await _state_machine(folder / "behind")
     service = CoordinatorService(state_machine, audits=AuditQueue(state_machine, bytes(32)))
     learner = await _learner(folder / "behind", behind)
     chunks = BroadcastService(ChunkStore(folder / "chunks"))
@@ -176,7 +176,7 @@ async def _serve(folder: Path, ready: list[RunningServices], stop: asyncio.Event
         await one.close()
 
 
-async def _keeper(folder: Path) -> CountingStateMachine:
+async def _state_machine(folder: Path) -> CountingStateMachine:
     config, clock = house_config(), asyncio.get_running_loop().time
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / JOURNAL_NAME, RUN_ID)

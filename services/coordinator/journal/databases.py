@@ -39,7 +39,7 @@ def open_sql_store(place: Path | str, run_id: str) -> SqlStore:
 
     Raises:
         ConfigError: when another process has it open, it belongs to another run, or the URL is none.
-        IntegrityError: when it is no journal, or a newer version wrote it.
+        IntegrityError: when it is no journal, or another version wrote it.
         UnavailableError: when it cannot be reached or written.
     """
     if isinstance(place, Path):

@@ -84,7 +84,7 @@ class Journal:
 
         Raises:
             ConfigError: when another process has it open, or it belongs to another run.
-            IntegrityError: when it is no journal, or a newer version wrote it.
+            IntegrityError: when it is no journal, or another version wrote it.
             UnavailableError: when it cannot be reached or written.
         """
         self._wall_clock = wall_clock

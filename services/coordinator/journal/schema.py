@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from antiphon.core.errors import ConfigError, IntegrityError
 
-HEAD = "r0001"
+HEAD = "r1"
 """The newest revision of the schema. `migrations/versions` holds one file for each."""
 
 tables = sa.MetaData()

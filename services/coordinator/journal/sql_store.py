@@ -56,7 +56,7 @@ class SqlStore(JournalStore):
 
         Raises:
             ConfigError: when another process holds it, or it belongs to another run.
-            IntegrityError: when it is no journal, or a newer version wrote it.
+            IntegrityError: when it is no journal, or another version wrote it.
             UnavailableError: when it cannot be reached or written.
         """
         self._place = place

@@ -12,7 +12,9 @@ GRID = [(kappa, bound) for kappa in range(1, 5) for bound in range(7) if bound >
 
 
 @pytest.mark.parametrize(("kappa", "bound"), GRID)
-def test_fixed_version_is_published_exists_and_stays_within_the_bound(kappa: int, bound: int) -> None:
+def test_oldest_allowed_version_is_published_exists_and_stays_within_the_bound(
+    kappa: int, bound: int
+) -> None:
     for step in range(60):
         version = oldest_allowed_version(step, bound, kappa)
         assert version % kappa == 0
@@ -24,7 +26,7 @@ def test_fixed_version_is_published_exists_and_stays_within_the_bound(kappa: int
 
 
 @pytest.mark.parametrize(("kappa", "bound"), GRID)
-def test_fixed_version_never_falls(kappa: int, bound: int) -> None:
+def test_oldest_allowed_version_never_falls(kappa: int, bound: int) -> None:
     versions = [oldest_allowed_version(step, bound, kappa) for step in range(60)]
     assert versions == sorted(versions)
 

@@ -16,12 +16,11 @@ from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.loop.run_state import RunState, fold
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator import run_state_machine
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.payloads import load_submission
-from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state, pinned_values
+from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.system.ports import free_port
@@ -261,29 +260,6 @@ def test_changed_configuration_is_refused_on_restart(tmp_path: Path) -> None:
             pass
         with pytest.raises(ConfigError, match=r"loop\.max_staleness=1 differs from 2"):
             async with served(make_config(max_staleness=1), tmp_path):
-                pass
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(("shared", "refused"), [("0.0", False), ("0.5", True)])
-def test_a_run_opened_when_seeds_could_be_shared_continues_if_they_were_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str, refused: bool
-) -> None:
-    config = make_config(steps=2)
-
-    async def run() -> None:
-        with monkeypatch.context() as before:
-            pinned = pinned_values(config) | {"drafting.shared_seeds": shared}
-            before.setattr(run_state_machine, "pinned_values", lambda config: pinned)
-            async with served(config, tmp_path):
-                pass
-        if not refused:
-            async with served(config, tmp_path) as site:
-                assert (await site.client().status()).run_id == RUN_ID
-            return
-        with pytest.raises(ConfigError, match=r"drafting\.shared_seeds=0\.0 differs from 0\.5"):
-            async with served(config, tmp_path):
                 pass
 
     asyncio.run(run())

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r0001"
+revision = "r1"
 down_revision = None
 
 _number = sa.BigInteger().with_variant(sa.Integer, "sqlite")
