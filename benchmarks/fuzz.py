@@ -27,11 +27,10 @@ from antiphon.benchmarks.parts.fuzz.targets import RunningServices, known_values
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.errors import AntiphonError
 from antiphon.protos import broadcast_pb2, coordinator_pb2, learner_pb2, records_pb2, reward_pb2, rollout_pb2
+from antiphon.services.wire import calls  # noqa: F401 - registers what its messages stand for
 from antiphon.services.wire import drafting as wire_drafting
-from antiphon.services.wire import rewards as wire_rewards
-from antiphon.services.wire import status as wire_status
-from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
+from antiphon.services.wire.codec import known
 from antiphon.system.logs import configure_logs
 
 EXAMPLES = 60
@@ -40,7 +39,6 @@ DEADLINE_S = 0.2
 """Of each call; a long poll that outlives it was held open as asked, which is no crash."""
 ENDINGS = frozenset({"Finish", "Pause"})
 """Calls after which nothing more could be reached; they get damaged bytes alone."""
-WIRES = (wire_rewards, wire_status, wire_steps, wire_work)
 PARSED = (
     "worker_hello",
     "worker_heartbeat",
@@ -58,7 +56,6 @@ PARSED = (
     "group_to_reward",
     "group_to_audit",
     "sample_statistics",
-    "submit_verdict",
 )
 """Messages that somebody translates; whoever sent them may be anybody."""
 
@@ -243,17 +240,17 @@ def _parses(cls: Any, payload: bytes) -> bool:
 def translation_targets() -> Iterator[Target]:
     """Yield the translation of every message that comes from outside."""
     modules = (coordinator_pb2, records_pb2, reward_pb2, rollout_pb2)
-    descriptors = {
-        descriptor.name: descriptor
-        for module in modules
-        for descriptor in module.DESCRIPTOR.message_types_by_name.values()
+    classes = {
+        name: getattr(module, name) for module in modules for name in module.DESCRIPTOR.message_types_by_name
     }
-    names = {"submit_verdict": "SubmitReply"}
     for name in PARSED:
-        descriptor = descriptors[names.get(name, name.title().replace("_", ""))]
-        read = next(f for wire in WIRES if (f := getattr(wire, f"{name}_from_proto", None)) is not None)
-        yield Target(f"translation {name}", messages(descriptor), _only_ours(read))
-    history = messages(descriptors["PromptHistory"])
+        message = classes[name.title().replace("_", "")]
+        translations = known(message)
+        assert translations is not None, f"no record stands behind {name}"
+        yield Target(f"translation {name}", messages(message.DESCRIPTOR), _only_ours(translations[1]))
+    verdict = messages(classes["SubmitReply"].DESCRIPTOR)
+    yield Target("translation submit_verdict", verdict, _only_ours(wire_work.submit_verdict_from_proto))
+    history = messages(classes["PromptHistory"].DESCRIPTOR)
     yield Target("translation prompt_history", history, _only_ours(wire_drafting.prompt_history_from_proto))
 
 

@@ -204,8 +204,11 @@ def wait_for_orphans(home: Path, label: str) -> None:
 
 def _belongs(child: psutil.Process, home: Path) -> bool:
     try:
-        ended = child.status() == psutil.STATUS_ZOMBIE
-        return ended or child.environ().get("ANTIPHON_HOME") == str(home)
+        if child.status() == psutil.STATUS_ZOMBIE:
+            return True
+        environment = child.environ()
+        # Between fork and exec it has none yet: whose it is shows at the next look.
+        return not environment or environment.get("ANTIPHON_HOME") == str(home)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 
