@@ -102,13 +102,15 @@ def test_demand_is_what_the_undisturbed_fleet_supplies() -> None:
 
 def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
     stays = schedule.at_one_moment(4, HOUR / 2, 0.5, 300.0)
-    kept, lost = (
-        simulate_fleet(Site(workers=4, headroom=0.1, handover=handover), stays, HOUR / 2, seed=0)
-        for handover in (True, False)
-    )
-    assert kept.violations == lost.violations == ()
-    assert kept.continued > 0 == lost.continued
-    assert kept.preempted_share < lost.preempted_share / 2
+    preempted = {True: 0.0, False: 0.0}
+    for seed in (0, 1):
+        for handover in preempted:
+            site = Site(workers=4, headroom=0.1, handover=handover)
+            run = simulate_fleet(site, stays, HOUR / 2, seed)
+            assert run.violations == ()
+            assert (run.continued > 0) == handover
+            preempted[handover] += run.preempted_share
+    assert preempted[True] < 0.75 * preempted[False]
 
 
 def test_the_bar_fails_without_headroom_and_replacement(capsys: pytest.CaptureFixture[str]) -> None:
