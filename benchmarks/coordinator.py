@@ -3,9 +3,11 @@
 A real coordinator process serves real gRPC on loopback with durable commits. The clients share
 one other process; each leases a group, hands it in while it asks for the next, as a worker does, and
 in a tenth of the cases hands it in again, which must hear `already_accepted`. The time of a lease is
-that from asking to holding it, on the disk. Beside it the share of a core that the heartbeats of
-idle workers cost, and the same pairs on a PostgreSQL server started for the purpose. Drafting's history,
-rewards, sealing, tokens and TLS are off. The exit status is 1 when an answer was not the one there is.
+that from asking to holding it, on the disk. Beside it the same pairs on a PostgreSQL server started for
+the purpose; the share of a core that idle workers cost, each with heartbeats and a request for leases
+that is held open; the same for a fleet in many processes, two thirds of it at work; and a run of a million
+events: its restart, and the memory that its end and its report take. Drafting's history, rewards, sealing,
+tokens and TLS are off. The exit status is 1 when an answer was not the one there is.
 """
 
 import argparse
@@ -19,18 +21,21 @@ import tempfile
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 
+from antiphon.benchmarks.parts import fleets
+from antiphon.benchmarks.parts.long_runs import reading
+from antiphon.benchmarks.parts.long_runs.journals import long_config, write_journal
 from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, dump_config, load_config
-from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     FinishReason,
@@ -42,7 +47,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
-from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
+from antiphon.services.coordinator.api import LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
 
@@ -53,9 +58,11 @@ TOKENS = 90
 START_S = 120.0
 WARM_UP_S = 5.0
 """A coordinator that has just started still loads its table library, beside the first requests."""
-CALM_S = 2.0
-CALM_SHARE = 0.01
-"""Of a core: a coordinator that takes more for `CALM_S` without being called is still starting."""
+LONG_PLACES = 32
+"""Groups of each step of the long run."""
+RESTARTS = 3
+GROUP_S = 5.0
+"""Seconds that a worker of the fleet takes for a group."""
 _T = TypeVar("_T")
 
 
@@ -122,7 +129,7 @@ def serve(folder: Path) -> int:
 @contextmanager
 def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.Process]]:
     """Run a coordinator process and yield its address and itself."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump_config(config))
     log = folder / "log"
     with log.open("wb") as out:
@@ -212,8 +219,7 @@ async def load(address: str, clients: int, seconds: float, duplicates: float) ->
     """Put a coordinator under load and return what the clients measured."""
     crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(clients)]
     counts = Counts()
-    await crew[0].announce_snapshot(manifest())
-    await crew[0].open_step(0)
+    await open_run(address)
     tasks = [
         asyncio.ensure_future(client_loop(client, number, duplicates, counts))
         for number, client in enumerate(crew)
@@ -234,73 +240,13 @@ async def load(address: str, clients: int, seconds: float, duplicates: float) ->
     return counts
 
 
-async def idle_fleet(
-    address: str, process: psutil.Process, workers: int, seconds: float
-) -> tuple[float, float]:
-    """Return the share of a core that the heartbeats of idle workers cost, and how many came per second."""
-    crew = [CoordinatorClient(address, timeout_s=60.0) for _ in range(workers)]
-    period_s = 2.0
-
-    async def live(client: CoordinatorClient, number: int) -> None:
-        hello = WorkerHello(f"idle-{number}", PROTOCOL_VERSION, RUN_ID, 4)
-        welcome = await client.register(hello)
-        await asyncio.sleep(period_s * number / workers)
-        beat = WorkerHeartbeat(welcome.worker_id, None, None, (), 0, 0.0, 1.0)
-        while True:
-            reply = await client.heartbeat(beat)
-            assert reply.known
-            beats[0] += 1
-            await asyncio.sleep(max(welcome.heartbeat_s, reply.next_s))
-
-    beats = [0]
-    calm = await _calm_share(process)
-    tasks = [asyncio.ensure_future(live(client, number)) for number, client in enumerate(crew)]
-    try:
-        deadline = time.monotonic() + START_S
-        while beats[0] < 2 * workers:  # until everybody goes at the pace of the whole fleet
-            ended, _ = await asyncio.wait(tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION)
-            for task in ended:
-                task.result()
-            if time.monotonic() > deadline:
-                raise SystemExit(f"after {START_S:g} s {workers} idle workers had sent {beats[0]} heartbeats")
-        before, begun, beats[0] = _cpu(process), time.perf_counter(), 0
-        whole_s = max(seconds, heartbeat_pause_s(period_s, workers, busy=False))  # each of them beats in it
-        done, _ = await asyncio.wait(tasks, timeout=whole_s, return_when=asyncio.FIRST_EXCEPTION)
-        passed_s = time.perf_counter() - begun
-        share, rate = (_cpu(process) - before) / passed_s, beats[0] / passed_s
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(client.close() for client in crew))
-    return share - calm, rate
-
-
-async def _calm_share(process: psutil.Process) -> float:
-    """Return what a coordinator that no one calls takes of a core, once it has done with starting."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        before = _cpu(process)
-        await asyncio.sleep(CALM_S)
-        if (share := (_cpu(process) - before) / CALM_S) <= CALM_SHARE:
-            return share
-    raise SystemExit(f"the coordinator was not calm within {START_S:g} s")
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Namespace) -> dict[str, float]:
     """Return pairs per second and what belongs to them."""
     groups = int(options.seconds + 2) * 6000
     with coordinator(home / name, make_config(groups, store)) as (address, process):
-        before, begun = _cpu(process), time.perf_counter()
+        before, begun = fleets.cpu_s(process), time.perf_counter()
         counts = asyncio.run(load(address, options.clients, options.seconds, options.duplicates))
-        server_cores = (_cpu(process) - before) / (time.perf_counter() - begun)
+        server_cores = (fleets.cpu_s(process) - before) / (time.perf_counter() - begun)
     lease_ms = np.array(counts.lease_s or [0.0]) * 1000
     return {
         "pairs_per_s": round(counts.pairs / options.seconds, 1),
@@ -309,6 +255,67 @@ def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Na
         "submit_p99_ms": round(float(np.percentile(np.array(counts.submit_s or [0.0]) * 1000, 99)), 1),
         "wrong": counts.wrong,
         "server_cores": round(server_cores, 2),
+    }
+
+
+def measure_fleet(folder: Path, workers: int, processes: int, seconds: float) -> dict[str, float]:
+    """Return what a fleet in many processes costs the coordinator, and how fast it is answered."""
+    working = workers * 2 // 3
+    groups = round(working * fleets.CONCURRENT * (2 + (seconds + START_S) / GROUP_S))
+    with coordinator(folder, make_config(groups, None)) as (address, process):
+        asyncio.run(open_run(address))
+        plan = fleets.FleetPlan(address, RUN_ID, processes, workers, working, GROUP_S, seconds)
+        command = ["-P", "-m", "antiphon.benchmarks.coordinator", "--plan", json.dumps(asdict(plan))]
+        with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            child.stdout.readline()  # all of it is under way
+            before, begun = fleets.cpu_s(process), time.perf_counter()
+            line = child.stdout.readline()
+            share = (fleets.cpu_s(process) - before) / (time.perf_counter() - begun)
+    if not line:
+        raise SystemExit(f"the fleet ended with {child.returncode}")
+    found = {"core_share": share, **json.loads(line)}
+    return {f"workers_{workers}_{name}": round(value, 3) for name, value in found.items()}
+
+
+async def open_run(address: str) -> None:
+    """Announce the first version and open the one step of a run."""
+    client = CoordinatorClient(address, timeout_s=60.0)
+    await client.announce_snapshot(manifest())
+    await client.open_step(0)
+    await client.close()
+
+
+def be_fleet(plan: dict[str, Any]) -> int:
+    """Be the fleet's processes: say when all are at work, and then what they measured."""
+    found = fleets.working_fleet(fleets.FleetPlan(**plan), sampled, lambda: print("begun", flush=True))
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+def measure_long_run(folder: Path, events: int) -> dict[str, float]:
+    """Return what a restart on a journal of so many events takes, and what finishing such a run does."""
+    folder.mkdir()
+    config = long_config(LONG_PLACES)
+    steps = write_journal(folder, RUN_ID, config, events)
+    (folder / "config.yaml").write_text(dump_config(config))
+    restarts = sorted(
+        asyncio.run(reading.in_child("--restart", str(folder)))["restart_s"] for _ in range(RESTARTS)
+    )
+    with coordinator(folder, config) as (address, process):
+        work = partial(reading.in_child, "--report", str(folder), address)
+        found, grown_mb = asyncio.run(reading.with_peak(process, work))
+    name = "restart_1m_events_s" if events >= 1_000_000 else "restart_events_s"
+    return {
+        "long_run_events": events,
+        "long_run_steps": steps,
+        name: round(restarts[len(restarts) // 2], 2),
+        "finish_read_s": round(found["read_s"], 1),
+        "finish_s": round(found["report_s"], 1),
+        "finish_rss_growth_mb": round(found["growth_mb"], 1),
+        "finish_coordinator_growth_mb": round(grown_mb, 1),
+        "finish_page_mb": round(found["page_mb"], 1),
+        "finish_events_missing": max(0, events - int(found["events"])) + abs(steps - int(found["commits"])),
     }
 
 
@@ -322,10 +329,28 @@ def main() -> int:
     parser.add_argument(
         "--no-postgres", action="store_true", help="leave PostgreSQL out, as without its package"
     )
+    parser.add_argument(
+        "--fleet", type=int, default=300, help="registered workers (default 300; 0 leaves it out)"
+    )
+    parser.add_argument("--processes", type=int, default=40, help="processes of these (default 40)")
+    parser.add_argument(
+        "--events", type=int, default=1_000_000, help="of the long run (default 1,000,000; 0 leaves it out)"
+    )
     parser.add_argument("--serve", type=Path, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--restart", type=Path, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--plan", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--report", nargs=2, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         return serve(options.serve)
+    if options.restart is not None:
+        print(json.dumps(reading.restart(options.restart, RUN_ID, LoadPrompts())))
+        return 0
+    if options.plan is not None:
+        return be_fleet(json.loads(options.plan))
+    if options.report is not None:
+        print(json.dumps(reading.report(Path(options.report[0]), options.report[1])))
+        return 0
     end_on_sigterm()
     home = Path(tempfile.mkdtemp(prefix="antiphon-load-"))
     result: dict[str, object] = {"clients": options.clients, "seconds": options.seconds}
@@ -338,13 +363,26 @@ def main() -> int:
             result |= {f"postgres_{name}": value for name, value in found.items()}
         if options.idle:
             with coordinator(home / "idle", make_config(64, None)) as (address, process):
-                share, rate = asyncio.run(idle_fleet(address, process, options.idle, options.seconds))
+                asyncio.run(open_run(address))
+                share, rate = asyncio.run(
+                    fleets.idle_fleet(address, RUN_ID, process, options.idle, options.seconds)
+                )
             result |= {"idle_workers": options.idle, "heartbeats_core_share": round(share, 4)}
             result["heartbeats_per_s"] = round(rate, 1)
+        if options.fleet:
+            result |= measure_fleet(home / "fleet", options.fleet, options.processes, options.seconds)
+        if options.events:
+            result |= measure_long_run(home / "long", options.events)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    wrong = {name: result[name] for name in ("wrong", "postgres_wrong") if result.get(name)}
+    wrong = {
+        name: result[name]
+        for name in ("wrong", "postgres_wrong", f"workers_{options.fleet}_wrong")
+        if result.get(name)
+    }
     violated = [f"{count} answers are not the ones there are ({name})" for name, count in wrong.items()]
+    if result.get("finish_events_missing"):
+        violated.append(f"a report read {result['finish_events_missing']} events too few")
     return finish(result, record=options.record, violated=violated)
 
 

@@ -1,10 +1,12 @@
 """The demo, measured: what it learns, how fast, and what is thrown away, for several seeds.
 
 Shares of groups are of all that were sampled to their end. `stale_share` counts finished groups that
-were dropped as too old and leases that were withdrawn for it while they were sampled
-(`withdrawn_share`, a part of it). `filtered_share` counts groups whose rewards were all the same.
-`idle_share` is the learner's time without a batch. The base model was taught the careful method and
-then had it buried (docs/concepts/demo-model.md), so the score says how fast a buried habit comes back.
+were dropped as too old, `stale_token_share` tokens that were sampled and thrown away, for whatever
+reason; `length_bias` is how far the mean length of one staleness is from that of the same batches, at
+most (of staleness that at least 5% of the groups have). `filtered_share` counts groups whose rewards were
+all the same. `idle_share` is the learner's time without a batch. The base model was taught the careful
+method and then had it buried (docs/concepts/demo-model.md), so the score says how fast a buried habit
+comes back.
 
     .venv/bin/python benchmarks/demo.py --seeds 0 1 2
 
@@ -29,6 +31,8 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 
 LAST = 3
 """Evaluations at the end that are averaged: a single one is noisy."""
+COMMON = 0.05
+"""Share of the groups that a staleness must have for its lengths to be compared."""
 RUN_S = 1800.0
 """Longest run of one seed."""
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
@@ -90,8 +94,14 @@ def measured(job: JobRun, home: Path) -> dict[str, float]:
         "pass_gain": metrics["pass_after"] - metrics["pass_before"],
         "pass_last_three": sum(last) / len(last),
         "filtered_share": groups.filtered / groups.finished,
-        "stale_share": (groups.dropped + groups.withdrawn) / groups.finished,
-        "withdrawn_share": groups.withdrawn / groups.finished,
+        "stale_share": groups.dropped / groups.finished,
+        "stale_token_share": groups.stale_token_share,
+        "length_bias": max(
+            abs(ratio - 1.0)
+            for age, ratio in groups.length_by_staleness.items()
+            if groups.staleness_shares[age] >= COMMON
+        ),
+        "staleness_mean": sum(age * share for age, share in groups.staleness_shares.items()),
         "idle_share": timings["learner_idle_share"],
         "wall_s": job.seconds,
         "loop_s": timings["loop_s"],

@@ -3,7 +3,9 @@
 Coordinator, learner, reward, flow and workers are processes of their own and talk over real gRPC. The
 coordinator with its journal, the clients, the workers' loop, the learner's service and the artifact
 store are those of production; flow, environment, prompts, trainer, engines and the source of weights
-are light stand-ins whose every number can be recomputed, so restart times are not those of a run.
+are light stand-ins whose every number can be recomputed, so restart times are not those of a run; the flow
+walks production's stages. Besides the workers that do well there is one that joins and never loads a version,
+one with a slow link and one whose engine hangs again and again.
 Each kill is `kill -9`. Who dies is started again with the same command. Runs of elastic and of
 fixed mode take turns; a fixed run must end with the weights of one that was not disturbed.
 `--learner N` does it to the real DeepSpeed learner in a fixed run instead,
@@ -31,15 +33,16 @@ from statistics import median
 import numpy as np
 
 from antiphon.benchmarks.parts.kills.audit import Audit, audit
+from antiphon.benchmarks.parts.kills.setup import HANGING, TROUBLED, make_config, roles
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, tail
 from antiphon.benchmarks.parts.postgres import find_initdb, postgres_server
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.core.config import RunConfig, build_config, dump_config
+from antiphon.core.config import RunConfig, dump_config
+from antiphon.services.rollout.engine.watchdog import HUNG_EXIT
 from antiphon.system import failpoints
 from antiphon.system.ports import free_ports
 from antiphon.system.processes import PARENT_VARIABLE
 
-WORKERS = 3
 POLL_S = 0.01
 LEARNER_STEPS = 20
 READY_S = 240.0
@@ -54,38 +57,6 @@ MOST_PAUSE_S = 20.0
 """Between two outside kills the run gets on, or this passes."""
 BUSY = {"worker.generate", *(name for name in failpoints.NAMES if name.startswith("coordinator."))}
 """Places that are visited often, so that the first visits are no fair sample."""
-
-
-def make_config(
-    mode: str, steps: int, model: str = "", name: str = "killed", store: str | None = None
-) -> RunConfig:
-    """Return a run of many small steps, two of them ahead; `model` is a real learner's."""
-    return build_config(
-        {
-            "run": {"name": name, "steps": steps, "seed": 5},
-            "environment": {"train_size": 40, "heldout_size": 4},
-            "evaluation": {"prompts": 4, "interval": 0},
-            "loop": {"mode": mode, "max_staleness": 2, "prompts_per_step": 6, "group_size": 4},
-            "sampling": {"max_tokens": 24},
-            "rollout": {"concurrent_groups": 4},
-            "learner": {"checkpoint_interval": 3},
-            "coordinator": {
-                "lease_s": 3.0,
-                "heartbeat_s": 0.4,
-                "payload_retention_steps": 2,
-                "journal_url": store,
-            },
-            "broadcast": {"snapshots_kept": 16},
-            "services": {"stall_timeout_s": 120.0},
-            "drafting": {"enabled": False},
-            **({"model": {"path": model}} if model else {}),
-        }
-    )
-
-
-def roles() -> list[str]:
-    """Return the processes of a run, in the order in which they start."""
-    return ["coordinator", "learner", "reward", *(f"worker-{i}" for i in range(WORKERS)), "flow"]
 
 
 @dataclass(slots=True)
@@ -111,6 +82,8 @@ class Tally:
     restarts_s: list[float] = field(default_factory=list)
     """From the start of a process that died in the same run to being ready again."""
     coordinator_restarts_s: list[float] = field(default_factory=list)
+    hung_exits: int = 0
+    """Workers whose engine hung and that ended by themselves, as they should."""
     other_exits: list[str] = field(default_factory=list)
     """Ends that were no kill."""
 
@@ -125,6 +98,7 @@ class KilledRun:
         rng: np.random.Generator,
         tally: Tally,
         deepspeed: bool = False,
+        troubled: bool = False,
         surroundings: Callable[[str], Mapping[str, str]] | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
@@ -136,6 +110,7 @@ class KilledRun:
             rng: who dies, when and where.
             tally: takes what happens.
             deepspeed: train with the real learner, and kill no other process.
+            troubled: have workers that do badly besides.
             surroundings: what a role's environment has besides.
             meanwhile: called whenever the run has got on.
         """
@@ -145,7 +120,8 @@ class KilledRun:
         (folder / "config.yaml").write_text(dump_config(config))
         ports = dict(zip(("coordinator", "learner"), free_ports(2), strict=True))
         (folder / "ports.json").write_text(json.dumps(ports | {"deepspeed": int(deepspeed)}))
-        self._victims = ["learner"] if deepspeed else roles()
+        self._roles = roles(troubled)
+        self._victims = ["learner"] if deepspeed else self._roles
         self._processes: dict[str, KilledProcess] = {}
 
     def live(self, kills: int) -> int:
@@ -157,7 +133,7 @@ class KilledRun:
         done = 0
         next_kill_s = patient_until_s = moved_s = time.monotonic()
         seen = killed_at = -1
-        for role in roles():
+        for role in self._roles:
             self._start(role, armed=kills > 0)
         try:
             while self._processes["flow"].process.poll() != 0:
@@ -186,6 +162,7 @@ class KilledRun:
     def _start(self, role: str, armed: bool, again: bool = False) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1"}
         environment.pop(failpoints.VARIABLE, None)
+        environment.update(TROUBLED.get(role, {}))
         if self._surroundings is not None:
             environment.update(self._surroundings(role))
         places = [name for name in failpoints.NAMES if name.partition(".")[0] == role.partition("-")[0]]
@@ -230,6 +207,8 @@ class KilledRun:
                 killed += 1
                 self._tally.kills[role] += 1
                 self._tally.at_failpoints += not entry.killed_from_outside
+            elif status == HUNG_EXIT and role == HANGING:
+                self._tally.hung_exits += 1
             else:
                 self._tally.other_exits.append(f"{role} ended with {status}: {tail(self._log(role), 3)}")
             self._start(role, armed, again=True)
@@ -247,7 +226,9 @@ class KilledRun:
 
     def _let_workers_leave(self) -> None:
         deadline = time.monotonic() + 20.0
-        leaving = [p.process for p in self._processes.values() if p.role not in ("coordinator", "learner")]
+        # The process of an engine that hangs gives it a while to come back; it is killed like the services.
+        staying = ("coordinator", "learner", HANGING)
+        leaving = [p.process for p in self._processes.values() if p.role not in staying]
         while any(process.poll() is None for process in leaving) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
@@ -259,7 +240,7 @@ class KilledRun:
         return self._folder / f"{role}.log"
 
     def _last_words(self) -> str:
-        return "\n".join(f"== {role}\n{tail(self._log(role), 8)}" for role in roles())
+        return "\n".join(f"== {role}\n{tail(self._log(role), 8)}" for role in self._roles)
 
 
 def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None = None) -> dict[str, object]:
@@ -285,7 +266,7 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
             mode = ("fixed", "elastic")[number % 2]
             folder = home / f"{number}-{mode}"
             config = make_config(mode, steps, name=folder.name, store=store)
-            KilledRun(folder, config, rng, tally).live(kills - done)
+            KilledRun(folder, config, rng, tally, troubled=True).live(kills - done)
             audits.append(asyncio.run(audit(folder, config)))
             if mode == "fixed":
                 fixed.add(audits[-1].digests)
@@ -308,6 +289,8 @@ def run_kills(kills: int, steps: int, seed: int, keep: bool, store: str | None =
         "twice": sum(found.twice for found in audits),
         "beyond_bound": sum(found.beyond_bound for found in audits),
         "wrong": sum(found.wrong for found in audits),
+        "hung_leases": sum(found.hung_leases for found in audits),
+        "hung_exits": tally.hung_exits,
         "other_exits": len(tally.other_exits),
         "restart_median_s": round(median(tally.restarts_s), 3) if tally.restarts_s else None,
         "coordinator_restart_median_s": (

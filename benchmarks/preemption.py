@@ -12,10 +12,13 @@ processes over gRPC in scaled time, and `--curves` the rewards of real runs with
 
 The last line is one JSON object. `lost_throughput` is the mean over the schedules of seeds 0 to 7 of the
 learner steps per hour that the disturbed fleet loses, with hand-over, 10% headroom and S=2. `table` has
-this case and the others: S=2 and S=6, with and without headroom, with and without hand-over. Wasted
+this case and the others: S=2 and S=6, with and without headroom, with and without hand-over. The last one
+is the first again with `stragglers`: one worker's link is so slow that a snapshot takes as long as a
+learner step, and of two workers more one joins and never loads and the other one's engine hangs. Wasted
 shares are of the worker seconds under leases, as the work account books them.
 
-The exit code is 1 when `lost_throughput` is above 0.12 or anything was violated, 2 for wrong arguments.
+The exit code is 1 when `lost_throughput`, also with stragglers, is above 0.12 or anything was violated, 2
+for wrong arguments.
 The bar can fail: `--no-replacement --headroom 0 --one-case` loses about half and exits with 1.
 
     .venv/bin/python benchmarks/preemption.py
@@ -103,7 +106,8 @@ def cases(arguments: argparse.Namespace) -> list[Site]:
         for headroom in headrooms
         for handover in (True, False)
     ]
-    return found[:1] if arguments.one_case else found
+    troubled = replace(found[0], stragglers=True)
+    return found[:1] if arguments.one_case else [*found, troubled]
 
 
 def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -131,12 +135,14 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             "max_staleness": bound,
             "headroom": site.headroom,
             "handover": site.handover,
+            "stragglers": site.stragglers,
             "lost_throughput": summary(map(lost, calm[bound], runs)),
             "wasted_share": summary(run.wasted_share for run in runs),
             "preempted_share": summary(run.preempted_share for run in runs),
             "steps_per_hour": round(mean(run.steps_per_hour for run in runs), 3),
             "steps_per_hour_undisturbed": round(mean(run.steps_per_hour for run in calm[bound]), 3),
             "continued_leases": sum(run.continued for run in runs),
+            "hung_leases": sum(run.hung_leases for run in runs),
         }
         table.append(row)
         print(row, flush=True)
@@ -155,8 +161,13 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         "replacement_s": None if arguments.no_replacement else arguments.replacement,
         "steps_per_hour_wanted": round(3600.0 / Site(workers=arguments.workers).train_s, 3),
     }
-    if arguments.mode == "chance" and share > MOST_LOST:
-        violations.append(f"lost_throughput is {share:g}, above {MOST_LOST:g}")
+    for row in table:
+        bound_row = row is table[0] or row["stragglers"]
+        if arguments.mode == "chance" and bound_row and row["lost_throughput"]["mean"] > MOST_LOST:
+            where = " with stragglers" if row["stragglers"] else ""
+            violations.append(
+                f"lost_throughput{where} is {row['lost_throughput']['mean']:g}, above {MOST_LOST:g}"
+            )
     return result, violations
 
 

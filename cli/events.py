@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,15 +53,23 @@ def events(
 async def _print(
     directory: "Path", home: "Path", kinds: tuple[str, ...], last: int | None, follow: bool, as_json: bool
 ) -> int:
-    from antiphon.runs.attach import all_events, attached
+    from antiphon.runs.attach import attached
     from antiphon.runs.directory import store_directory
 
     async with attached(directory, store_directory(home)) as (client, running):
-        found = [event for event in await all_events(client) if _wanted(event, kinds)]
-        for event in found[-last:] if last else found:
+        seen = 0
+        newest: deque[Event] = deque(maxlen=last)
+        async for event in client.watch_events(0, follow=False):
+            seen = event.seq
+            if not _wanted(event, kinds):
+                continue
+            if last is None:
+                print(_as_json(event) if as_json else event_line(event))
+            else:
+                newest.append(event)
+        for event in newest:
             print(_as_json(event) if as_json else event_line(event))
         sys.stdout.flush()
-        seen = found[-1].seq if found else 0
         if follow and running:
             async for event in client.watch_events(seen, follow=True):
                 if _wanted(event, kinds):

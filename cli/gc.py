@@ -5,7 +5,6 @@ What an unfinished run names is never touched. Copies in a remote store stay, as
 may need them, and ledgers are DVC's to clean.
 """
 
-import asyncio
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -81,26 +80,14 @@ def _digests_of_journal(directory: Path) -> set[str]:
         UnavailableError: when its database cannot be reached.
     """
     from antiphon.lineage.store.gc import digests_in
-    from antiphon.services.coordinator.journal.journal import Journal, journal_place
+    from antiphon.services.coordinator.journal.journal import journal_place
+    from antiphon.services.coordinator.journal.reading import event_bodies
 
     place = journal_place(load_config(directory / "config.yaml"), directory)
-    if isinstance(place, Path) and not place.is_file():
-        return set()
-
-    async def read() -> set[str]:
-        journal = Journal(place, directory.name)
-        found: set[str] = set()
-        try:
-            after = 0
-            while rows := await journal.read(after, 1000):
-                for row in rows:
-                    found |= digests_in(row.body.encode())
-                after = rows[-1].seq
-        finally:
-            await journal.close()
-        return found
-
-    return asyncio.run(read())
+    found: set[str] = set()
+    for body in event_bodies(place, directory.name):
+        found |= digests_in(body.encode())
+    return found
 
 
 def _pins(home: Path, kept: Sequence[Path], given_up: Sequence[str]) -> set[str]:

@@ -12,8 +12,9 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
         out: file to write; by default report.html in the run's folder.
     """
     from antiphon.lineage.report.page import build_report
+    from antiphon.lineage.report.timeline import RunDrawer
     from antiphon.lineage.store.artifact_store import ArtifactStore
-    from antiphon.runs.attach import all_events, attached
+    from antiphon.runs.attach import attached, draw_events
     from antiphon.runs.directory import find_run, home_directory, store_directory
 
     home = home_directory()
@@ -21,11 +22,11 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
 
     async def write() -> Path:
         async with attached(directory, store_directory(home)) as (coordinator, _):
-            events = await all_events(coordinator)
+            picture = await draw_events(coordinator, RunDrawer())
             status = await coordinator.status()
         store = ArtifactStore(store_directory(home))
         target = out or directory / "report.html"
-        build_report(directory, store, events, status, target)
+        build_report(directory, store, picture, status, target)
         return target
 
     print(asyncio.run(write()))

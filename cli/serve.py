@@ -49,8 +49,13 @@ class ServiceFlags:
 
 
 @app.command
-def coordinator(*, flags: ServiceFlags) -> int:
-    """Hand out work, keep the journal, assemble batches."""
+def coordinator(*, flags: ServiceFlags, wait_for_journal: bool = False) -> int:
+    """Hand out work, keep the journal, assemble batches.
+
+    Args:
+        wait_for_journal: while the journal cannot be opened, since its disk is full or its database is
+            away, say so to every caller and try again for services.outage_timeout_s.
+    """
     from antiphon.core.config import load_config
     from antiphon.services.coordinator.server import serve_coordinator
 
@@ -58,7 +63,8 @@ def coordinator(*, flags: ServiceFlags) -> int:
     run_id, run_dir, store = _place(flags, config)
     store.mkdir(parents=True, exist_ok=True)
     port = config.services.coordinator_port if flags.port is None else flags.port
-    return _serve(flags, config, port, partial(serve_coordinator, config, run_id, run_dir, store))
+    start = partial(serve_coordinator, config, run_id, run_dir, store, wait_for_journal=wait_for_journal)
+    return _serve(flags, config, port, start)
 
 
 @app.command
@@ -72,10 +78,20 @@ def learner(*, flags: ServiceFlags) -> int:
 
     from antiphon.services.learner.server import serve_learner
     from antiphon.services.security.credentials import learner_signer
+    from antiphon.system.processes import write_starting_file
 
     folder = credentials_folder(flags.credentials, config)
     signer = learner_signer(run_dir, None if folder is None else Path(folder))
-    start = partial(serve_learner, config, run_id, run_dir, store, address, signer=signer)
+    start = partial(
+        serve_learner,
+        config,
+        run_id,
+        run_dir,
+        store,
+        address,
+        signer=signer,
+        starting=lambda found: write_starting_file(flags.ready_file, found.doing, found.counter),
+    )
     return _serve(flags, config, flags.port or 0, start)
 
 

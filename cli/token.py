@@ -134,8 +134,14 @@ def _scopes(text: str) -> "tuple[Scope, ...]":
     from antiphon.core.trust.access_tokens import Scope
 
     try:
-        return tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
+        found = tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:
         raise ConfigError(
             f"--scopes {text} is not of lease, submit, pull, admin; separate them by commas"
         ) from None
+    if Scope.ADMIN not in found and Scope.LEASE not in found:
+        raise ConfigError(
+            f"--scopes {text} lets a worker do nothing, since it registers and hands in under a lease; add "
+            "lease, or leave --scopes out for lease,submit,pull"
+        )
+    return found

@@ -31,6 +31,7 @@ from antiphon.core.config_sections import (
     TrustSection,
 )
 from antiphon.core.errors import ConfigError
+from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -75,6 +76,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"sampling.max_tokens={self.sampling.max_tokens} leaves no room for a prompt in "
                 f"rollout.max_model_tokens={self.rollout.max_model_tokens}; raise the latter"
+            )
+        group = group_bytes(
+            loop.group_size, loop.group_size * self.sampling.max_tokens, self.rollout.max_model_tokens
+        )
+        if not fits(group):
+            raise ValueError(
+                f"loop.group_size={loop.group_size} times sampling.max_tokens={self.sampling.max_tokens} "
+                f"makes groups of up to {group / (1 << 20):.1f} MiB, but one message carries at most "
+                f"{(MESSAGE_BYTES - MARGIN_BYTES) >> 20} MiB; lower either"
             )
         if self.evaluation.prompts > self.environment.heldout_size:
             raise ValueError(

@@ -62,6 +62,9 @@ class LoopSection(Section):
     """Staleness bound S, in policy versions: nothing older trains. 0 is the synchronous loop."""
     publish_interval: int = Field(default=1, ge=1, le=64)
     """Learner steps between snapshots."""
+    run_ahead: Literal["measured", "bound"] = "measured"
+    """Groups that elastic mode keeps in flight. measured: what covers rollout, reward and broadcast, so
+    that staleness stays below the bound where that costs no time; bound: all that max_staleness allows."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups one learner step consumes."""
     group_size: int = Field(default=8, ge=2, le=1024)
@@ -71,6 +74,11 @@ class LoopSection(Section):
     refill replaces them with further prompts (DAPO's dynamic sampling)."""
     refill_limit: float = Field(default=2.0, ge=1.0, le=16.0)
     """Most groups a step may open when refilling, as a multiple of prompts_per_step."""
+
+    @property
+    def unpublished_limit(self) -> int:
+        """Return the most versions whose weights may wait to be published at the same time."""
+        return self.max_staleness // self.publish_interval + 2
 
 
 class SamplingSection(Section):
@@ -170,6 +178,10 @@ class RolloutSection(Section):
     grace_s: float = Field(default=20.0, ge=0.0)
     """Seconds between SIGTERM and the worker's exit: groups that are surely finished in half of them
     are finished, the others are handed over at once. Stay below the notice that your provider gives."""
+    hung_step_s: float = Field(default=60.0, gt=0.0)
+    """Seconds after which an engine step that does not come back counts as hung, or twenty times the
+    longest of its last steps, if that is more: the worker then gives its leases back and ends its
+    process, to be started again. Taking in weights has services.stall_timeout_s."""
 
 
 class DraftingSection(Section):
@@ -205,6 +217,10 @@ class CoordinatorSection(Section):
     """Seconds a lease lasts unless a heartbeat extends it."""
     heartbeat_s: float = Field(default=2.0, gt=0.0)
     """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
+    hung_factor: float = Field(default=5.0, ge=2.0)
+    """A worker whose engine brings no token for so many times the usual pause loses its leases although
+    its heartbeats come, and gets no others before the engine moves. The usual pause is measured (99% of
+    pauses are shorter) and at least heartbeat_s. While too few pauses are known, lease_s counts instead."""
     speculation: float = Field(default=0.05, ge=0.0, le=1.0)
     """Share of a batch whose last groups an idle worker may sample a second time, once their leases are
     older than 95% of leases get; the first submission wins. 0 switches it off. Only with
@@ -247,7 +263,10 @@ class BroadcastSection(Section):
     snapshots_kept: int = Field(default=8, ge=2)
     """Newest snapshots a chunk store keeps."""
     transfer_timeout_s: float = Field(default=600.0, gt=0.0)
-    """Seconds after which a transfer is given up and tried again."""
+    """Seconds without an arriving chunk after which a transfer is given up and tried again."""
+    quorum: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
+    before it counts as broadcast; 0: one worker that holds it is enough."""
 
 
 class EvaluationSection(Section):
@@ -334,11 +353,19 @@ class ServicesSection(Section):
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port on loopback for Prometheus, 0 for a free one, which the coordinator's log names; null for none."""
     start_timeout_s: float = Field(default=180.0, gt=0.0)
-    """Seconds a service may take to start."""
+    """Seconds a service may take to start; a learner that restores may take longer as long as it moves."""
     stall_timeout_s: float = Field(default=300.0, gt=0.0)
-    """Seconds a stage may go without progress before the run stops and names it."""
+    """Seconds a stage may go without progress before the run stops and names it; it counts from the last
+    token, group, micro-batch or byte, so what takes long and moves is never a stall."""
+    empty_fleet_timeout_s: float = Field(default=86400.0, gt=0.0)
+    """Seconds a stage waits while no worker is active, before the run stops; a day by default."""
+    outage_timeout_s: float = Field(default=3600.0, gt=0.0, le=86_400.0)
+    """Seconds for which a run waits while the journal or the store can take nothing: its disk is full, or
+    its database is away. This is no lack of progress of a stage."""
     restart_limit: int = Field(default=5, ge=0)
-    """Times a crashed service is started again within one run."""
+    """Times a crashed service is started again within services.restart_window_s, with growing pauses."""
+    restart_window_s: float = Field(default=3600.0, gt=0.0)
+    """Seconds after which a restart of a service no longer counts against services.restart_limit."""
 
     @property
     def reached_at(self) -> str:

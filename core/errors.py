@@ -27,3 +27,7 @@ class IntegrityError(AntiphonError):
 
 class UnavailableError(AntiphonError):
     """A peer that did not answer within the deadline; the only error worth a retry."""
+
+
+class BlockedError(UnavailableError):
+    """A peer that answers but can record nothing now: its disk is full, or its database is away."""

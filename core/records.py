@@ -389,5 +389,7 @@ class StepCommit:
 class WorkerState(StrEnum):
     """Where a worker stands in the fleet."""
 
+    JOINING = "joining"
+    """Registered; its engine holds no version yet, so nothing waits for it."""
     ACTIVE = "active"
     LOST = "lost"

@@ -34,9 +34,25 @@ class WorkerRecord:
     busy_share: float
     """Share of its time in which its engine had work, 0..1."""
     seconds_since_heartbeat: float
+    stands_still_s: float = 0.0
+    """Seconds without a token of an engine that was found to hang; it gets no leases. 0 for others."""
     audited: int = 0
     """Groups of this worker's name that were audited."""
     strikes: int = 0
+    tokens_per_s: float = 0.0
+    """Completion tokens over the seconds since it was ready to sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerProgress:
+    """What the learner does at the moment, and how much of it is done."""
+
+    doing: str
+    """Such as `training step 12`, `restoring: step 3 of 9`, `publishing version 12`; `idle` between two."""
+    counter: int
+    """Grows with everything that it does; patience with the learner counts from the last change."""
+    counted: str
+    """What is counted at the moment, in the singular: micro-batch, byte, step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,8 @@ class RunStatus:
     """Why the run is paused, as a sentence; empty while it continues."""
     waiting: str = ""
     """What the data plane waits for at the moment, as a sentence."""
+    run_ahead: str = ""
+    """What elastic mode keeps in flight, and what that is expected to give, as a sentence."""
     finished: bool = False
     barred: dict[str, str] = field(default_factory=dict)
     """Workers and tokens that are shut out -> why."""
@@ -76,6 +94,8 @@ class RunStatus:
     """Use -> seconds of workers, each booked once: see `core.loop.work_account`."""
     tokens_by_use: dict[str, int] = field(default_factory=dict)
     """Use -> completion tokens."""
+    work_done: int = 0
+    """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
 
     @property
     def scored(self) -> frozenset[int]:

@@ -94,8 +94,12 @@ class RunPage:
         run = self._run
         try:
             status = run.clients.run(run.coordinator.status(), ANSWER_S)
-            after = self._commits[-1].step if self._commits else -1
-            self._commits += run.clients.run(run.coordinator.commits(after), ANSWER_S)
+            more = True
+            while more:
+                after = self._commits[-1].step if self._commits else -1
+                page = run.clients.run(run.coordinator.commits_after(after), ANSWER_S)
+                self._commits += page.commits
+                more = page.more
         except UnavailableError:
             return  # the stages notice and say so; the page just waits
         except AntiphonError as error:

@@ -70,10 +70,12 @@ class CommitsRequest(_message.Message):
     def __init__(self, after_step: _Optional[int] = ...) -> None: ...
 
 class CommitsReply(_message.Message):
-    __slots__ = ("commits",)
+    __slots__ = ("commits", "more")
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     commits: _containers.RepeatedCompositeFieldContainer[_records_pb2.StepCommit]
-    def __init__(self, commits: _Optional[_Iterable[_Union[_records_pb2.StepCommit, _Mapping]]] = ...) -> None: ...
+    more: bool
+    def __init__(self, commits: _Optional[_Iterable[_Union[_records_pb2.StepCommit, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class EvaluationRecord(_message.Message):
     __slots__ = ("version", "prompts", "rewarded", "reward_mean", "completion_tokens_mean")
@@ -100,23 +102,27 @@ class StageRequest(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., number: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StageReply(_message.Message):
-    __slots__ = ("done", "waiting_for", "progress", "halted", "batch", "evaluation")
+    __slots__ = ("done", "waiting_for", "progress", "halted", "batch", "evaluation", "counter", "no_workers")
     DONE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     HALTED_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    NO_WORKERS_FIELD_NUMBER: _ClassVar[int]
     done: bool
     waiting_for: str
     progress: float
     halted: str
     batch: _records_pb2.BatchRef
     evaluation: EvaluationRecord
-    def __init__(self, done: _Optional[bool] = ..., waiting_for: _Optional[str] = ..., progress: _Optional[float] = ..., halted: _Optional[str] = ..., batch: _Optional[_Union[_records_pb2.BatchRef, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationRecord, _Mapping]] = ...) -> None: ...
+    counter: int
+    no_workers: bool
+    def __init__(self, done: _Optional[bool] = ..., waiting_for: _Optional[str] = ..., progress: _Optional[float] = ..., halted: _Optional[str] = ..., batch: _Optional[_Union[_records_pb2.BatchRef, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationRecord, _Mapping]] = ..., counter: _Optional[int] = ..., no_workers: _Optional[bool] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "audited", "strikes")
+    __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "stands_still_s", "audited", "strikes", "tokens_per_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -124,8 +130,10 @@ class WorkerRecord(_message.Message):
     TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
     BUSY_SHARE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    STANDS_STILL_S_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
     STRIKES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: str
     held_version: int
@@ -133,12 +141,14 @@ class WorkerRecord(_message.Message):
     tokens_generated: int
     busy_share: float
     seconds_since_heartbeat: float
+    stands_still_s: float
     audited: int
     strikes: int
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ...) -> None: ...
+    tokens_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., stands_still_s: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use")
+    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "work_done", "run_ahead")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +200,8 @@ class RunStatus(_message.Message):
     BARRED_FIELD_NUMBER: _ClassVar[int]
     WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_BY_USE_FIELD_NUMBER: _ClassVar[int]
+    WORK_DONE_FIELD_NUMBER: _ClassVar[int]
+    RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     steps_total: int
     committed_steps: int
@@ -213,7 +225,9 @@ class RunStatus(_message.Message):
     barred: _containers.ScalarMap[str, str]
     worker_seconds: _containers.ScalarMap[str, float]
     tokens_by_use: _containers.ScalarMap[str, int]
-    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    work_done: int
+    run_ahead: str
+    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after_seq", "follow")
@@ -234,3 +248,9 @@ class Event(_message.Message):
     kind: str
     data_json: str
     def __init__(self, seq: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., data_json: _Optional[str] = ...) -> None: ...
+
+class EventsReply(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...

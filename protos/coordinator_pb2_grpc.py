@@ -117,8 +117,8 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.AuditRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
-        self.Commits = channel.unary_unary(
-                '/antiphon.Coordinator/Commits',
+        self.CommitsAfter = channel.unary_unary(
+                '/antiphon.Coordinator/CommitsAfter',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.FromString,
                 _registered_method=True)
@@ -130,7 +130,7 @@ class CoordinatorStub:
         self.WatchEvents = channel.unary_stream(
                 '/antiphon.Coordinator/WatchEvents',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.EventsRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.Event.FromString,
+                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.EventsReply.FromString,
                 _registered_method=True)
 
 
@@ -233,7 +233,7 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Commits(self, request, context):
+    def CommitsAfter(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -334,8 +334,8 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.AuditRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
             ),
-            'Commits': grpc.unary_unary_rpc_method_handler(
-                    servicer.Commits,
+            'CommitsAfter': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitsAfter,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.SerializeToString,
             ),
@@ -347,7 +347,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.EventsRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.Event.SerializeToString,
+                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.EventsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -793,7 +793,7 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
-    def Commits(request,
+    def CommitsAfter(request,
             target,
             options=(),
             channel_credentials=None,
@@ -806,7 +806,7 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/antiphon.Coordinator/Commits',
+            '/antiphon.Coordinator/CommitsAfter',
             antiphon_dot_protos_dot_coordinator__pb2.CommitsRequest.SerializeToString,
             antiphon_dot_protos_dot_coordinator__pb2.CommitsReply.FromString,
             options,
@@ -862,7 +862,7 @@ class Coordinator:
             target,
             '/antiphon.Coordinator/WatchEvents',
             antiphon_dot_protos_dot_coordinator__pb2.EventsRequest.SerializeToString,
-            antiphon_dot_protos_dot_coordinator__pb2.Event.FromString,
+            antiphon_dot_protos_dot_coordinator__pb2.EventsReply.FromString,
             options,
             channel_credentials,
             insecure,

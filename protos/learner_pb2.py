@@ -23,20 +23,29 @@ _sym_db = _symbol_database.Default()
 
 
 from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
-from antiphon.protos import coordinator_pb2 as antiphon_dot_protos_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a!antiphon/protos/coordinator.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"O\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06idle_s\x18\x03 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x32\xb3\x01\n\x07Learner\x12\x33\n\x04Step\x12\x15.antiphon.StepRequest\x1a\x14.antiphon.StepResult\x12?\n\x07Publish\x12\x18.antiphon.VersionRequest\x1a\x1a.antiphon.SnapshotManifest\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"B\n\x0fLearnerProgress\x12\r\n\x05\x64oing\x18\x01 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ounted\x18\x03 \x01(\t\"0\n\x10\x41waitStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"n\n\tStepReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x14.antiphon.StepResultH\x00\x88\x01\x01\x42\t\n\x07_result\"7\n\x14\x41waitSnapshotRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"|\n\rSnapshotReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12\x31\n\x08manifest\x18\x02 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"|\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06idle_s\x18\x03 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x12+\n\x08progress\x18\x05 \x01(\x0b\x32\x19.antiphon.LearnerProgress2\xc5\x01\n\x07Learner\x12<\n\tAwaitStep\x12\x1a.antiphon.AwaitStepRequest\x1a\x13.antiphon.StepReply\x12H\n\rAwaitSnapshot\x12\x1e.antiphon.AwaitSnapshotRequest\x1a\x17.antiphon.SnapshotReply\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'antiphon.protos.learner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STEPRESULT']._serialized_start=109
-  _globals['_STEPRESULT']._serialized_end=192
-  _globals['_LEARNERSTATUS']._serialized_start=194
-  _globals['_LEARNERSTATUS']._serialized_end=273
-  _globals['_LEARNER']._serialized_start=276
-  _globals['_LEARNER']._serialized_end=455
+  _globals['_STEPRESULT']._serialized_start=74
+  _globals['_STEPRESULT']._serialized_end=157
+  _globals['_LEARNERPROGRESS']._serialized_start=159
+  _globals['_LEARNERPROGRESS']._serialized_end=225
+  _globals['_AWAITSTEPREQUEST']._serialized_start=227
+  _globals['_AWAITSTEPREQUEST']._serialized_end=275
+  _globals['_STEPREPLY']._serialized_start=277
+  _globals['_STEPREPLY']._serialized_end=387
+  _globals['_AWAITSNAPSHOTREQUEST']._serialized_start=389
+  _globals['_AWAITSNAPSHOTREQUEST']._serialized_end=444
+  _globals['_SNAPSHOTREPLY']._serialized_start=446
+  _globals['_SNAPSHOTREPLY']._serialized_end=570
+  _globals['_LEARNERSTATUS']._serialized_start=572
+  _globals['_LEARNERSTATUS']._serialized_end=696
+  _globals['_LEARNER']._serialized_start=699
+  _globals['_LEARNER']._serialized_end=896
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,4 @@
 from antiphon.protos import records_pb2 as _records_pb2
-from antiphon.protos import coordinator_pb2 as _coordinator_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
@@ -17,14 +16,58 @@ class StepResult(_message.Message):
     train_s: float
     def __init__(self, commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., idle_s: _Optional[float] = ..., train_s: _Optional[float] = ...) -> None: ...
 
+class LearnerProgress(_message.Message):
+    __slots__ = ("doing", "counter", "counted")
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    doing: str
+    counter: int
+    counted: str
+    def __init__(self, doing: _Optional[str] = ..., counter: _Optional[int] = ..., counted: _Optional[str] = ...) -> None: ...
+
+class AwaitStepRequest(_message.Message):
+    __slots__ = ("step", "wait_s")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    wait_s: float
+    def __init__(self, step: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class StepReply(_message.Message):
+    __slots__ = ("progress", "result")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    progress: LearnerProgress
+    result: StepResult
+    def __init__(self, progress: _Optional[_Union[LearnerProgress, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ...) -> None: ...
+
+class AwaitSnapshotRequest(_message.Message):
+    __slots__ = ("version", "wait_s")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    wait_s: float
+    def __init__(self, version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("progress", "manifest")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    progress: LearnerProgress
+    manifest: _records_pb2.SnapshotManifest
+    def __init__(self, progress: _Optional[_Union[LearnerProgress, _Mapping]] = ..., manifest: _Optional[_Union[_records_pb2.SnapshotManifest, _Mapping]] = ...) -> None: ...
+
 class LearnerStatus(_message.Message):
-    __slots__ = ("version", "state", "idle_s", "busy_s")
+    __slots__ = ("version", "state", "idle_s", "busy_s", "progress")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     version: int
     state: str
     idle_s: float
     busy_s: float
-    def __init__(self, version: _Optional[int] = ..., state: _Optional[str] = ..., idle_s: _Optional[float] = ..., busy_s: _Optional[float] = ...) -> None: ...
+    progress: LearnerProgress
+    def __init__(self, version: _Optional[int] = ..., state: _Optional[str] = ..., idle_s: _Optional[float] = ..., busy_s: _Optional[float] = ..., progress: _Optional[_Union[LearnerProgress, _Mapping]] = ...) -> None: ...

@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from antiphon.protos import coordinator_pb2 as antiphon_dot_protos_dot_coordinator__pb2
 from antiphon.protos import learner_pb2 as antiphon_dot_protos_dot_learner__pb2
 from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 
@@ -36,15 +35,15 @@ class LearnerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Step = channel.unary_unary(
-                '/antiphon.Learner/Step',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_learner__pb2.StepResult.FromString,
+        self.AwaitStep = channel.unary_unary(
+                '/antiphon.Learner/AwaitStep',
+                request_serializer=antiphon_dot_protos_dot_learner__pb2.AwaitStepRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_learner__pb2.StepReply.FromString,
                 _registered_method=True)
-        self.Publish = channel.unary_unary(
-                '/antiphon.Learner/Publish',
-                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.SerializeToString,
-                response_deserializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.FromString,
+        self.AwaitSnapshot = channel.unary_unary(
+                '/antiphon.Learner/AwaitSnapshot',
+                request_serializer=antiphon_dot_protos_dot_learner__pb2.AwaitSnapshotRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_learner__pb2.SnapshotReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/antiphon.Learner/Status',
@@ -56,13 +55,13 @@ class LearnerStub:
 class LearnerServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Step(self, request, context):
+    def AwaitStep(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Publish(self, request, context):
+    def AwaitSnapshot(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,15 +76,15 @@ class LearnerServicer:
 
 def add_LearnerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Step': grpc.unary_unary_rpc_method_handler(
-                    servicer.Step,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_learner__pb2.StepResult.SerializeToString,
+            'AwaitStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitStep,
+                    request_deserializer=antiphon_dot_protos_dot_learner__pb2.AwaitStepRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_learner__pb2.StepReply.SerializeToString,
             ),
-            'Publish': grpc.unary_unary_rpc_method_handler(
-                    servicer.Publish,
-                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.FromString,
-                    response_serializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.SerializeToString,
+            'AwaitSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitSnapshot,
+                    request_deserializer=antiphon_dot_protos_dot_learner__pb2.AwaitSnapshotRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_learner__pb2.SnapshotReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -104,7 +103,7 @@ class Learner:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Step(request,
+    def AwaitStep(request,
             target,
             options=(),
             channel_credentials=None,
@@ -117,9 +116,9 @@ class Learner:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/antiphon.Learner/Step',
-            antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
-            antiphon_dot_protos_dot_learner__pb2.StepResult.FromString,
+            '/antiphon.Learner/AwaitStep',
+            antiphon_dot_protos_dot_learner__pb2.AwaitStepRequest.SerializeToString,
+            antiphon_dot_protos_dot_learner__pb2.StepReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -131,7 +130,7 @@ class Learner:
             _registered_method=True)
 
     @staticmethod
-    def Publish(request,
+    def AwaitSnapshot(request,
             target,
             options=(),
             channel_credentials=None,
@@ -144,9 +143,9 @@ class Learner:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/antiphon.Learner/Publish',
-            antiphon_dot_protos_dot_coordinator__pb2.VersionRequest.SerializeToString,
-            antiphon_dot_protos_dot_records__pb2.SnapshotManifest.FromString,
+            '/antiphon.Learner/AwaitSnapshot',
+            antiphon_dot_protos_dot_learner__pb2.AwaitSnapshotRequest.SerializeToString,
+            antiphon_dot_protos_dot_learner__pb2.SnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,

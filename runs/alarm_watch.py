@@ -8,9 +8,10 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.core.patience import Patience
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import ALARMS, Alarm, find_alarms, space_alarm, stall_alarm
-from antiphon.core.status import RunStatus
+from antiphon.core.reporting.alarms import ALARMS, Alarm, find_alarms, space_alarm, stall_alarm, turn_of
+from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.models.codec import resolve_model_path
 
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
@@ -41,19 +42,19 @@ class AlarmWatch:
         """All commits seen so far; the caller adds those it fetched."""
         self._raised: dict[str, Alarm] = {}
         self._seen = 0
-        self._commit_s = now
-        self._between: list[float] = []
+        self._patience = Patience(now)
 
-    def look(self, status: RunStatus, now: float) -> list[str]:
-        """Return a line for each alarm that rose or ended since the last look."""
+    def look(self, status: RunStatus, now: float, learner: LearnerProgress | None = None) -> list[str]:
+        """Return a line for each alarm that rose or ended since the last look.
+
+        `learner` says what the learner does; None where it did not answer.
+        """
         grown = len(self.commits) > self._seen
-        if grown:
-            if self._seen:
-                self._between.append((now - self._commit_s) / (len(self.commits) - self._seen))
-            self._seen, self._commit_s = len(self.commits), now
-        limit = self._config.services.stall_timeout_s
+        self._seen = len(self.commits)
+        turn = turn_of(status, learner)
+        still_s = self._patience.still_s((turn.step, turn.counted, turn.counter), now)
         idle = status.finished or bool(status.paused_reason)
-        stall = None if idle else stall_alarm(now - self._commit_s, self._between, limit, status.waiting)
+        stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
         found = {alarm.name: alarm for alarm in self._newest(grown)}
         if stall is not None:
             found[stall.name] = stall

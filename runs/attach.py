@@ -14,7 +14,9 @@ from typing import Any
 from antiphon.core.config import RunConfig, load_config
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import StepCommit
-from antiphon.core.status import Event, RunStatus
+from antiphon.core.status import RunStatus
+from antiphon.lineage.report.timeline import RunDrawer, RunPicture
+from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.security.credentials import Credentials, find_credentials
 
@@ -92,7 +94,9 @@ async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) 
     host = "127.0.0.1"
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(
-        serve_coordinator(config, directory.name, directory, store_root, host, 0, bound.set_result)
+        serve_coordinator(
+            config, directory.name, directory, store_root, host, 0, bound.set_result, hung_s=None
+        )
     )
     try:
         ends: list[asyncio.Future[Any]] = [serving, bound]
@@ -107,6 +111,16 @@ async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) 
         await asyncio.wait({serving}, timeout=START_S)
 
 
-async def all_events(client: CoordinatorClient) -> list[Event]:
-    """Return the whole journal, in order."""
-    return [event async for event in client.watch_events(0, follow=False)]
+async def draw_events(coordinator: Coordinator, drawer: RunDrawer) -> RunPicture:
+    """Draw the journal's events that were not drawn yet, page by page.
+
+    There is no limit to how long that takes, only to the wait for the next page. Where it fails, ask
+    again with the same drawer.
+
+    Raises:
+        UnavailableError: when no page came in time.
+    """
+    async for page in coordinator.event_pages(drawer.seq, follow=False):
+        for event in page:
+            drawer.take(event)
+    return drawer.finish()

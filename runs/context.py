@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.store.uploader import Uploader
@@ -155,22 +156,30 @@ class RunContext:
         """Sleep up to `timeout_s`, less if the run is asked to stop; return whether it was."""
         return self._stopped.wait(timeout_s)
 
-    def call(self, work: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float = POLL_S + 10.0) -> _T:
+    def call(
+        self, work: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float | None = POLL_S + 10.0
+    ) -> _T:
         """Run a client call, trying again while the service is away, up to the stall timeout.
+
+        Without `timeout_s` the call's own deadlines hold alone.
 
         Raises:
             RunStopped: when the run was asked to stop meanwhile.
-            UnavailableError: when the service stayed away for services.stall_timeout_s.
+            UnavailableError: when the service stayed away for services.stall_timeout_s, or could record
+                nothing for services.outage_timeout_s.
         """
-        limit_s = self.config.services.stall_timeout_s
+        services = self.config.services
         since: float | None = None
+        blocked = False
         while True:
             self.check()
             try:
                 return self._answer(self.clients.begin(work()), timeout_s)
             except UnavailableError as error:
                 now = time.perf_counter()
-                since = now if since is None else since
+                if since is None or isinstance(error, BlockedError) is not blocked:
+                    since, blocked = now, isinstance(error, BlockedError)
+                limit_s = services.outage_timeout_s if blocked else services.stall_timeout_s
                 if now - since > limit_s:
                     raise UnavailableError(f"gave up after {limit_s:g} s: {error}") from error
                 self.wait_stopped(0.2)
@@ -212,7 +221,14 @@ class RunContext:
 
     def commits(self) -> list[StepCommit]:
         """Return every committed step so far, in order."""
-        return list(self.call(lambda: self.coordinator.commits(-1)))
+        found: list[StepCommit] = []
+        more = True
+        while more:
+            after = found[-1].step if found else -1
+            page = self.call(partial(self.coordinator.commits_after, after))
+            found.extend(page.commits)
+            more = page.more
+        return found
 
 
 _RUNS: dict[str, RunContext] = {}

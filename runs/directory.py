@@ -16,7 +16,7 @@ from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.ledger.layout import find_project, shard_directories
-from antiphon.system.files import write_atomically
+from antiphon.system.files import flush_folder, write_atomically
 
 FREE_BYTES = 512 << 20
 """Least free space a run starts with."""
@@ -118,6 +118,7 @@ def create(place: RunPlace, config: RunConfig) -> None:
             f"another process has just started run {place.run_id}; wait for it, or add --fresh"
         ) from None
     write_atomically(place.directory / "config.yaml", dump_config(config).encode())
+    flush_folder(place.directory.parent)
 
 
 def lock(directory: Path) -> IO[str]:

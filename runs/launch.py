@@ -23,13 +23,13 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report.page import build_report
-from antiphon.lineage.report.timeline import fold
+from antiphon.lineage.report.timeline import RunDrawer
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
-from antiphon.runs.attach import all_events
+from antiphon.runs.attach import draw_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.outcome import RunOutcome, summarise, write_results
@@ -49,9 +49,6 @@ _log = structlog.get_logger(__name__)
 
 CLOSE_S = 5.0
 """Longest wait for a channel to close."""
-
-EVENTS_TIMEOUT_S = 60.0
-"""Longest wait for the whole journal, which the report is made from."""
 
 INTERRUPTED_RECORD_S = 15.0
 """Longest wait for the records of a run that was interrupted."""
@@ -103,7 +100,8 @@ class LiveRun:
         status = run.call(lambda: run.coordinator.status())
         learner = run.call(lambda: run.learner.status())
         commits = run.commits()
-        events = run.call(lambda: all_events(run.coordinator), EVENTS_TIMEOUT_S)
+        drawer = RunDrawer()
+        picture = run.call(lambda: draw_events(run.coordinator, drawer), None)
         records: dict[str, Any] = {}
         if run.recorder is not None:
             records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
@@ -119,10 +117,10 @@ class LiveRun:
             total_s=time.perf_counter() - self.opened_s,
             restarts=self.supervisor.restarts(),
             records=records,
-            drafting=drafting_summary(fold(events).drafting_by_epoch),
+            drafting=drafting_summary(picture.drafting_by_epoch),
         )
         report = run.run_dir / "report.html"
-        plots = build_report(run.run_dir, ArtifactStore(run.store_root), events, status, report)
+        plots = build_report(run.run_dir, ArtifactStore(run.store_root), picture, status, report)
         for name, text in plots.items():
             write_atomically(run.run_dir / "plots" / name, text.encode())
         if run.recorder is not None:
@@ -172,7 +170,10 @@ def open_run(
         claimed(place.directory)
         view.message(f"{'continuing' if place.resumed else 'starting'} run {place.run_id}")
         failure: list[str] = []
-        supervisor = Supervisor(place.directory, config.services.restart_limit, failure.append)
+        services = config.services
+        supervisor = Supervisor(
+            place.directory, services.restart_limit, services.restart_window_s, failure.append
+        )
         stack.callback(supervisor.close)
         clients = ClientLoop()
         stack.callback(clients.close)
@@ -236,7 +237,7 @@ def _start_services(
     for name in names:
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
     view.message("services are starting: coordinator is up, learner, reward and workers follow")
-    learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s)}"
+    learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s, view.message)}"
     for name in ["reward", *names]:
         supervisor.wait_ready(name, timeout_s)
     return RunContext(
@@ -246,11 +247,7 @@ def _start_services(
         store_root=store_root,
         clients=clients,
         coordinator=clients.construct(lambda: CoordinatorClient(address, credentials=credentials)),
-        learner=clients.construct(
-            lambda: LearnerClient(
-                learner_address, work_timeout_s=config.services.stall_timeout_s, credentials=credentials
-            )
-        ),
+        learner=clients.construct(lambda: LearnerClient(learner_address, credentials=credentials)),
     )
 
 

@@ -8,7 +8,7 @@ import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.reporting.run_view import RunView, planes_of
-from antiphon.core.status import RunStatus
+from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.runs.alarm_watch import AlarmWatch
 from antiphon.runs.context import RunContext
 
@@ -38,6 +38,14 @@ class _Rates:
         return {"rollout": rate, "learner": trained}
 
 
+def _learner(run: RunContext) -> LearnerProgress | None:
+    """Return what the learner does; None while it does not answer."""
+    try:
+        return run.clients.run(run.learner.status(), 5.0).progress
+    except UnavailableError:
+        return None
+
+
 def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
     """Feed the view about once a second until the returned function is called."""
     over = threading.Event()
@@ -48,16 +56,19 @@ def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
         while not over.wait(STATUS_S):
             try:
                 status = run.clients.run(run.coordinator.status(), 5.0)
-                if status.committed_steps > len(alarms.commits):
-                    news = run.coordinator.commits(len(alarms.commits) - 1)
-                    alarms.commits.extend(run.clients.run(news, 5.0))
+                more = status.committed_steps > len(alarms.commits)
+                while more:
+                    page = run.clients.run(run.coordinator.commits_after(len(alarms.commits) - 1), 5.0)
+                    alarms.commits.extend(page.commits)
+                    more = page.more
             except UnavailableError:
                 continue  # the stages notice and say so; the view just waits
             except AntiphonError as error:
                 _log.warning("view.failed", error=str(error))
                 return
-            view.status(status, planes_of(status, rates.take(status)))
-            for line in alarms.look(status, time.perf_counter()):
+            learner = _learner(run)
+            view.status(status, planes_of(status, rates.take(status), learner))
+            for line in alarms.look(status, time.perf_counter(), learner):
                 _log.warning("alarm.changed", said=line)
                 view.message(line)
 

@@ -19,7 +19,9 @@ from pathlib import Path
 import structlog
 
 from antiphon.core.errors import AntiphonError, UnavailableError
-from antiphon.system.processes import KILL_S, ChildProcess, quote, stop_groups
+from antiphon.core.patience import Patience
+from antiphon.core.restarts import RestartRule
+from antiphon.system.processes import KILL_S, ChildProcess, quote, starting_file, stop_groups
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +44,8 @@ class ServiceSpec:
     """Variables on top of this process's own."""
     port: int = 0
     """Port to listen on; 0 lets it pick a free one."""
+    restart_arguments: tuple[str, ...] = ()
+    """Further arguments when it is started again."""
 
 
 @dataclass
@@ -49,22 +53,34 @@ class _Child:
     spec: ServiceSpec
     port: int
     """Kept over restarts, so that addresses stay valid."""
+    rule: RestartRule
     process: ChildProcess | None = None
     starts: int = 0
     leaving: bool = False
     ready: threading.Event = field(default_factory=threading.Event)
+    ready_at_s: float = 0.0
+    restart_at_s: float | None = None
+    """When it is started again, while it waits for that."""
 
 
 class Supervisor:
     """Keeps the services of one run alive until it is closed."""
 
-    def __init__(self, run_dir: Path, restart_limit: int, on_failure: Callable[[str], None]) -> None:
-        """Start each service again up to `restart_limit` times; `on_failure` gets the reason after that.
+    def __init__(
+        self,
+        run_dir: Path,
+        restart_limit: int,
+        restart_window_s: float,
+        on_failure: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start each service again up to `restart_limit` times within `restart_window_s` seconds.
 
-        Logs and ready files go to `run_dir`.
+        `on_failure` gets the reason after that. Logs and ready files go to `run_dir`.
         """
         self._run_dir = run_dir
-        self._restart_limit = restart_limit
+        self._new_rule = partial(RestartRule, restart_limit, restart_window_s)
+        self._clock = clock
         self._on_failure = on_failure
         self._children: dict[str, _Child] = {}
         self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -77,24 +93,32 @@ class Supervisor:
 
     def start(self, spec: ServiceSpec) -> None:
         """Start a service; `wait_ready` returns when it can work."""
-        child = _Child(spec, spec.port)
+        child = _Child(spec, spec.port, self._new_rule())
         self._children[spec.name] = child
         self._orders.put(lambda: self._spawn(child))
 
-    def wait_ready(self, name: str, timeout_s: float) -> int:
+    def wait_ready(self, name: str, timeout_s: float, tell: Callable[[str], None] = lambda said: None) -> int:
         """Wait until a service can work and return its port (0 for workers).
 
+        One that reports what it does meanwhile, as a learner that restores does, may take any time as long
+        as it moves; `tell` gets each new report.
+
         Raises:
-            AntiphonError: when it failed or took longer than `timeout_s`, with its last words.
+            AntiphonError: when it failed, or nothing moved for `timeout_s`, with its last words.
         """
         child = self._children[name]
-        deadline = time.perf_counter() + timeout_s
+        patience, told = Patience(time.perf_counter()), ""
         while not child.ready.wait(WATCH_S):
             if self._closing.is_set():
                 raise UnavailableError(f"the run is stopping; {name} was not started")
-            if time.perf_counter() > deadline:
+            doing, counter = self._starting(name)
+            if doing and doing != told:
+                told = doing
+                tell(f"{name}: {doing}")
+            if patience.still_s(counter, time.perf_counter()) > timeout_s:
+                still = f"has stood still at `{doing}`" if doing else "was not ready"
                 raise UnavailableError(
-                    f"{name} was not ready within {timeout_s:g} s; raise services.start_timeout_s or "
+                    f"{name} {still} for {timeout_s:g} s; raise services.start_timeout_s or "
                     f"see {self.log_path(name)}: {self._last_words(name)}"
                 )
             if child.leaving:
@@ -144,9 +168,11 @@ class Supervisor:
         spec = child.spec
         ready_file = self._ready_file(spec.name)
         ready_file.unlink(missing_ok=True)
+        starting_file(ready_file).unlink(missing_ok=True)
         child.ready.clear()
         arguments = [sys.executable, "-P", "-m", "antiphon.cli.app", *spec.arguments]
         arguments += ["--ready-file", str(ready_file)]
+        arguments += spec.restart_arguments if child.starts else ()
         if spec.arguments[0] == "serve":
             arguments += ["--port", str(child.port)]
         environment = {**os.environ, **spec.environment}
@@ -156,6 +182,11 @@ class Supervisor:
 
     def _look_at(self, child: _Child) -> None:
         if child.process is None or child.leaving:
+            return
+        if child.restart_at_s is not None:
+            if self._clock() >= child.restart_at_s:
+                child.restart_at_s = None
+                self._spawn(child)
             return
         status = child.process.poll()
         if status is None:
@@ -169,12 +200,15 @@ class Supervisor:
             child.leaving = True
             return
         first_start_failed = child.starts == 1 and not child.ready.is_set()
-        if first_start_failed or child.starts > self._restart_limit:
+        now = self._clock()
+        ready_s = now - child.ready_at_s if child.ready.is_set() else 0.0
+        pause_s = None if first_start_failed else child.rule.after_end(now, ready_s)
+        if pause_s is None:
             child.leaving = True
             self._on_failure(f"{name} ended with status {status}: {self._last_words(name)}")
             return
-        _log.warning("service.restarted", name=name, status=status, start=child.starts + 1)
-        self._spawn(child)
+        _log.warning("service.restarted", name=name, status=status, start=child.starts + 1, pause_s=pause_s)
+        child.restart_at_s = now + pause_s
 
     def _read_ready_file(self, child: _Child) -> None:
         path = self._ready_file(child.spec.name)
@@ -183,7 +217,16 @@ class Supervisor:
         except FileNotFoundError:
             return
         child.port = int(ready.get("port") or 0)
+        child.ready_at_s = self._clock()
         child.ready.set()
+
+    def _starting(self, name: str) -> tuple[str, int]:
+        """Return what a service that is not ready says it does, and its counter; ("", 0) for nothing."""
+        try:
+            said = json.loads(starting_file(self._ready_file(name)).read_text())
+        except FileNotFoundError:
+            return "", 0
+        return str(said["doing"]), int(said["counter"])
 
     def _ready_file(self, name: str) -> Path:
         return self._run_dir / "services" / f"{name}.json"
@@ -222,7 +265,8 @@ def service_specs(
     def spec(role: str, coordinator: str) -> ServiceSpec:
         extra = ("--coordinator", coordinator) if coordinator else ()
         port = coordinator_port if role == "coordinator" else 0
-        return ServiceSpec(role, ("serve", role, *common, *extra), port=port)
+        waits = ("--wait-for-journal",) if role == "coordinator" else ()
+        return ServiceSpec(role, ("serve", role, *common, *extra), port=port, restart_arguments=waits)
 
     return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}
 

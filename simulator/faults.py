@@ -35,6 +35,19 @@ class FaultKind(StrEnum):
     """Messages are slow, lost, repeated and overtake one another."""
     SLOW_DISK = "slow_disk"
     """Whatever is done in threads, above all a transaction, takes long."""
+    HANG = "hang"
+    """A worker's engine does not come back from a step for a while; its heartbeats go on."""
+    SLOW_LINK = "slow_link"
+    """Each chunk that a worker fetches and each group that it hands in takes seconds."""
+    DEAD_TRANSFER = "dead_transfer"
+    """No chunk reaches a worker, whose heartbeats go on: it keeps the version that it holds, and one that
+    only joins never loads."""
+
+
+LINK_S = (20.0, 60.0)
+"""Shortest and longest fault of a link, but for a straggler's."""
+STRAGGLING_S = 180.0
+"""Most drawn runs are over by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,16 @@ class FaultMix(BaseModel):
     """Stretches of slow, lost, repeated and reordered messages."""
     slow_disks: int = Field(default=0, ge=0)
     """Stretches in which transactions take long."""
+    hangs: int = Field(default=0, ge=0)
+    """Engines that stand still for a while."""
+    slow_links: int = Field(default=0, ge=0)
+    """Workers whose link is slow for a while."""
+    dead_transfers: int = Field(default=0, ge=0)
+    """Workers whom no snapshot reaches for a while."""
+    stragglers: int = Field(default=0, ge=0, le=1)
+    """Workers whose link is slow from the beginning and nearly to the end."""
+    joiners: int = Field(default=0, ge=0)
+    """Workers that are there from the beginning and whom their first snapshot reaches late, if ever."""
     first_s: float = Field(default=0.0, ge=0.0)
     """Second of the first fault at the earliest."""
     last_s: float = Field(default=40.0, gt=0.0)
@@ -93,11 +116,14 @@ class FaultMix(BaseModel):
     """Longest fault."""
 
 
-def draw_mix(random: RandomStream) -> FaultMix:
-    """Return a mix for a run of random faults: most runs have several kinds, some hardly any."""
+def draw_mix(random: RandomStream, links: RandomStream) -> FaultMix:
+    """Return a mix for a run of random faults: most runs have several kinds, some hardly any.
 
-    def some(most: int, probability: float) -> int:
-        return 1 + random.index(most) if random.happens(probability) else 0
+    `links` draws what concerns transfers.
+    """
+
+    def some(most: int, probability: float, stream: RandomStream = random) -> int:
+        return 1 + stream.index(most) if stream.happens(probability) else 0
 
     return FaultMix(
         coordinator_kills=some(4, 0.6),
@@ -113,6 +139,10 @@ def draw_mix(random: RandomStream) -> FaultMix:
         slow_disks=some(1, 0.2),
         last_s=random.between(8.0, 45.0),
         longest_s=random.choose((4.0, 12.0, 25.0, 45.0)),
+        hangs=some(2, 0.25),
+        slow_links=some(2, 0.25, links),
+        dead_transfers=some(1, 0.2, links),
+        joiners=some(1, 0.1, links),
     )
 
 
@@ -153,4 +183,14 @@ def draw_faults(
         add(FaultKind.STORM, "")
     for _ in range(mix.slow_disks):
         add(FaultKind.SLOW_DISK, "")
+    for _ in range(mix.hangs):
+        add(FaultKind.HANG, random.choose(workers))
+    # A link matters only while several versions are published.
+    links = [FaultKind.SLOW_LINK] * mix.slow_links + [FaultKind.DEAD_TRANSFER] * mix.dead_transfers
+    for kind in links:
+        at_s = random.between(mix.first_s, mix.last_s / 2)
+        found.append(Fault(at_s, kind, random.choose(workers), random.between(*LINK_S)))
+    found += [Fault(0.0, FaultKind.SLOW_LINK, name, STRAGGLING_S) for name in workers[-1:] * mix.stragglers]
+    for name in workers[: mix.joiners]:
+        found.append(Fault(0.0, FaultKind.DEAD_TRANSFER, name, random.between(*LINK_S)))
     return sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.target))

@@ -10,6 +10,10 @@ from antiphon.simulator.virtual.loop import VirtualLoop
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, NetworkQuality
 
 STORM = NetworkQuality(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
+UPLOAD_SHARE = 0.2
+"""A group that is handed in takes this share of what a chunk takes."""
+OF_WORKER = (FaultKind.HANG, FaultKind.SLOW_LINK, FaultKind.DEAD_TRANSFER)
+"""Faults of one worker that nobody but its own process meets."""
 SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP)
 """Faults after which connections may be dead without notice; such a fault is over once that is found out."""
 
@@ -23,13 +27,17 @@ class FaultInjector:
         network: Network,
         processes: dict[str, ProcessEntry],
         start: Callable[[str], None],
+        slow_chunk_s: float,
     ) -> None:
         """Begin with nothing wrong; `start` starts the process of a name again."""
+        self._slow_chunk_s = slow_chunk_s
         self._loop = loop
         self._network = network
         self._processes = processes
         self._start = start
         self._kill_at_write: list[float] = []
+        self._until: dict[tuple[FaultKind, str], float] = {}
+        """A fault of `OF_WORKER` and its worker -> virtual second at which it ends."""
         self.slow_disk = False
         self.calm_s = 0.0
         """From this virtual second on nothing is wrong any more."""
@@ -37,7 +45,8 @@ class FaultInjector:
     def begin(self, fault: Fault) -> None:
         """Make a fault happen; it ends by itself."""
         kind, target, lasts_s = fault.kind, fault.target, fault.lasts_s
-        self._trouble(lasts_s + (KEEPALIVE_S if kind in SILENT else 0.0))
+        last_s = self._slow_chunk_s if kind is FaultKind.SLOW_LINK else 0.0  # the chunk that is under way
+        self._trouble(lasts_s + (KEEPALIVE_S if kind in SILENT else last_s))
         if kind is FaultKind.KILL:
             self._kill(target, lasts_s)
         elif kind is FaultKind.KILL_AT_WRITE:
@@ -61,9 +70,24 @@ class FaultInjector:
         elif kind is FaultKind.SLOW_DISK:
             self.slow_disk = True
             self._loop.call_later(lasts_s, self._end_slow_disk)
+        elif kind in OF_WORKER:
+            self._until[kind, target] = self._loop.time() + lasts_s
         else:
             self._part(kind, target)
             self._loop.call_later(lasts_s, self._network.heal)
+
+    def hangs_s(self, name: str) -> float:
+        """Return by how much the next engine step of a worker is longer than usual."""
+        return self._left_s(FaultKind.HANG, name)
+
+    def upload_s(self, name: str) -> float:
+        """Return by how much a group that a worker hands in takes longer than usual."""
+        return UPLOAD_SHARE * self._slow_chunk_s if self._left_s(FaultKind.SLOW_LINK, name) else 0.0
+
+    def chunk_s(self, name: str) -> float:
+        """Return by how much the next chunk that a worker fetches takes longer than usual."""
+        slow_s = self._slow_chunk_s if self._left_s(FaultKind.SLOW_LINK, name) else 0.0
+        return self._left_s(FaultKind.DEAD_TRANSFER, name) or slow_s
 
     def written(self) -> None:
         """Notice that a transaction is on the disk: the coordinator may have to end right now."""
@@ -73,6 +97,7 @@ class FaultInjector:
     def end_all(self) -> None:
         """End every fault, but for processes that are down."""
         self._kill_at_write.clear()
+        self._until.clear()
         self._network.heal()
         self._end_storm()
         self._end_slow_disk()
@@ -80,11 +105,15 @@ class FaultInjector:
             if entry.process is not None and entry.process.stopped:
                 entry.process.resume()
 
+    def _left_s(self, kind: FaultKind, name: str) -> float:
+        return max(0.0, self._until.get((kind, name), 0.0) - self._loop.time())
+
     def _trouble(self, lasts_s: float) -> None:
         self.calm_s = max(self.calm_s, self._loop.time() + lasts_s)
 
     def _kill(self, name: str, down_s: float) -> None:
         self._trouble(down_s)
+        self._until.pop((FaultKind.HANG, name), None)
         process = self._processes[name].process
         if process is not None and process.alive:
             process.kill()

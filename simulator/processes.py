@@ -39,6 +39,9 @@ LEARNER = "learner"
 PULL_WAIT_S = 6.0
 """Longer than in production: an idle reward service's questions would be most of the traffic."""
 
+EVENTS_PER_SNAPSHOT = 25
+"""Far fewer than in production: nearly every restart begins from one."""
+
 
 @dataclass(slots=True)
 class SharedRun:
@@ -53,6 +56,10 @@ class SharedRun:
     reward_rarity: int
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
+    chunk_s: Callable[[str], float]
+    """Seconds by which a worker's link delays the next chunk; 0 as a rule."""
+    upload_s: Callable[[str], float]
+    """Seconds by which it delays the next group that is handed in; 0 as a rule."""
     learner_step_s: Callable[[], float]
     trained: Callable[[int, bytes], int]
     """Called with each step that is trained and its file; returns how many rows that has."""
@@ -82,6 +89,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         shared.store,
         engines.ArithmeticPrompts(),
         lambda: loop.time() + clock_offset_s,
+        EVENTS_PER_SNAPSHOT,
     )
     await state_machine.start()
     shared.state_machines.append(state_machine)
@@ -94,7 +102,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
 
 async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordinator, origin: str) -> None:
     """Restore, then train and serve chunks for as long as the process lives."""
-    config, loop = shared.config, shared.config.loop
+    config = shared.config
     trainer = training.ArithmeticTrainer(
         shared.learner_disk,
         shared.loop,
@@ -106,16 +114,17 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
         RUN_ID,
         shared.learner_disk.chunks,
         config.broadcast.snapshots_kept,
-        waiting_limit=loop.max_staleness // loop.publish_interval + 2,
+        waiting_limit=config.loop.unpublished_limit,
     )
     service = LearnerService(config, trainer, publisher, shared.store, coordinator)
-    await service.restore()
+    service.origin = origin
+    restoring = asyncio.ensure_future(service.restore())
     server = InProcessServer()
     register_learner(server, service)
     register_broadcast(server, BroadcastService(shared.learner_disk.chunks))
     shared.network.listen(LEARNER, process, server)
     shared.network.listen(origin, process, server)
-    service.origin = origin
+    await restoring
     await service.publish_again()
     await asyncio.Event().wait()
 
@@ -126,7 +135,12 @@ def make_worker(
     """Return the worker of a process, called `name` in the run; `process_name` decides how fast it is."""
 
     def source(config: RunConfig) -> engines.ChunkSource:
-        return engines.ChunkSource(shared.channel, chunks, config.broadcast.transfer_timeout_s)
+        return engines.ChunkSource(
+            shared.channel,
+            chunks,
+            config.broadcast.transfer_timeout_s,
+            partial(shared.chunk_s, process_name),
+        )
 
     return RolloutWorker(
         coordinator,

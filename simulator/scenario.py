@@ -36,6 +36,8 @@ class Scenario(BaseModel):
     """Fastest and slowest worker: factors of their engine steps; most are near the fastest."""
     learner_step_s: tuple[float, float] = (0.3, 1.5)
     """Shortest and longest learner step, seconds."""
+    slow_chunk_s: float = Field(default=10.0, gt=0.0)
+    """What a chunk takes on a slow link, seconds; a finished group takes a fifth of it."""
     reward_rarity: int = Field(default=1, ge=0)
     """Rewards are 1 once in this number + 1, else 0; the higher, the more groups lack variance."""
     faults: FaultMix = FaultMix()
@@ -102,6 +104,11 @@ def drawn_scenario(seed: int) -> Scenario:
     shape = RandomStream("shape", int(fixed), pattern)
     if fixed:
         bound = shape.index(4)
+    # One worker whose versions are old while the others go on: the gate alone keeps its groups in time.
+    links = RandomStream("links", seed)
+    straggles = not fixed and not long and links.happens(0.15)
+    bound = min(bound, 1) if straggles else bound
+    ahead = "bound" if straggles else RandomStream("run-ahead", seed).choose(("measured", "bound"))
     return Scenario(
         run={
             "run": {"steps": 7 if long else 3 + shape.index(3), "seed": pattern},
@@ -112,6 +119,8 @@ def drawn_scenario(seed: int) -> Scenario:
                 "filter": shape.choose(("none", "drop", "refill")),
                 "prompts_per_step": 4 if long else 2 + shape.index(3),
                 "group_size": 2 + shape.index(2),
+                # All that the bound allows is what tests the bound; what is measured is what runs do.
+                "run_ahead": ahead,
             },
             "evaluation": {"prompts": 2, "interval": shape.index(3)},
             "rollout": {
@@ -125,10 +134,10 @@ def drawn_scenario(seed: int) -> Scenario:
                 "speculation": 0.5 if long else 0.05,
             },
         },
-        workers=3 if long else 1 + random.index(4),
+        workers=3 if long else max(1 + random.index(4), 1 + straggles),
         reward_services=1 + random.index(2),
         reward_rarity=shape.choose((1, 1, 2, 5)),
         engine_step_s=random.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
         learner_step_s=random.choose(((0.3, 1.5), (1.0, 6.0))),
-        faults=draw_mix(random),
+        faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )

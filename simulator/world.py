@@ -16,9 +16,9 @@ from blake3 import blake3
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.loop.events import load_event
-from antiphon.core.loop.run_state import fold
+from antiphon.core.loop.run_state import fold, new_state
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.checks.witnessed import Witnessed
@@ -105,7 +105,9 @@ class World:
             if faults is None
             else faults
         )
-        self._injector = FaultInjector(self.loop, self.network, self._processes, self._start)
+        self._injector = FaultInjector(
+            self.loop, self.network, self._processes, self._start, scenario.slow_chunk_s
+        )
         self._restarts = 0
         self._over = asyncio.Event()
         # A straggler now and then makes work late and stale.
@@ -126,12 +128,18 @@ class World:
             store=MemoryStore(),
             learner_disk=training.LearnerDisk(),
             reward_rarity=scenario.reward_rarity,
-            engine_step_s=lambda name: self._pace[name] * speed.between(*scenario.engine_step_s),
+            engine_step_s=self._engine_step_s,
+            chunk_s=self._injector.chunk_s,
+            upload_s=self._injector.upload_s,
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
             trained=self.witness.trained,
             state_machines=[],
             wall_clock=self._wall_clock,
         )
+
+    def _engine_step_s(self, name: str) -> float:
+        usual_s: float = self._pace[name] * self._speed.between(*self.scenario.engine_step_s)
+        return usual_s + self._injector.hangs_s(name)
 
     def _wall_clock(self) -> float:
         now = self.loop.time()

@@ -49,6 +49,17 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def flush_tree(folder: Path) -> None:
+    """Flush every file and every folder below `folder` to the disk, and itself."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        elif path.is_dir():
+            flush_folder(path)
+    flush_folder(folder)
+
+
 def unusable(error: OSError, folder: Path) -> UnavailableError:
     """Return the sentence for a folder that cannot be used."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -96,6 +96,14 @@ class ChildProcess(subprocess.Popen[bytes]):
     def alive(self) -> bool:
         return self.poll() is None
 
+    def poll(self) -> int | None:
+        """Return its exit status, or None while it runs; what it started ends with it."""
+        ended_before = self.returncode is not None
+        status = super().poll()
+        if status is not None and not ended_before:
+            _signal_group(self, signal.SIGKILL)  # later its id may be another process's
+        return status
+
     def how_it_ended(self) -> str:
         """Return its exit status and the last lines of its log."""
         return f"ended with status {self.returncode}: {quote(self.lines())}"
@@ -137,6 +145,8 @@ _Leader = TypeVar("_Leader", bound=GroupLeader)
 def stop_groups(leaders: Sequence[_Leader], grace_s: float) -> list[_Leader]:
     """Stop process groups: SIGTERM, up to `grace_s` seconds for all their leaders, SIGKILL to what is left.
 
+    Leaders that had ended before are left alone: their ids may be those of other processes by now.
+
     Returns:
         The leaders that had to be killed.
     """
@@ -147,7 +157,7 @@ def stop_groups(leaders: Sequence[_Leader], grace_s: float) -> list[_Leader]:
     while any(leader.alive() for leader in living) and time.perf_counter() < deadline:
         time.sleep(POLL_S)
     killed = [leader for leader in living if leader.alive()]
-    for leader in leaders:
+    for leader in living:
         _signal_group(leader, signal.SIGKILL)
     return killed
 
@@ -195,6 +205,17 @@ def write_ready_file(path: Path | None, port: int) -> None:
     if path is None:
         return
     write_atomically(path, json.dumps({"pid": os.getpid(), "port": port}).encode())
+
+
+def starting_file(ready_file: Path) -> Path:
+    """Return where a service that is not ready yet says how far it is."""
+    return ready_file.with_suffix(".starting")
+
+
+def write_starting_file(ready_file: Path | None, doing: str, counter: int) -> None:
+    """Say what a service does until it is ready, and a number that grows with it: JSON {doing, counter}."""
+    if ready_file is not None:
+        write_atomically(starting_file(ready_file), json.dumps({"doing": doing, "counter": counter}).encode())
 
 
 class StopRequest:

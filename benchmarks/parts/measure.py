@@ -234,8 +234,13 @@ class GroupCounts:
     """Finished and left out, because their rewards were all the same."""
     dropped: int
     """Finished and dropped, because they were older than the bound by then."""
-    withdrawn: int
-    """Leases taken back while a worker sampled, because the group could not train within the bound."""
+    stale_token_share: float
+    """Tokens of dropped groups and of leases that were given up without being continued, of all tokens."""
+    length_by_staleness: dict[int, float]
+    """Staleness -> mean completion tokens, relative to those of the same batches: lengths change with the
+    policy, so only groups that trained together are compared."""
+    staleness_shares: dict[int, float]
+    """Staleness -> share of the groups that used up a place in a batch."""
 
     @property
     def finished(self) -> int:
@@ -245,17 +250,43 @@ class GroupCounts:
 
 def count_groups(home: Path, run_id: str) -> GroupCounts:
     """Count the groups of a finished run."""
-    used = filtered = dropped = withdrawn = 0
+    used = filtered = dropped = 0
+    tokens_trained = tokens_lost = 0
+    tokens: dict[str, int] = {}
+    submitted: dict[str, tuple[int, float]] = {}
+    found: dict[int, list[float]] = {}
+    expected: dict[int, float] = {}
     for kind, event in journal_events(home / "runs" / run_id / "journal.db"):
-        if kind == "batch.sealed":
+        if kind == "group.submitted":
+            counts = event["token_counts"]
+            submitted[event["group_id"]] = (event["oldest_version"], sum(counts) / len(counts))
+            tokens[event["group_id"]] = sum(counts)
+            tokens_trained += sum(counts)
+        elif kind == "batch.sealed":
             used += len(event["group_ids"])
             filtered += len(event["filtered_ids"])
+            batch = [submitted[group_id] for group_id in (*event["group_ids"], *event["filtered_ids"])]
+            for version, length in batch:
+                age = event["step"] - version
+                found.setdefault(age, []).append(length)
+                expected[age] = expected.get(age, 0.0) + sum(other for _, other in batch) / len(batch)
         elif kind == "group.dropped":
             filtered += event["reason"] == "filtered"
             dropped += event["reason"] != "filtered"
+            if event["reason"] != "filtered":
+                lost = tokens[event["group_id"]]
+                tokens_trained, tokens_lost = tokens_trained - lost, tokens_lost + lost
         elif kind == "lease.expired":
-            withdrawn += event["waste"] == "stale"
-    return GroupCounts(used, filtered, dropped, withdrawn)
+            tokens_lost += max(0, event["tokens"] - event["kept"])
+    groups = max(1, sum(map(len, found.values())))
+    return GroupCounts(
+        used,
+        filtered,
+        dropped,
+        tokens_lost / max(1, tokens_trained + tokens_lost),
+        {age: sum(lengths) / expected[age] for age, lengths in sorted(found.items())},
+        {age: len(lengths) / groups for age, lengths in sorted(found.items())},
+    )
 
 
 def journal_events(journal: Path) -> list[tuple[str, dict[str, Any]]]:

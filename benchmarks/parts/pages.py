@@ -61,6 +61,8 @@ MEASUREMENTS = {
     "kills_learner": Measurement("kills.py --learner 10", 10),
     "fault_schedules": Measurement("fault_schedules.py", 8),
     "preemption": Measurement("preemption.py", 12),
+    "tails": Measurement("tails.py", 10),
+    "stragglers": Measurement("stragglers.py", 12),
     "fuzz": Measurement("fuzz.py --minutes 3", 3),
     "dishonest_workers": Measurement("dishonest_workers.py", 10),
     "replay": Measurement("replay.py", 5),

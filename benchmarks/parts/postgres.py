@@ -1,4 +1,4 @@
-"""PostgreSQL for a while: a real server on a scratch folder and a unix socket, no port; gone at the end.
+"""PostgreSQL for a while: a real server on a scratch folder, a unix socket and loopback; gone at the end.
 
 The server refuses to run as root, so its programs run as another user of the machine then.
 """
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from antiphon.system.ports import free_port
+
 START_S = 60
 LIMIT_S = 120.0
 
@@ -25,17 +27,28 @@ class PostgresServer:
     """Holds the data and the socket."""
     programs: Path
     """Folder of initdb and pg_ctl."""
+    port: int
+    """On loopback, and part of the socket's name."""
     owner: str | None
     """Whom the programs run as when the tests run as root, which the server refuses to be."""
+    network: str = ""
+    """Addresses besides loopback from which it may be reached."""
 
     @property
     def url(self) -> str:
         """Return what coordinator.journal_url takes."""
-        return f"postgresql://tester@/postgres?host={self.folder}"
+        return f"postgresql://tester@/postgres?host={self.folder}&port={self.port}"
+
+    @property
+    def tcp_url(self) -> str:
+        """Return the same over loopback, as other machines reach a server."""
+        return f"postgresql://tester@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
         """Start and wait until it answers."""
-        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c max_connections=40"
+        listen = "*" if self.network else "127.0.0.1"
+        options = f"-p {self.port} -c listen_addresses={listen} -c max_connections=40"
+        options += f" -c unix_socket_directories={self.folder}"
         self._run(
             "pg_ctl",
             "-D",
@@ -59,6 +72,9 @@ class PostgresServer:
         self._run(
             "initdb", "-D", f"{self.folder}/data", "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8"
         )
+        if self.network:
+            with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write(f"host all all {self.network} trust\n")
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -80,11 +96,12 @@ def find_initdb() -> str | None:
 
 
 @contextmanager
-def postgres_server(initdb: str) -> Iterator[PostgresServer]:
+def postgres_server(initdb: str, network: str = "") -> Iterator[PostgresServer]:
     """Run a server until the end of the block.
 
     Args:
         initdb: path of that program; the others lie beside it.
+        network: addresses from which it may be reached as well, such as 10.231.7.0/30.
     """
     owner = None
     if os.geteuid() == 0:
@@ -92,7 +109,7 @@ def postgres_server(initdb: str) -> Iterator[PostgresServer]:
         owner = "postgres" if "postgres" in names else "nobody"
     # A socket's path may not be long, so the tests' own folders will not do.
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
-    server = PostgresServer(folder, Path(initdb).resolve().parent, owner)
+    server = PostgresServer(folder, Path(initdb).resolve().parent, free_port(), owner, network)
     try:
         if owner is not None:
             shutil.chown(folder, owner)

@@ -35,18 +35,58 @@ def add_statistics(parts: Iterable[DraftingStatistics | None]) -> DraftingStatis
     >>> two.tokens, two.accepted, two.completions, two.gain
     (16, 8, 2, 2.0)
     """
-    found = [part for part in parts if part is not None]
-    if not found:
-        return None
-    compared = [(part.gain, max(1, part.tokens)) for part in found if part.gain > 0]
-    weight = sum(tokens for _, tokens in compared)
-    return DraftingStatistics(
-        **{name: sum(int(getattr(part, name)) for part in found) for name in COUNTS},
-        drafter_s=math.fsum(part.drafter_s for part in found),
-        sampler_s=math.fsum(part.sampler_s for part in found),
-        gain=math.fsum(gain * tokens for gain, tokens in compared) / weight if weight else 0.0,
-        completions=sum(int(part.completions) for part in found),
-    )
+    total = StatisticsSum()
+    for part in parts:
+        if part is not None:
+            total.add(part)
+    return total.total()
+
+
+class StatisticsSum:
+    """The sum of statistics that come one by one, rounded once, so that their order does not matter."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys((*COUNTS, "completions"), 0)
+        self._drafter_s: list[float] = []
+        self._sampler_s: list[float] = []
+        self._gains: list[float] = []
+        self._parts = self._weight = 0
+
+    def add(self, part: DraftingStatistics) -> None:
+        """Add the statistics of some completions."""
+        self._parts += 1
+        for name in self._counts:
+            self._counts[name] += int(getattr(part, name))
+        _add_exactly(self._drafter_s, part.drafter_s)
+        _add_exactly(self._sampler_s, part.sampler_s)
+        if part.gain > 0:
+            _add_exactly(self._gains, part.gain * max(1, part.tokens))
+            self._weight += max(1, part.tokens)
+
+    def total(self) -> DraftingStatistics | None:
+        """Return the sum so far as `add_statistics` does; None before the first."""
+        if not self._parts:
+            return None
+        return DraftingStatistics(
+            **self._counts,
+            drafter_s=math.fsum(self._drafter_s),
+            sampler_s=math.fsum(self._sampler_s),
+            gain=math.fsum(self._gains) / self._weight if self._weight else 0.0,
+        )
+
+
+def _add_exactly(terms: list[float], value: float) -> None:
+    """Add a number to a sum that is kept as a few numbers without a common digit (Shewchuk 1997)."""
+    kept = 0
+    for term in terms:
+        if abs(value) < abs(term):
+            value, term = term, value
+        high = value + term
+        if low := term - (high - value):
+            terms[kept] = low
+            kept += 1
+        value = high
+    terms[kept:] = [value]
 
 
 def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | None:

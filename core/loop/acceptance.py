@@ -11,10 +11,11 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.admission import lease_id_of
+from antiphon.core.loop.admission import continues, lease_id_of
 from antiphon.core.loop.checks import check_submission, submission_digest
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.partials import KeptGroup, authorship
+from antiphon.core.loop.places import training_step
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
@@ -24,6 +25,19 @@ from antiphon.core.trust.worker_names import name_of_worker
 def newest_possible_version(state: RunState) -> int:
     """Return the newest version that any token can come from."""
     return max(len(state.commits), state.newest_version or 0)
+
+
+def check_held_version(state: RunState, worker_id: str, version: int | None) -> None:
+    """Check the version that a worker says it holds: what others may begin depends on the newest one held.
+
+    Raises:
+        ContractError: when it was never announced.
+    """
+    if version is not None and version not in state.snapshots:
+        raise ContractError(
+            f"worker {worker_id[:80]} says that it holds version {version}, which was never announced; "
+            "load an announced snapshot"
+        )
 
 
 def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict | None:
@@ -52,9 +66,6 @@ def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict
             f"the lease of group {submission.group_id} was not granted to {submission.worker_id[:80]!r}; "
             "hand in what was leased to you"
         )
-    running = (group.lease_id, group.twin_lease_id)
-    if group.phase is GroupPhase.LEASED and submission.lease_id not in running:
-        return SubmitVerdict.LATE
     return None
 
 
@@ -68,8 +79,9 @@ def accept_submission(
 ) -> tuple[SubmitVerdict, list[e.JournalEvent]]:
     """Decide on a submission that `early_verdict` left open.
 
-    A lease that expired is still good while its group was not leased again: the work is not
-    wasted. Drafting statistics that cannot be true are left out of the event; the group is taken.
+    A lease that expired is still good until its group was handed in, even if that was leased again: the
+    work is not wasted. Only where it is too old for the group's place it does not end what another is
+    sampling. Drafting statistics that cannot be true are left out of the event; the group is taken.
     `seeds` are those of the group's lease; `given` is what heartbeats reported of the group, by which
     it is known who sampled which tokens.
 
@@ -101,11 +113,21 @@ def accept_submission(
             authors=authorship(given, submission.trajectories, submission.worker_id),
         )
     ]
+    running = submission.lease_id in (group.lease_id, group.twin_lease_id)
+    if group.phase is GroupPhase.LEASED and not running and not continues(state, config, group, oldest):
+        return SubmitVerdict.LATE, []
     bound = StalenessBound(config.loop.max_staleness)
-    if group.evaluation is None and not bound.admits(oldest, state.next_seal):
+    if group.evaluation is None and not bound.admits(oldest, _training_step(state, config, group)):
+        # Older than what its lease was granted for, or handed in late for a place that was given back.
         found.append(e.GroupDropped(group.group_id, "stale_on_arrival"))
         return SubmitVerdict.STALE, found
     return SubmitVerdict.ACCEPTED, found
+
+
+def _training_step(state: RunState, config: RunConfig, group: GroupState) -> int:
+    if config.loop.mode == "fixed":
+        return group.step or 0
+    return training_step(state, group, config.loop.prompts_per_step)
 
 
 def _attempt_of(state: RunState, group: GroupState, lease_id: str) -> int | None:

@@ -1,10 +1,10 @@
 """Admission: which groups are opened, and to whom they are leased, decided from state alone.
 
-Elastic mode opens groups in the order of the prompts while the gate leaves room: what is in
-flight plus what was sealed are the reservations. Filtered and stale groups give theirs back by
-ending; a group whose lease was lost keeps its own and is offered again. Fixed mode opens the
-groups of a step as a function of (seed, step) and of which of them turned out to lack variance,
-never of who was faster.
+Elastic mode opens groups in the order of the prompts while the gate and the window leave room: what is
+in flight plus what was sealed are the reservations, and each group has a place in the line
+(`core.loop.places`). Filtered groups give theirs back by ending; a group whose lease was lost keeps its own
+and is offered again. Fixed mode opens the groups of a step as a function of (seed, step) and of which of
+them turned out to lack variance, never of who was faster.
 """
 
 import functools
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.places import training_step
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound, oldest_allowed_version
 from antiphon.core.seeds import derive_id, derive_seed, prompt_order, refill_order, request_seeds
@@ -128,13 +129,15 @@ def plan_leases(
     config: RunConfig,
     held_version: int | None,
     groups: int,
-    held_elsewhere: Collection[int],
+    held_elsewhere: Collection[int] = (),
+    openings: int | None = None,
 ) -> LeasePlan:
     """Decide what a worker may be given: one that samples with `held_version`, None before its first.
 
     Evaluations come first. `groups`, the most that it can take, counts whole groups of `loop.group_size`
     samples; an evaluation lease has one sample and counts as that share of a group. `held_elsewhere` are
-    the versions that other living workers hold.
+    the versions that other living workers hold. Elastic mode opens at most `openings` new groups
+    (`core.loop.run_ahead`); None: as many as the gate allows.
     """
     if state.finished:
         return LeasePlan((), (), "the run is finished", None)
@@ -142,7 +145,7 @@ def plan_leases(
         return LeasePlan((), (), f"the run is paused: {state.paused_reason}", None)
     if config.loop.mode == "fixed":
         return _plan_fixed(state, config, held_version, groups, held_elsewhere)
-    return _plan_elastic(state, config, held_version, groups)
+    return _plan_elastic(state, config, held_version, groups, openings)
 
 
 def continues(state: RunState, config: RunConfig, group: GroupState, oldest_version: int) -> bool:
@@ -153,10 +156,8 @@ def continues(state: RunState, config: RunConfig, group: GroupState, oldest_vers
     """
     if config.loop.mode == "fixed" or group.evaluation is not None:
         return True
-    places = config.loop.prompts_per_step
-    rank = sum(1 for other in state.training() if other.number < group.number)
-    bound = StalenessBound(config.loop.max_staleness)
-    return bound.admits_lease(oldest_version, state.next_seal * places + rank, 1, places)
+    step = training_step(state, group, config.loop.prompts_per_step)
+    return StalenessBound(config.loop.max_staleness).admits(oldest_version, step)
 
 
 def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[list[str], int]:
@@ -171,7 +172,9 @@ def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[l
     return taken, left
 
 
-def _plan_elastic(state: RunState, config: RunConfig, held: int | None, groups: int) -> LeasePlan:
+def _plan_elastic(
+    state: RunState, config: RunConfig, held: int | None, groups: int, most: int | None
+) -> LeasePlan:
     if held is None:
         return LeasePlan((), (), "the worker holds no weights yet", None)
     loop = config.loop
@@ -187,10 +190,14 @@ def _plan_elastic(state: RunState, config: RunConfig, held: int | None, groups: 
             else bound.admits_lease(held, first + ranks[group.group_id], 1, places)
         )
     ]
-    candidates.sort(key=lambda group: (group.evaluation is None, group.evaluation or 0, group.number))
+    candidates.sort(
+        key=lambda group: (group.evaluation is None, group.evaluation or 0, ranks.get(group.group_id, 0))
+    )
     taken, left = _pack(candidates, groups, loop.group_size)
     issued = first + state.training_groups
     room = min(bound.room(held, issued, places), max(0, state.opened_steps * places - issued))
+    if most is not None:
+        room = min(room, most)
     openings = []
     for number in range(state.next_number, state.next_number + min(room, left // loop.group_size)):
         prompt, epoch = prompt_place(config, number)
@@ -212,6 +219,8 @@ def _ranks(state: RunState) -> dict[str, int]:
 def _why_elastic(state: RunState, bound: StalenessBound, held: int, issued: int, places: int) -> str:
     if issued >= state.opened_steps * places:
         return f"all groups of the {state.opened_steps} opened steps are issued; the next is not open yet"
+    if bound.room(held, issued, places):
+        return "what is in flight keeps the learner busy; more groups would only become staler"
     return (
         f"the next group would train at step {issued // places}, beyond the bound of "
         f"{bound.max_staleness} for version {held}; load a newer snapshot"

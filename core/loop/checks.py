@@ -23,6 +23,7 @@ from antiphon.core.records import (
 )
 from antiphon.core.spans import check_cover
 
+_TOKENS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 LOGPROB_CEILING = 1e-6
 """Log-probabilities are at most 0; this much is forgiven to float32 arithmetic."""
 
@@ -198,11 +199,13 @@ def check_rewards(group_id: str, sample_rewards: Sequence[SampleReward], samples
 
 def submission_digest(submission: GroupSubmission) -> str:
     """Return the digest of what was sampled, whoever sampled it and however long that took."""
-    told = bytearray(submission.group_id.encode())
+    told = [submission.group_id.encode()]
     for trajectory in submission.trajectories:
-        spans = [[span.version, span.start, span.stop] for span in trajectory.spans]
-        head = [trajectory.sample_index, trajectory.seed, trajectory.token_ids.size, spans]
-        told += f"{head}{trajectory.finish_reason}".encode()
-        told += trajectory.token_ids.astype("<i4", copy=False).tobytes()
-        told += trajectory.logprobs.astype("<f4", copy=False).tobytes()
-    return blake3(told).hexdigest()
+        tokens, logprobs = trajectory.token_ids, trajectory.logprobs
+        spans = ", ".join([f"[{span.version}, {span.start}, {span.stop}]" for span in trajectory.spans])
+        head = f"[{trajectory.sample_index}, {trajectory.seed}, {tokens.size}, [{spans}]]"
+        told.append(f"{head}{trajectory.finish_reason}".encode())
+        # Nearly always they have the type already, and to ask is cheaper than to convert.
+        told.append((tokens if tokens.dtype == _TOKENS else tokens.astype(_TOKENS)).tobytes())
+        told.append((logprobs if logprobs.dtype == _LOGPROBS else logprobs.astype(_LOGPROBS)).tobytes())
+    return blake3(b"".join(told)).hexdigest()

@@ -138,9 +138,21 @@ class LeaseExpired(JournalEvent):
     kept: int = 0
     """Tokens of the group that its next holder can continue from; they stand beside the event."""
     silent_s: float = 0.0
-    """Seconds since its worker was last heard of."""
+    """Seconds since its worker was last heard of; of an engine that hung, since its last token."""
     waste: str = "preempted"
-    """What to call the work that is not continued: preempted, duplicate or stale."""
+    """What to call the work that is not continued: preempted or duplicate."""
+    hung: bool = False
+    """Its worker was heard, but its engine stood still."""
+
+
+@_event("group.moved_back")
+@dataclass(frozen=True, slots=True)
+class GroupMovedBack(JournalEvent):
+    """A group that held up its step gave its place back: it trains after another one now."""
+
+    group_id: str
+    behind: str
+    """The living training group that it stands behind from now on."""
 
 
 @_event("group.submitted")
@@ -182,7 +194,7 @@ class GroupDropped(JournalEvent):
 
     group_id: str
     reason: str
-    """stale (beyond the bound in the buffer), stale_on_arrival, or filtered (without variance)."""
+    """stale_on_arrival (beyond the bound when it was handed in) or filtered (without variance)."""
 
 
 @_event("batch.sealed")

@@ -9,16 +9,16 @@ The life of a group. Each arrow is an event of the journal; a group that ended i
           | ^                            | |  ^   |
           | |       LeaseExpired         | |  +---+
           | +----------------------------+ |          LeaseExpired of one of two
-          |   (lost, refused, too old)     |          leases leaves it LEASED
+          |   (lost, refused, hung)        |          leases leaves it LEASED
           |                                |
           | GroupSubmitted, by the last    | GroupSubmitted
           | holder although it was late    |
           +-------------+------------------+
                         v                  GroupDropped
-                    SUBMITTED ---------------------------> dropped: stale
+                    SUBMITTED ---------------------------> dropped: stale on arrival
                         |
                         | GroupRewarded    GroupDropped
-                        |            +-------------------> dropped: stale or filtered
+                        |            +-------------------> dropped: filtered
                         v            |
                     REWARDED --------+     BatchSealed
                         |      +-------------------------> used, or filtered

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState, Receipt, Tally
@@ -43,6 +44,8 @@ class RunState:
     commits: list[StepCommit] = field(default_factory=list)
     snapshots: dict[int, str] = field(default_factory=dict)
     """Announced version -> digest of its weights."""
+    newest_version: int | None = None
+    """The newest announced version, or None before the first."""
     evaluations: dict[int, EvaluationState] = field(default_factory=dict)
     since_seal: Tally = field(default_factory=Tally)
     groups_dropped_stale: int = 0
@@ -64,11 +67,6 @@ class RunState:
         return len(self.sealed)
 
     @property
-    def newest_version(self) -> int | None:
-        """Return the newest announced version, or None before the first."""
-        return max(self.snapshots, default=None)
-
-    @property
     def training_groups(self) -> int:
         """Return how many training groups live."""
         return len(self.groups) - self.evaluating
@@ -79,7 +77,7 @@ class RunState:
         return self.revoked.get(worker_name) or (standing.quarantined if standing else "")
 
     def training(self) -> Iterable[GroupState]:
-        """Yield the living training groups in the order in which they were opened."""
+        """Yield the living training groups in the order of their places: as opened, unless moved back."""
         return (group for group in self.groups.values() if group.evaluation is None)
 
     def of_step(self, step: int) -> list[GroupState]:
@@ -109,6 +107,13 @@ class RunState:
             state = "is not known" if group is None else f"is {group.phase}"
             raise IntegrityError(f"the journal contradicts itself: group {group_id} {state}, not {phases}")
         return group
+
+
+def new_state(config: RunConfig) -> RunState:
+    """Return the state of a run before its first event."""
+    return RunState(
+        group_size=config.loop.group_size, payload_retention_steps=config.coordinator.payload_retention_steps
+    )
 
 
 def fold(state: RunState, events: Iterable[e.JournalEvent]) -> RunState:
@@ -176,7 +181,7 @@ def _lease_expired(event: e.LeaseExpired, state: RunState) -> None:
         group.twin_lease_id = group.twin_worker_id = ""
         return
     group.phase, group.lease_id, group.worker_id = GroupPhase.OPEN, "", ""
-    state.groups_requeued += 1
+    state.groups_requeued += event.waste != "duplicate"  # then it is handed in at the same moment
 
 
 def _lease_duplicated(event: e.LeaseDuplicated, state: RunState) -> None:
@@ -186,6 +191,18 @@ def _lease_duplicated(event: e.LeaseDuplicated, state: RunState) -> None:
     group.twin_lease_id, group.twin_worker_id = event.lease_id, event.worker_id
     group.holders[event.lease_id] = name_of_worker(event.worker_id)
     group.attempt = event.attempt
+
+
+def _group_moved_back(event: e.GroupMovedBack, state: RunState) -> None:
+    group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED, GroupPhase.SUBMITTED)
+    state._group(event.behind, *GroupPhase)
+    del state.groups[event.group_id]
+    moved: dict[str, GroupState] = {}
+    for group_id, other in state.groups.items():
+        moved[group_id] = other
+        if group_id == event.behind:
+            moved[event.group_id] = group
+    state.groups = moved
 
 
 def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
@@ -276,6 +293,7 @@ def _step_committed(event: e.StepCommitted, state: RunState) -> None:
 
 def _snapshot_announced(event: e.SnapshotAnnounced, state: RunState) -> None:
     state.snapshots[event.version] = event.weights_digest
+    state.newest_version = max(event.version, state.newest_version or 0)
 
 
 def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
@@ -338,6 +356,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.LeaseGranted: _lease_granted,
     e.LeaseDuplicated: _lease_duplicated,
     e.LeaseExpired: _lease_expired,
+    e.GroupMovedBack: _group_moved_back,
     e.GroupSubmitted: _group_submitted,
     e.GroupRewarded: _group_rewarded,
     e.GroupDropped: _group_dropped,

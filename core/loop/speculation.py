@@ -11,6 +11,7 @@ sample the same tokens; a duplicate is given only to a worker that holds the ver
 import math
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.group_state import GroupPhase, GroupState
@@ -42,6 +43,17 @@ class LeaseTimes:
         return sorted(self._seconds)[math.ceil(SLOW_SHARE * len(self._seconds)) - 1]
 
 
+def missing_groups(state: RunState, config: RunConfig) -> int:
+    """Return how many groups the awaited batch lacks; 0 while these are too many to be duplicated."""
+    step, places, fixed = state.next_seal, config.loop.prompts_per_step, config.loop.mode == "fixed"
+    if step >= state.opened_steps:
+        return 0
+    groups = state.of_step(step) if fixed else list(islice(state.training(), places))
+    ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.REWARDED) for group in groups)
+    missing = (len(groups) if fixed else places) - ready
+    return missing if 0 < missing <= math.ceil(config.coordinator.speculation * places) else 0
+
+
 def group_to_duplicate(
     state: RunState,
     config: RunConfig,
@@ -66,14 +78,10 @@ def group_to_duplicate(
     share, step = config.coordinator.speculation, state.next_seal
     if slow_s is None or not share or held_version is None or state.finished or state.paused_reason:
         return None
-    if config.sampling.sampler != "keyed" or step >= state.opened_steps:
+    if config.sampling.sampler != "keyed" or not missing_groups(state, config):
         return None
-    places = config.loop.prompts_per_step
-    groups = state.of_step(step) if config.loop.mode == "fixed" else list(state.training())
-    ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.REWARDED) for group in groups)
-    missing = (len(groups) if config.loop.mode == "fixed" else places) - ready
-    if not 0 < missing <= math.ceil(share * places):
-        return None
+    fixed = config.loop.mode == "fixed"
+    groups = state.of_step(step) if fixed else list(islice(state.training(), config.loop.prompts_per_step))
     if any(group.phase is GroupPhase.OPEN for group in groups):
         return None  # whoever asks can have that one
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from antiphon.core.records import StepCommit
+from antiphon.core.status import LearnerProgress, RunStatus
 
 WINDOW = 50
 """Steps over which a value must hold; a run shorter than two windows uses a quarter of its steps."""
@@ -30,8 +31,6 @@ USEFUL_SHARE = 0.3
 """Effective sample share below which most tokens of a batch carry no weight."""
 AT_BOUND_SHARE = 0.95
 """Of the bound; a mean staleness above it leaves no room for a late worker."""
-STALL_FACTOR = 10.0
-"""Times the median step that a step may take before it counts as a stall."""
 LEAST_FREE_BYTES = 1 << 30
 """Free space below which the next snapshots may not fit."""
 
@@ -90,7 +89,7 @@ ALARMS: tuple[AlarmKind, ...] = (
     ),
     AlarmKind(
         "stall",
-        f"no commit for services.stall_timeout_s or {STALL_FACTOR:g} median steps, whichever is longer",
+        "no token, group, reward, micro-batch or byte for services.stall_timeout_s",
         "`antiphon status` names who is waited for; its log is under runs/RUN/logs",
     ),
     AlarmKind(
@@ -128,24 +127,44 @@ def find_alarms(
     return tuple(alarm for alarm in found if alarm is not None)
 
 
-def stall_alarm(
-    since_commit_s: float, step_seconds: Sequence[float], limit_s: float, waiting: str
-) -> Alarm | None:
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose turn it is in a run, and the counter that moves while they work."""
+
+    step: int
+    counter: int
+    counted: str
+    """What is counted, in the singular."""
+    waiting: str
+    """Whom the run waits for, as a sentence."""
+
+
+def turn_of(status: RunStatus, learner: LearnerProgress | None) -> Turn:
+    """Return whose turn it is: the learner's once a batch is sealed (`learner`: None where it does not
+    answer), else that of workers and reward services.
+    """
+    step = status.committed_steps
+    if status.sealed_steps <= step:
+        return Turn(step, status.work_done, "token, group or reward", status.waiting)
+    if learner is None:
+        return Turn(step, -1, "answer of the learner", status.waiting)
+    return Turn(step, learner.counter, learner.counted, f"the learner is {learner.doing}")
+
+
+def stall_alarm(still_s: float, limit_s: float, turn: Turn) -> Alarm | None:
     """Return the alarm of a run that does not continue.
 
     Args:
-        since_commit_s: seconds since the last commit was seen.
-        step_seconds: seconds between earlier commits.
+        still_s: seconds without a change of the counter.
         limit_s: services.stall_timeout_s.
-        waiting: whom the data plane waits for.
+        turn: whose counter it is.
 
-    >>> stall_alarm(400.0, [2.0, 3.0], 300.0, "2 groups at worker-1").text
-    'no step for 400 s (3.0 s are usual): 2 groups at worker-1'
+    >>> stall_alarm(400.0, 300.0, Turn(12, 7, "micro-batch", "the learner is training step 12")).text
+    'step 12: no micro-batch for 400 s; the learner is training step 12'
     """
-    usual = sorted(step_seconds)[len(step_seconds) // 2] if step_seconds else 0.0
-    if since_commit_s <= max(limit_s, STALL_FACTOR * usual):
+    if still_s <= limit_s:
         return None
-    return Alarm("stall", -1, f"no step for {since_commit_s:.0f} s ({usual:.1f} s are usual): {waiting}")
+    return Alarm("stall", -1, f"step {turn.step}: no {turn.counted} for {still_s:.0f} s; {turn.waiting}")
 
 
 def space_alarm(free_bytes: int, place: str) -> Alarm | None:

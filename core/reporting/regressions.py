@@ -203,7 +203,7 @@ _SIDES = (
     (Direction.HIGHER, 0.10, "drafting_acceptance tokens_per_pass drafting_tokens_per_pass"),
     (Direction.HIGHER, 0.15, "pass_gain"),
     (Direction.LOWER, 0.20, "learner_idle_share idle_share heartbeats_core_share"),
-    (Direction.LOWER, 0.50, "dropped_stale_share stale_share withdrawn_share idle_share_overlapped"),
+    (Direction.LOWER, 0.50, "dropped_stale_share stale_share idle_share_overlapped"),
     (Direction.LOWER, 0.50, "wall_share cpu_share wasted_share lost_throughput"),
     # What was asked for, whatever its name ends with: shown, never rewarded.
     (Direction.NEITHER, 0.0, "down_s idle_workers heartbeats_per_s virtual_hours"),

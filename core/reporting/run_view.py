@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core.records import StepCommit, WorkerState
-from antiphon.core.status import RunStatus
+from antiphon.core.status import LearnerProgress, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,19 @@ class SilentView(RunView):
     """No one watches."""
 
 
-def planes_of(status: RunStatus, rates: Mapping[str, float]) -> dict[str, PlaneView]:
-    """Say what the planes do, from a look at the run; `rates`: plane -> tokens per second, where known."""
+def planes_of(
+    status: RunStatus, rates: Mapping[str, float], learner: LearnerProgress | None = None
+) -> dict[str, PlaneView]:
+    """Say what the planes do, from a look at the run.
+
+    `rates`: plane -> tokens per second, where known; `learner`: what it does, where it was asked.
+    """
     active = sum(worker.state is WorkerState.ACTIVE for worker in status.workers)
+    joining = sum(worker.state is WorkerState.JOINING for worker in status.workers)
+    workers = f"{active} workers" + (f", {joining} joining" if joining else "")
     training = status.sealed_steps > status.committed_steps
-    views = (
-        ("rollout", f"{status.groups_leased} groups at {active} workers", status.waiting),
+    views = [
+        ("rollout", f"{status.groups_leased} groups at {workers}", status.waiting),
         (
             "reward",
             f"{status.groups_to_reward} to reward, {status.groups_ready} ready",
@@ -58,11 +65,13 @@ def planes_of(status: RunStatus, rates: Mapping[str, float]) -> dict[str, PlaneV
         ),
         (
             "learner",
-            f"version {status.committed_steps}",
+            f"version {status.committed_steps}" + ("" if learner is None else f", {learner.doing}"),
             "" if training else f"the batch of step {status.committed_steps}",
         ),
         ("broadcast", f"newest version {status.newest_version}", ""),
-    )
+    ]
+    if status.run_ahead:
+        views.append(("run-ahead", status.run_ahead, ""))
     return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
 
 

@@ -5,7 +5,7 @@ seconds went, what became of the work, and which artifacts, by digest, every ver
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import yaml
 from markupsafe import Markup
 
 from antiphon.core.drafting.statistics import drafting_summary
-from antiphon.core.status import Event, RunStatus
+from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.report import plots as draw
 from antiphon.lineage.report.render import render, standalone
-from antiphon.lineage.report.timeline import RunPicture, find_value, fold
+from antiphon.lineage.report.timeline import RunPicture, find_value
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.system.files import write_atomically
 
@@ -26,17 +26,16 @@ SHORT_DIGEST = 12
 
 
 def build_report(
-    run_dir: Path, store: ArtifactStore, events: Sequence[Event], status: RunStatus, out: Path
+    run_dir: Path, store: ArtifactStore, picture: RunPicture, status: RunStatus, out: Path
 ) -> dict[str, str]:
     """Write the report of a run as one self-contained HTML file; return its plots, file name -> SVG.
 
-    The configuration comes from `run_dir`, all else from the journal's `events` and `status`; the
-    store is only asked whether each batch is still there.
+    The configuration comes from `run_dir`, all else from the `picture` of the journal's events and from
+    `status`; the store is only asked whether each batch is still there.
 
     Raises:
         UnavailableError: when the file cannot be written.
     """
-    picture = fold(events)
     config = read_run_config(run_dir)
     bound = config.get("loop", {}).get("max_staleness")
     histogram: Counter[int] = Counter()

@@ -49,6 +49,8 @@ SMOOTHING_STEPS = 5
 """Steps of the running mean drawn over the noisy reward of single batches."""
 ZOOM_STEPS = 6
 """Steps that the close view of the timeline shows."""
+FINEST_GAPS = 4000
+"""Gaps between bars that are narrower than this part of the timeline are not drawn."""
 THROUGHPUT_BINS = 48
 USE_COLOURS = {
     Use.USEFUL: GREEN,
@@ -286,7 +288,8 @@ def _timeline(picture: RunPicture, start: float, stop: float, name: str, *, labe
             elif labelled and lane != "reward":
                 _draw_numbered(axes, row, bars, colour, (start, stop))
             else:
-                spans = [(a, b - a) for a, b in merge(bars, start, stop)]
+                gap_s = (stop - start) / FINEST_GAPS
+                spans = [(a, b - a) for a, b in merge(bars, start, stop, gap_s)]
                 axes.broken_barh(
                     spans, (row - 0.36, 0.72), facecolors=colour, edgecolors=PAPER, linewidth=0.3
                 )

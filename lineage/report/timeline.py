@@ -5,14 +5,18 @@ enough to look at, and nothing decides by it.
 """
 
 import json
+import sys
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from antiphon.core.drafting.statistics import add_statistics
+from antiphon.core.drafting.statistics import StatisticsSum
 from antiphon.core.records import DraftingStatistics
 from antiphon.core.status import Event
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +69,16 @@ class RunPicture:
 
     steps: list[StepFacts] = field(default_factory=list)
     evaluations: list[EvaluationFacts] = field(default_factory=list)
-    rollout: dict[str, list[Bar]] = field(default_factory=dict)
+    rollout: dict[str, Sequence[Bar]] = field(default_factory=dict)
     """Worker -> one bar per group it sampled."""
-    reward: list[Bar] = field(default_factory=list)
+    reward: Sequence[Bar] = field(default_factory=list)
     training: list[Bar] = field(default_factory=list)
     publishing: list[Bar] = field(default_factory=list)
     """Commit of a version until its snapshot was announced."""
     broadcast: list[Bar] = field(default_factory=list)
     """Snapshot announced until the last worker sampled with it."""
     evaluating: list[Bar] = field(default_factory=list)
-    generated: list[tuple[float, int]] = field(default_factory=list)
+    generated: Sequence[tuple[float, int]] = field(default_factory=list)
     """(seconds, completion tokens) of each group handed in."""
     drafting_by_epoch: dict[int, DraftingStatistics] = field(default_factory=dict)
     """Epoch -> sum over its training groups that were handed in, also those that never trained."""
@@ -101,15 +105,17 @@ class RunPicture:
     def busy_shares(self) -> dict[str, float]:
         """Return the share of the window in which each plane was at work, 0..1."""
         start, stop = self.window
-        lanes: dict[str, list[Bar]] = {f"rollout {name}": bars for name, bars in self.rollout.items()}
+        lanes: dict[str, Sequence[Bar]] = {f"rollout {name}": bars for name, bars in self.rollout.items()}
         lanes |= {"reward": self.reward, "training": self.training}
         lanes |= {"broadcast": [*self.publishing, *self.broadcast]}
         total = max(stop - start, 1e-9)
         return {name: sum(b - a for a, b in merge(bars, start, stop)) / total for name, bars in lanes.items()}
 
 
-def merge(bars: Iterable[Bar], start_s: float, stop_s: float) -> list[tuple[float, float]]:
-    """Return the union of bars within [start_s, stop_s], in order, without overlaps.
+def merge(
+    bars: Iterable[Bar], start_s: float, stop_s: float, gap_s: float = 0.0
+) -> list[tuple[float, float]]:
+    """Return the union of bars within [start_s, stop_s], in order, without overlaps or gaps up to `gap_s`.
 
     >>> merge([Bar(0, 2, 0), Bar(1, 3, 1), Bar(5, 9, 2)], 0.5, 6)
     [(0.5, 3), (5, 6)]
@@ -117,22 +123,19 @@ def merge(bars: Iterable[Bar], start_s: float, stop_s: float) -> list[tuple[floa
     union: list[tuple[float, float]] = []
     for bar in sorted(bars, key=lambda bar: bar.start_s):
         low, high = max(bar.start_s, start_s), min(bar.stop_s, stop_s)
-        if low < high and union and low <= union[-1][1]:
+        if low < high and union and low <= union[-1][1] + gap_s:
             union[-1] = (union[-1][0], max(union[-1][1], high))
         elif low < high:
             union.append((low, high))
     return union
 
 
-def fold(events: Sequence[Event]) -> RunPicture:
+def fold(events: Iterable[Event]) -> RunPicture:
     """Draw the picture from a run's events, in the order of the journal."""
-    picture = RunPicture(started=events[0].at if events else 0.0)
-    folder = _Folder(picture)
+    drawer = RunDrawer()
     for event in events:
-        picture.counts[event.kind] += 1
-        folder.take(event.at - picture.started, event.kind, json.loads(event.data_json))
-    folder.finish()
-    return picture
+        drawer.take(event)
+    return drawer.finish()
 
 
 def find_value(metrics: Mapping[str, float], name: str) -> float | None:
@@ -145,11 +148,40 @@ def _drafting(data: Mapping[str, Any]) -> DraftingStatistics | None:
     return None if found is None else DraftingStatistics(**found)
 
 
-class _Folder:
-    """The few things to remember between one event and the next."""
+class Rows(Sequence[_T]):
+    """Many rows of numbers in eight bytes each; a value is made of a row when it is read."""
 
-    def __init__(self, picture: RunPicture) -> None:
-        self._picture = picture
+    def __init__(self, width: int, make: Callable[..., _T]) -> None:
+        self._width, self._make = width, make
+        self._numbers = array("d")
+
+    def add(self, *row: float) -> None:
+        self._numbers.extend(row)
+
+    def __len__(self) -> int:
+        return len(self._numbers) // self._width
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        start = range(len(self))[index] * self._width
+        return self._make(*self._numbers[start : start + self._width])
+
+
+def _bars() -> Rows[Bar]:
+    return Rows(3, lambda start, stop, number: Bar(start, stop, int(number)))
+
+
+class RunDrawer:
+    """Draws a run event by event; it keeps numbers of what is past, and words of what still lives."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        """The last event that was drawn."""
+        self._picture = RunPicture()
+        self._rollout: dict[str, Rows[Bar]] = {}
+        self._reward = _bars()
+        self._generated: Rows[tuple[float, int]] = Rows(2, lambda at, tokens: (at, int(tokens)))
         self._leases: dict[str, tuple[float, str, int]] = {}
         self._submitted: dict[str, float] = {}
         self._committed: dict[int, float] = {}
@@ -158,24 +190,33 @@ class _Folder:
         self._opened: dict[int, tuple[float, int]] = {}
         self._sealed: dict[int, tuple[float, Mapping[str, Any]]] = {}
         self._epochs: dict[str, int] = {}
-        self._drafting: dict[int, list[DraftingStatistics]] = {}
+        self._drafting: dict[int, StatisticsSum] = {}
 
-    def take(self, at: float, kind: str, data: Mapping[str, Any]) -> None:
-        handler = getattr(self, "_on_" + kind.replace(".", "_"), None)
+    def take(self, event: Event) -> None:
+        """Draw the next event."""
+        picture = self._picture
+        if not picture.counts:
+            picture.started = event.at
+        self.seq = event.seq
+        picture.counts[event.kind] += 1
+        handler = getattr(self, "_on_" + event.kind.replace(".", "_"), None)
         if handler is not None:
-            handler(at, data)
+            handler(event.at - picture.started, json.loads(event.data_json))
 
-    def finish(self) -> None:
-        """Close what only the end can close."""
+    def finish(self) -> RunPicture:
+        """Return the picture of all events so far, with what only the end can close; call it once."""
+        picture = self._picture
+        steps = {step.step for step in picture.steps}
         for version, at in self._announced.items():
-            if version in self._committed and version - 1 in {step.step for step in self._picture.steps}:
-                self._picture.publishing.append(Bar(self._committed[version], at, version))
+            if version in self._committed and version - 1 in steps:
+                picture.publishing.append(Bar(self._committed[version], at, version))
             if version in self._loaded:
-                self._picture.broadcast.append(Bar(at, self._loaded[version], version))
+                picture.broadcast.append(Bar(at, self._loaded[version], version))
         for epoch, parts in sorted(self._drafting.items()):
-            whole = add_statistics(parts)
-            if whole is not None:
-                self._picture.drafting_by_epoch[epoch] = whole
+            if (whole := parts.total()) is not None:
+                picture.drafting_by_epoch[epoch] = whole
+        picture.rollout, picture.reward, picture.generated = {**self._rollout}, self._reward, self._generated
+        return picture
 
     def _on_group_opened(self, at: float, data: Mapping[str, Any]) -> None:
         self._epochs[data["group_id"]] = int(data["epoch"])
@@ -184,26 +225,33 @@ class _Folder:
         self._leases[data["group_id"]] = (at, data["worker_id"], int(data["held_version"]))
 
     def _on_group_submitted(self, at: float, data: Mapping[str, Any]) -> None:
-        leased, _, version = self._leases.get(data["group_id"], (at, "", int(data["oldest_version"])))
+        leased, _, version = self._leases.pop(data["group_id"], (at, "", int(data["oldest_version"])))
         worker = str(data["worker_id"])
-        self._picture.rollout.setdefault(worker, []).append(Bar(leased, at, version))
-        self._picture.generated.append((at, sum(data["token_counts"])))
+        self._rollout.setdefault(worker, _bars()).add(leased, at, version)
+        self._generated.add(at, sum(data["token_counts"]))
         self._submitted[data["group_id"]] = at
         statistics, epoch = _drafting(data), self._epochs.get(data["group_id"])
         if statistics is not None and epoch is not None:  # evaluations belong to no epoch
-            self._drafting.setdefault(epoch, []).append(statistics)
+            self._drafting.setdefault(epoch, StatisticsSum()).add(statistics)
 
     def _on_group_rewarded(self, at: float, data: Mapping[str, Any]) -> None:
-        submitted = self._submitted.get(data["group_id"])
+        submitted = self._submitted.pop(data["group_id"], None)
         if submitted is not None:
-            self._picture.reward.append(Bar(submitted, at, 0))
+            self._reward.add(submitted, at, 0)
+
+    def _on_group_dropped(self, at: float, data: Mapping[str, Any]) -> None:
+        for known in (self._leases, self._submitted, self._epochs):
+            known.pop(data["group_id"], None)
 
     def _on_batch_sealed(self, at: float, data: Mapping[str, Any]) -> None:
-        self._sealed[int(data["step"])] = (at, data)
+        groups = (*data.get("group_ids", ()), *data.get("filtered_ids", ()))
+        epochs = [self._epochs.pop(group) for group in groups if group in self._epochs]
+        kept = {name: value for name, value in data.items() if name not in ("group_ids", "filtered_ids")}
+        self._sealed[int(data["step"])] = (at, kept | {"epoch": max(epochs, default=None)})
 
     def _on_step_committed(self, at: float, data: Mapping[str, Any]) -> None:
         step = int(data["step"])
-        sealed_at, batch = self._sealed.get(step, (at, {}))
+        sealed_at, batch = self._sealed.pop(step, (at, {}))
         facts = StepFacts(
             step=step,
             at_s=at,
@@ -212,10 +260,10 @@ class _Folder:
             tokens=batch.get("tokens", 0),
             groups_filtered=batch.get("groups_filtered", 0),
             staleness={int(k): int(n) for k, n in batch.get("staleness", ())},
-            metrics=dict(data["metrics"]),
+            metrics={sys.intern(name): value for name, value in data["metrics"].items()},
             weights_digest=data["weights_digest"],
             batch_digest=data["batch_digest"],
-            epoch=self._newest_epoch(batch),
+            epoch=batch.get("epoch"),
             drafting=_drafting(batch),
         )
         self._picture.steps.append(facts)
@@ -223,10 +271,6 @@ class _Folder:
         begun = at - seconds if seconds else max(sealed_at, self._committed.get(step, 0.0))
         self._picture.training.append(Bar(begun, at, step))
         self._committed[step + 1] = at
-
-    def _newest_epoch(self, batch: Mapping[str, Any]) -> int | None:
-        groups = (*batch.get("group_ids", ()), *batch.get("filtered_ids", ()))
-        return max((self._epochs[group] for group in groups if group in self._epochs), default=None)
 
     def _on_snapshot_announced(self, at: float, data: Mapping[str, Any]) -> None:
         self._announced.setdefault(int(data["version"]), at)

@@ -12,7 +12,7 @@ from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.manifest import manifest_from_json, manifest_to_json
-from antiphon.system.files import write_atomically
+from antiphon.system.files import PREFIX, write_atomically
 
 
 class ChunkStore:
@@ -21,6 +21,11 @@ class ChunkStore:
     def __init__(self, root: Path) -> None:
         self._chunks = root / "chunks"
         self._manifests = root / "manifests"
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process was writing; call it before anything is put."""
+        for path in (*self._chunks.glob(f"*/{PREFIX}*"), *self._manifests.glob(f"{PREFIX}*")):
+            path.unlink(missing_ok=True)
 
     def put(self, digest: str, payload: bytes) -> None:
         """Keep a chunk; keeping it again changes nothing.

@@ -21,11 +21,11 @@ class BroadcastClient(Client, Broadcast):
         channel: Any = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """Open a channel, unless one is given; a stream of chunks may take `transfer_timeout_s` seconds."""
+        """Open a channel, unless one is given; each chunk may take `transfer_timeout_s` seconds to come."""
         super().__init__(broadcast_pb2_grpc.BroadcastStub, address, credentials, channel)
         self._transfer_timeout_s = transfer_timeout_s
 
     async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         request = broadcast_pb2.ChunksRequest(digests=digests)
-        async for chunk in stream(self._stub.GetChunks, request, self._transfer_timeout_s):
+        async for chunk in stream(self._stub.GetChunks, request, None, self._transfer_timeout_s):
             yield chunk.digest, chunk.payload

@@ -6,7 +6,7 @@ transfer that breaks continues where it stopped.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import ChunkEntry, SnapshotManifest
@@ -47,7 +47,7 @@ class BroadcastService(Broadcast):
     async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         """Yield (digest, bytes) in the order asked for, no faster than the uplink cap."""
         for digest in digests:
-            payload = self._store.get(digest)
+            payload = await asyncio.to_thread(self._store.get, digest)  # reads and hashes
             await self._uplink.take(len(payload))
             yield digest, payload
 
@@ -57,44 +57,58 @@ async def fetch_snapshot(
     source: Broadcast,
     store: ChunkStore,
     timeout_s: float,
+    arrived: Callable[[int], None] = lambda length: None,
 ) -> None:
     """Bring every chunk of a snapshot into `store`, then list its manifest there.
 
     Chunks already held are not fetched. On any error what has arrived stays, so the next call
     continues from there.
 
-    The deadline of the whole transfer is `timeout_s` seconds.
+    The transfer may take any time; it is given up when nothing arrives for `timeout_s` seconds. `arrived` is
+    called with the bytes of each chunk.
 
     Raises:
         IntegrityError: when the manifest is not sound, or a chunk came altered, truncated,
             oversized or out of turn twice; it names the chunk.
-        UnavailableError: when the source went away or the deadline passed.
+        UnavailableError: when the source went away or nothing arrived in time.
     """
     check_manifest(manifest)
+    clock = asyncio.get_running_loop().time
     try:
-        async with asyncio.timeout(timeout_s):
-            await _fetch_missing(manifest, source, store)
+        async with asyncio.timeout(timeout_s) as deadline:
+
+            def note(length: int) -> None:
+                deadline.reschedule(clock() + timeout_s)
+                arrived(length)
+
+            await _fetch_missing(manifest, source, store, note)
     except TimeoutError:
         missing = sum(chunk.length for chunk in _missing(manifest, store))
         raise UnavailableError(
             f"{missing} of {manifest.payload_bytes} bytes of version {manifest.version} did not arrive from "
-            f"{manifest.origin} within {timeout_s:g} s; try again, what has arrived is kept"
+            f"{manifest.origin}, and nothing came for {timeout_s:g} s; try again, what has arrived is kept"
         ) from None
-    store.put_manifest(manifest)
+    await asyncio.to_thread(store.put_manifest, manifest)
 
 
-async def _fetch_missing(manifest: SnapshotManifest, source: Broadcast, store: ChunkStore) -> None:
+async def _fetch_missing(
+    manifest: SnapshotManifest, source: Broadcast, store: ChunkStore, arrived: Callable[[int], None]
+) -> None:
     refused: IntegrityError | None = None
     for _ in range(ATTEMPTS):
         if not (wanted := _missing(manifest, store)):
             return
-        refused = await _receive(manifest, wanted, source, store)
+        refused = await _receive(manifest, wanted, source, store, arrived)
     if refused is not None:
         raise refused
 
 
 async def _receive(
-    manifest: SnapshotManifest, wanted: list[ChunkEntry], source: Broadcast, store: ChunkStore
+    manifest: SnapshotManifest,
+    wanted: list[ChunkEntry],
+    source: Broadcast,
+    store: ChunkStore,
+    arrived: Callable[[int], None],
 ) -> IntegrityError | None:
     """Take one stream; return why its first refused chunk was refused, if one was."""
     refused: IntegrityError | None = None
@@ -108,7 +122,10 @@ async def _receive(
                 f"{manifest.origin} sent chunk {digest[:64]!r} of version {manifest.version} out of turn; "
                 f"expected {chunk.digest if chunk else 'the end'}"
             )
-        problem = _problem(chunk, payload, store)
+        # Hashing and flushing a chunk takes milliseconds, for which a worker must not stop sampling.
+        problem = await asyncio.to_thread(_problem, chunk, payload, store)
+        if problem is None:
+            arrived(len(payload))
         if problem is not None and refused is None:
             refused = IntegrityError(
                 f"chunk {place[digest]} ({digest}) of version {manifest.version} from {manifest.origin} "

@@ -69,10 +69,14 @@ class WorkerHeartbeat:
     """Seconds since the worker was ready to sample."""
     progress: tuple[LeaseProgress, ...] = ()
     """What was sampled since the reply that said what is kept, so that another worker could continue."""
+    sampling: bool = False
+    """The engine has requests and is not taking in weights: tokens are due."""
     released_leases: tuple[str, ...] = ()
     """Leases given up with this heartbeat; their groups are offered again at once, progress included."""
     leaving: bool = False
     """The last heartbeat: the worker needs no more replies and counts as gone."""
+    bytes_fetched: int = 0
+    """Bytes of snapshots that arrived since the worker started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +132,27 @@ class StageReply:
     waiting_for: str = ""
     """Which groups or workers, when it is not over."""
     progress: float = 1.0
-    """0..1; a stage that makes no progress for long has stalled."""
+    """How far it is, 0..1; it may fall, when groups are dropped."""
     halted: str = ""
     """Why nothing moves before the run is started again: it is paused, or finished."""
     batch: BatchRef | None = None
     """The sealed batch, when `reward` is over."""
     evaluation: EvaluationRecord | None = None
     """The complete evaluation, when `evaluate` is over."""
+    counter: int = 0
+    """Grows with everything that moves the stage; a stage whose counter stands still for long has stalled."""
+    no_workers: bool = False
+    """It waits for workers, and none is active: no stall, since one that joins continues it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitsReply:
+    """Some committed steps, as many as travel in one message."""
+
+    commits: tuple[StepCommit, ...]
+    """In order."""
+    more: bool
+    """Whether there are later ones."""
 
 
 class Coordinator(Protocol):
@@ -191,8 +209,9 @@ class Coordinator(Protocol):
         """Wait up to `wait_s` seconds for the end of a stage and return how far it is.
 
         At most 30 seconds. The stages: `collect`: every group of step `number` was handed in; `reward`:
-        its batch is sealed; `broadcast`: every active worker holds version `number` or a newer one;
-        `evaluate`: every held-out prompt of version `number` is rewarded.
+        its batch is sealed; `broadcast`: version `number` is announced, and workers with a share of
+        broadcast.quorum of the tokens per second, at least one, hold it or a newer one; `evaluate`: every
+        held-out prompt of version `number` is rewarded.
 
         Raises:
             ContractError: for another stage.
@@ -248,11 +267,27 @@ class Coordinator(Protocol):
         group that was handed out to be audited.
         """
 
+    async def commits_after(self, after_step: int) -> CommitsReply:
+        """Return the first committed steps greater than `after_step` (-1 for all), a message full of them."""
+
     async def commits(self, after_step: int) -> Sequence[StepCommit]:
-        """Return the committed steps greater than `after_step`, in order (-1 for all)."""
+        """Return every committed step greater than `after_step`, in order, asked for page by page."""
+        found: list[StepCommit] = []
+        more = True
+        while more:
+            page = await self.commits_after(found[-1].step if found else after_step)
+            found.extend(page.commits)
+            more = page.more
+        return found
 
     async def status(self) -> RunStatus:
         """Return the run at a glance."""
 
-    def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
+    def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
+        """Yield journal events after `after_seq`, as many as fit a message; with `follow`, wait for more."""
+
+    async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
         """Yield journal events after `after_seq`; with `follow`, wait for new ones."""
+        async for page in self.event_pages(after_seq, follow):
+            for event in page:
+                yield event

@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
+from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupSubmission, GroupToAudit
 from antiphon.core.trust.audit import Band, Finding, SampleStatistics, audit_group, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
@@ -90,9 +91,10 @@ class AuditQueue:
                 break
             free_again = min((w.free_at_s for w in self._waiting.values()), default=deadline)
             await self._asked.wait(min(deadline, free_again) - now)
-        for waiting in free[: max(0, limit)]:
+        taken = page(free[: max(0, limit)], _bytes)
+        for waiting in taken:
             waiting.free_at_s = now + AUDIT_S
-        return [GroupToAudit(w.submission, w.prompt_token_ids) for w in free[: max(0, limit)]]
+        return [GroupToAudit(waiting.submission, waiting.prompt_token_ids) for waiting in taken]
 
     async def submit(self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "") -> None:
         """Take what an audit found; a group that was not asked for changes nothing.
@@ -141,3 +143,9 @@ class AuditQueue:
             _log.warning("worker.quarantined", worker=name, reason=reason)
             state_machine.lose_named(name, f"in quarantine: {reason}")
         await written
+
+
+def _bytes(waiting: _Waiting) -> int:
+    trajectories = waiting.submission.trajectories
+    tokens = sum(trajectory.token_ids.size for trajectory in trajectories)
+    return group_bytes(len(trajectories), tokens, len(waiting.prompt_token_ids))

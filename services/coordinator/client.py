@@ -6,7 +6,7 @@ service raised.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from antiphon.core.errors import AntiphonError, UnavailableError
@@ -67,15 +67,17 @@ class CoordinatorClient(Client, Coordinator):
         reply = await self._stream.ask("submission", message, self._timeout_s)
         return wire_work.submit_verdict_from_proto(reply)
 
-    async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
+    async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
         clock, at = asyncio.get_running_loop().time, after_seq
         while True:
             opened = clock()
             request = coordinator_pb2.EventsRequest(after_seq=at, follow=follow)
             try:
-                async for message in stream(self._stub.WatchEvents, request, FOLLOW_S):
-                    at = message.seq
-                    yield wire_status.event_from_proto(message)
+                # What is there already comes page upon page, however long the journal is.
+                limits = (FOLLOW_S, None) if follow else (None, self._timeout_s)
+                async for message in stream(self._stub.WatchEvents, request, *limits):
+                    at = message.events[-1].seq
+                    yield [wire_status.event_from_proto(event) for event in message.events]
                 return
             except UnavailableError:
                 if not follow or clock() - opened < FOLLOW_S:
@@ -96,7 +98,7 @@ class CoordinatorClient(Client, Coordinator):
     pardon = asks(CALLS, Coordinator.pardon)
     pull_for_audit = asks(CALLS, Coordinator.pull_for_audit)
     submit_audit = asks(CALLS, Coordinator.submit_audit)
-    commits = asks(CALLS, Coordinator.commits)
+    commits_after = asks(CALLS, Coordinator.commits_after)
     status = asks(CALLS, Coordinator.status)
 
 

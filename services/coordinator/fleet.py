@@ -6,10 +6,11 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 
 from dataclasses import dataclass
 
-from antiphon.core.loop.leases import LeaseTable, heartbeat_pause_s
+from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.records import WorkerState
 from antiphon.core.status import WorkerRecord
 from antiphon.services.coordinator.api import WorkerHeartbeat
+from antiphon.services.coordinator.running_leases import RunningLeases
 
 MISSED_HEARTBEATS = 5
 """A worker that missed this many in a row counts as lost."""
@@ -25,17 +26,25 @@ class Member:
     name: str
     concurrent_groups: int
     seen_s: float
-    state: WorkerState = WorkerState.ACTIVE
+    state: WorkerState = WorkerState.JOINING
     held_version: int | None = None
     tokens_generated: int = 0
     busy_s: float = 0.0
     uptime_s: float = 0.0
+    bytes_fetched: int = 0
     pause_s: float = 0.0
     """Until its next heartbeat, as the reply to the last one said; 0 for the usual pause."""
+    max_leases: int | None = None
+    """Leases that its access token allows at the same time; None without tokens."""
     sent_newest: int | None = None
     """Newest announced version that it was sent."""
     sent_wanted: int | None = None
     """Fixed mode: the version it was last asked to load."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Completion tokens over the seconds since it was ready to sample; 0 before it was heard of."""
+        return self.tokens_generated / self.uptime_s if self.uptime_s > 0 else 0.0
 
 
 class Fleet:
@@ -46,6 +55,9 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self.size = 0
         """Workers that are not lost."""
+        self.work_done = 0
+        """Grows with each token, fetched byte, group, reward and loaded version, of use or not: patience with
+        the fleet counts from its last change."""
 
     def add(self, worker_id: str, name: str, concurrent_groups: int, now: float) -> Member:
         member = Member(worker_id, name, concurrent_groups, seen_s=now)
@@ -57,6 +69,11 @@ class Fleet:
         """Return a worker, or None for one that is unknown or lost."""
         member = self._members.get(worker_id)
         return None if member is None or member.state is WorkerState.LOST else member
+
+    def note_quota(self, worker_id: str, max_leases: int) -> None:
+        """Note how many leases a worker's access token allows it at the same time."""
+        if (member := self.get(worker_id)) is not None:
+            member.max_leases = max_leases
 
     def named(self, name: str) -> list[Member]:
         """Return the workers of a name that are not lost."""
@@ -70,25 +87,69 @@ class Fleet:
         """Note a heartbeat; True when the worker holds another version than before."""
         member.seen_s = now
         member.pause_s = heartbeat_pause_s(self._heartbeat_s, self.size, busy=bool(heartbeat.lease_ids))
+        self.work_done += max(0, heartbeat.tokens_generated - member.tokens_generated)
+        self.work_done += max(0, heartbeat.bytes_fetched - member.bytes_fetched)
         member.tokens_generated, member.busy_s = heartbeat.tokens_generated, heartbeat.busy_s
-        member.uptime_s = heartbeat.uptime_s
+        member.uptime_s, member.bytes_fetched = heartbeat.uptime_s, heartbeat.bytes_fetched
         return self.holds(member, heartbeat.held_version)
 
     def holds(self, member: Member, version: int | None) -> bool:
-        """Note which version a worker samples with; True when that is news."""
+        """Note which version a worker samples with; True when that is news.
+
+        A worker that holds its first version has joined.
+        """
         changed = member.held_version != version
         member.held_version = version
-        return changed and version is not None
+        if version is not None and member.state is WorkerState.JOINING:
+            member.state = WorkerState.ACTIVE
+        news = changed and version is not None
+        self.work_done += news
+        return news
+
+    def active(self) -> list[Member]:
+        """Return the workers that can sample: neither joining nor lost."""
+        return [member for member in self._members.values() if member.state is WorkerState.ACTIVE]
+
+    def absence(self) -> str:
+        """Return whom the run waits for while no worker is active, as a sentence; "" when one is."""
+        if self.active():
+            return ""
+        joining = ", ".join(sorted(member.worker_id for member in self.living())[:4])
+        if not joining:
+            return "a worker to join: none is active"
+        return f"a worker to load its first version: none is active, {joining} is joining"
+
+    def share_holding(self, version: int) -> float:
+        """Return the share of the active workers' tokens per second that samples with `version` or newer.
+
+        While no one has sampled anything it is the share of the workers; 0 without any.
+        """
+        active = self.active()
+        speeds = [member.tokens_per_s for member in active]
+        if not any(speeds):
+            speeds = [1.0] * len(active)
+        holding = sum(speed for member, speed in zip(active, speeds, strict=True) if _holds(member, version))
+        return holding / sum(speeds) if speeds else 0.0
+
+    def holders(self, version: int) -> int:
+        """Return how many active workers sample with `version` or newer."""
+        return sum(_holds(member, version) for member in self.active())
 
     def held_elsewhere(self, worker_id: str) -> set[int]:
         """Return the versions that other active workers hold."""
         return {
             member.held_version
-            for member in self._members.values()
-            if member.state is WorkerState.ACTIVE
-            and member.worker_id != worker_id
-            and member.held_version is not None
+            for member in self.active()
+            if member.worker_id != worker_id and member.held_version is not None
         }
+
+    def newest_held(self) -> int:
+        """Return the newest version that an active worker holds; 0 before any does."""
+        return max((m.held_version or 0 for m in self.living()), default=0)
+
+    def places(self) -> int:
+        """Return how many groups the active workers sample at once when all of their places are used."""
+        return sum(m.concurrent_groups for m in self.living() if m.state is WorkerState.ACTIVE)
 
     def silent(self, now: float) -> list[Member]:
         """Return the workers that missed too many heartbeats."""
@@ -103,17 +164,23 @@ class Fleet:
         for worker_id in lost[:-LOST_REMEMBERED]:
             del self._members[worker_id]
 
-    def records(self, leases: LeaseTable, now: float) -> tuple[WorkerRecord, ...]:
+    def records(self, leases: RunningLeases, now: float) -> tuple[WorkerRecord, ...]:
         """Return every worker at a glance."""
         return tuple(
             WorkerRecord(
                 worker_id=member.worker_id,
                 state=member.state,
                 held_version=member.held_version,
-                open_leases=len(leases.of_worker(member.worker_id)),
+                open_leases=leases.count_of_worker(member.worker_id),
+                stands_still_s=leases.engines.stands_still_s(member.worker_id),
                 tokens_generated=member.tokens_generated,
                 busy_share=min(1.0, member.busy_s / member.uptime_s) if member.uptime_s > 0 else 0.0,
                 seconds_since_heartbeat=max(0.0, now - member.seen_s),
+                tokens_per_s=member.tokens_per_s,
             )
             for member in self._members.values()
         )
+
+
+def _holds(member: Member, version: int) -> bool:
+    return member.held_version is not None and member.held_version >= version

@@ -7,13 +7,16 @@ worker should load another version first.
 import asyncio
 import dataclasses
 
-from antiphon.core.loop import admission, speculation
+from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.partials import KeptGroup
+from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import Lease
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
+from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.system.wakeup import QueuedCall
 
 REMIND_S = 0.2
 """How long a worker that was already asked to load another version is held before it is asked again."""
@@ -32,11 +35,16 @@ class LeaseGranter:
 
         The call also returns, with nothing, when the worker should load another version first.
         """
+        with self._state_machine.work.call(request.worker_id) as call:
+            return await self._lease_within(call, request, wait_s)
+
+    async def _lease_within(self, call: QueuedCall, request: LeaseRequest, wait_s: float) -> LeaseReply:
         state_machine = self._state_machine
         deadline = state_machine.clock() + wait_s
         reminded = False
         asking = self._fleet.get(request.worker_id)
         if asking is not None:
+            acceptance.check_held_version(self._state, request.worker_id, request.held_version)
             asking.seen_s = state_machine.clock()
             if self._fleet.holds(asking, request.held_version):
                 state_machine.loaded(asking)
@@ -47,17 +55,25 @@ class LeaseGranter:
                 return self._no_lease(f"worker {request.worker_id!r} is not registered; register again")
             if member.held_version != request.held_version:
                 return self._no_lease("the worker has loaded another version; ask again with that")
+            # What others of its requests were granted meanwhile counts too.
+            groups = self._most_groups(member, request)
             plan = admission.plan_leases(
                 self._state,
                 self._config,
                 request.held_version,
-                max(0, request.groups),
+                groups,
                 # Only fixed mode asks who else could do a group.
                 self._fleet.held_elsewhere(request.worker_id) if self._config.loop.mode == "fixed" else (),
+                self._openings(member),
             )
+            if not groups and (seconds := self._leases.engines.stands_still_s(member.worker_id)):
+                reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
+                plan = dataclasses.replace(plan, reason=reason)
             if plan.group_ids:
+                call.took(len(plan.group_ids))
                 return await self._grant(plan, request, now)
-            if request.groups > 0 and (group_id := self._duplicate(request, now)) is not None:
+            if groups > 0 and (group_id := self._duplicate(request, now)) is not None:
+                call.took(1)
                 return await self._grant_duplicate(group_id, request, now)
             # A version that is not announced yet cannot be loaded; its announcement ends the wait.
             wanted = plan.wanted_version if plan.wanted_version in self._state.snapshots else None
@@ -67,8 +83,25 @@ class LeaseGranter:
                 return self._no_lease(plan.reason, wanted)
             reminded = self._should_load(wanted, request)
             pause_s = min(REMIND_S, deadline - now) if reminded else deadline - now
-            if not await state_machine.work.wait(pause_s) and not reminded:
+            if not await call.wait(pause_s) and not reminded:
                 return self._no_lease(plan.reason, wanted)
+
+    def _openings(self, member: Member) -> int | None:
+        """Return how many groups may be opened for a worker without running ahead further than is of use."""
+        plan = self._state_machine.planner.plan
+        if plan is None:
+            return None
+        places = self._config.loop.prompts_per_step
+        issued = self._state.next_seal * places + self._state.training_groups
+        unused = plan.unused(member.concurrent_groups, len(self._leases.of_worker(member.worker_id)))
+        return max(0, int(min(unused, plan.room(issued, self._fleet.newest_held(), places))))
+
+    def _most_groups(self, member: Member, request: LeaseRequest) -> int:
+        """Return how many of the groups that a worker asks for it may be given now."""
+        limits = (self._leases.engines.most_leases(member.worker_id), member.max_leases)
+        held = self._leases.count_of_worker(member.worker_id)
+        room = [most - held for most in limits if most is not None]
+        return max(0, min([request.groups, *room]))
 
     def _should_load(self, wanted: int | None, request: LeaseRequest) -> bool:
         """Return whether only another version can help this worker, and it may load that now."""
@@ -86,6 +119,7 @@ class LeaseGranter:
         granted, gone = [], []
         groups = self._state.groups
         prefixes = {group_id: self._prefix(group_id) for group_id in plan.group_ids}
+        plan = self._page(plan, prefixes)
         attempts = {g: groups[g].attempt for g in plan.group_ids if g in groups}
         for group_id in plan.group_ids:
             attempt = attempts.get(group_id, 0) + 1
@@ -103,6 +137,19 @@ class LeaseGranter:
             self._leases.begin(grant.lease_id, groups[grant.group_id], worker_id, now, prefix)
             leases.append(self._lease(grant.group_id, grant.lease_id, grant.attempt, prefix))
         return await self._answer(leases, request, written)
+
+    def _page(self, plan: admission.LeasePlan, prefixes: dict[str, KeptGroup | None]) -> admission.LeasePlan:
+        """Return as much of a plan as one message carries; the worker asks again for the rest."""
+
+        def size(group_id: str) -> int:
+            group, prefix = self._state.groups.get(group_id), prefixes[group_id]
+            samples = self._config.loop.group_size if group is None else group.samples
+            tokens = 0 if prefix is None else prefix.tokens
+            return group_bytes(samples, tokens, self._config.rollout.max_model_tokens)
+
+        taken = page(plan.group_ids, size)
+        openings = tuple(opening for opening in plan.openings if opening.group_id in taken)
+        return dataclasses.replace(plan, group_ids=tuple(taken), openings=openings)
 
     def _prefix(self, group_id: str) -> KeptGroup | None:
         """Return what the next lease of a group continues from; None where it begins from nothing."""

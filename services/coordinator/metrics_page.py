@@ -132,9 +132,11 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     )
     for name, description in (
         ("tokens_generated", "Completion tokens sampled."),
+        ("stands_still_s", "Seconds without a token of an engine that was found to hang; 0 for others."),
         ("open_leases", "Groups being sampled."),
         ("busy_share", "Share of its time in which its engine had work."),
         ("seconds_since_heartbeat", "Seconds since its last heartbeat."),
+        ("tokens_per_s", "Completion tokens over the seconds since it was ready."),
     ):
         values = {worker.worker_id: float(getattr(worker, name)) for worker in status.workers}
         yield _labelled(f"worker_{name}", description, "worker", run, values)

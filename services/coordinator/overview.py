@@ -3,23 +3,20 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 
-from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState
+from antiphon.core.loop.run_ahead import describe
 from antiphon.core.loop.run_state import RunState
-from antiphon.core.records import WorkerState
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.fleet import Fleet
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 
-def evaluation_records(state: RunState) -> tuple[EvaluationRecord, ...]:
-    """Return every evaluation, by version."""
-    records = []
-    for version, evaluation in sorted(state.evaluations.items()):
-        reward, tokens = evaluation.means()
-        records.append(EvaluationRecord(version, evaluation.prompts, evaluation.rewarded, reward, tokens))
-    return tuple(records)
+def evaluation_record(version: int, evaluation: EvaluationState) -> EvaluationRecord:
+    """Return an evaluation with its means so far."""
+    return EvaluationRecord(version, evaluation.prompts, evaluation.rewarded, *evaluation.means())
 
 
 class Overview:
@@ -34,6 +31,8 @@ class Overview:
         """
         self._machine = state_machine
         self._rewarding = rewarding
+        self._complete: dict[int, EvaluationRecord] = {}
+        """Evaluations that are over, by version: a long run has many, and they change no more."""
 
     def status(self) -> RunStatus:
         machine, state, now = self._machine, self._machine.state, self._machine.clock()
@@ -55,7 +54,7 @@ class Overview:
             groups_requeued=state.groups_requeued,
             staleness_histogram=dict(state.staleness_histogram),
             workers=tuple(_with_standing(w, state) for w in machine.fleet.records(machine.leases, now)),
-            evaluations=evaluation_records(state),
+            evaluations=self._evaluations(),
             last_commit=state.commits[-1] if state.commits else None,
             paused_reason=state.paused_reason,
             waiting=self.waiting(),
@@ -63,7 +62,22 @@ class Overview:
             barred=state.revoked | {n: s.quarantined for n, s in state.standings.items() if s.quarantined},
             worker_seconds=account.seconds,
             tokens_by_use=account.tokens,
+            work_done=machine.fleet.work_done,
+            run_ahead=self._run_ahead(),
         )
+
+    def _evaluations(self) -> tuple[EvaluationRecord, ...]:
+        found = []
+        for version, evaluation in sorted(self._machine.state.evaluations.items()):
+            record = self._complete.get(version) or evaluation_record(version, evaluation)
+            if record.complete:
+                self._complete[version] = record
+            found.append(record)
+        return tuple(found)
+
+    def _run_ahead(self) -> str:
+        plan, loop = self._machine.planner.plan, self._machine.config.loop
+        return "" if plan is None else describe(plan, loop.prompts_per_step, loop.max_staleness)
 
     def waiting(self) -> str:
         """Say what the data plane waits for at the moment."""
@@ -93,11 +107,12 @@ class Overview:
         if step >= state.opened_steps:
             return f"step {step} is not open yet; {state.opened_steps} steps are"
         if step > state.next_seal:
-            return f"the batch of step {step} comes after that of step {state.next_seal}, which is not sealed"
+            return f"the batch before it, {self.batch_waits_for(state.next_seal)}"
         fixed = config.loop.mode == "fixed"
-        groups = state.of_step(step) if fixed else list(state.training())
+        places = config.loop.prompts_per_step
+        groups = state.of_step(step) if fixed else list(islice(state.training(), places))
         count = Counter(group.phase for group in groups)
-        places = max(config.loop.prompts_per_step, len(groups) if fixed else 0)
+        places = max(places, len(groups))
         parts, workers = [], _workers(self._machine.fleet, groups)
         if count[GroupPhase.LEASED]:
             holders = Counter(g.worker_id for g in groups if g.phase is GroupPhase.LEASED)
@@ -111,6 +126,11 @@ class Overview:
         missing = places - len(groups)
         if missing > 0:
             parts.append(f"{missing} not issued yet ({workers})")
+        parts += [
+            f"the engine of {member.worker_id} stands still for {seconds:.0f} s"
+            for member in self._machine.fleet.living()
+            if (seconds := self._machine.leases.engines.stands_still_s(member.worker_id))
+        ]
         ready = count[GroupPhase.REWARDED]
         rest = "; ".join(parts) or "being written"
         return f"step {step}: {min(ready, places)} of {places} groups rewarded; {rest}"
@@ -124,9 +144,10 @@ def _with_standing(record: WorkerRecord, state: RunState) -> WorkerRecord:
 
 
 def _workers(fleet: Fleet, groups: list[GroupState]) -> str:
-    active = [member for member in fleet.living() if member.state is WorkerState.ACTIVE]
+    active = fleet.active()
     if not active:
-        return "no worker is active"
+        joining = ", ".join(member.worker_id for member in fleet.living()[:4])
+        return f"no worker is active, {joining} is joining" if joining else "no worker is active"
     held = ", ".join(
         f"{member.worker_id} holds {'nothing' if member.held_version is None else member.held_version}"
         for member in active[:4]

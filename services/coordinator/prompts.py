@@ -9,7 +9,7 @@ from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.models.directory import end_tokens
+from antiphon.models.directory import end_tokens, model_digest
 
 
 class PromptSource(Protocol):
@@ -32,8 +32,11 @@ class EnvironmentPrompts:
         codec: TextCodec,
         max_prompt_tokens: int,
         rules: TokenRules | None = None,
+        model_digest: str = "",
     ) -> None:
         self.rules = rules
+        self.model_digest = model_digest
+        """Of the model's files, where these are on this machine."""
         self._environment = environment
         self._codec = codec
         self._max_prompt_tokens = max_prompt_tokens
@@ -71,6 +74,11 @@ def token_rules_of(prompts: PromptSource) -> TokenRules | None:
     return found if isinstance(found, TokenRules) else None
 
 
+def model_digest_of(prompts: PromptSource) -> str:
+    """Return the digest of the model that prompts are tokenised for; nothing for those without one."""
+    return str(getattr(prompts, "model_digest", ""))
+
+
 def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     """Build the prompts of a run from its environment and its model's tokenizer, and check them.
 
@@ -89,6 +97,7 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
     rules = TokenRules(codec.vocabulary_size, ends)
-    prompts = EnvironmentPrompts(environment, codec, room, rules)
+    digest = model_digest(folder) if folder.is_dir() else ""
+    prompts = EnvironmentPrompts(environment, codec, room, rules, digest)
     prompts.check_all(section.train_size, config.evaluation.prompts)
     return prompts

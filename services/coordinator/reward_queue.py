@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from antiphon.core.loop import acceptance
 from antiphon.core.loop.checks import check_rewards
 from antiphon.core.loop.group_state import GroupPhase
+from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupToReward, SampleReward
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 REWARD_S = 15.0
 """A reward service that has not answered by then loses the group (or after a lease's time, if shorter);
-its late rewards still count if they are the first."""
+its late rewards still count if they are the first. Each deadline that passes doubles the group's next one, up
+to services.stall_timeout_s: a group that takes long to score is not begun again and again."""
 FINISHED_WAIT_S = 1.0
 """How long a reward service that asks after the end is held, so that it cannot ask in a tight loop."""
 
@@ -34,6 +36,8 @@ class RewardQueue:
     def __init__(self, state_machine: RunStateMachine) -> None:
         self._state_machine, self._state = state_machine, state_machine.state
         self._duration_s = min(REWARD_S, state_machine.config.coordinator.lease_s)
+        self._expired: dict[str, int] = {}
+        """How many deadlines of a group have passed."""
         self._rewarding: dict[str, _Rewarding] = {}
 
     @property
@@ -48,7 +52,7 @@ class RewardQueue:
         while True:
             state_machine.check()
             now = state_machine.clock()
-            waiting = self._unrewarded(now)[: max(0, limit)]
+            waiting = page(self._unrewarded(now)[: max(0, limit)], self._bytes)
             if waiting:
                 return await self._hand_out(client_id, waiting, now)
             if self._state.finished:
@@ -61,23 +65,36 @@ class RewardQueue:
             )
             await state_machine.submitted.wait(min(deadline, free_again) - now)
 
+    def _time_for(self, group_id: str) -> float:
+        """Return the seconds that a reward service gets for a group now."""
+        longest_s = max(self._duration_s, self._state_machine.config.services.stall_timeout_s)
+        return min(longest_s, self._duration_s * 2.0 ** min(self._expired.get(group_id, 0), 32))
+
     def _unrewarded(self, now: float) -> list[str]:
         """Return the groups that no reward service has; training groups first, then as they came in."""
         groups = self._state.groups
         submitted = [group for group in groups.values() if group.phase is GroupPhase.SUBMITTED]
         unrewarded = {group.group_id for group in submitted}
-        self._rewarding = {
-            group_id: rewarding
-            for group_id, rewarding in self._rewarding.items()
-            if group_id in unrewarded and rewarding.deadline_s > now
-        }
+        self._expired = {group_id: n for group_id, n in self._expired.items() if group_id in unrewarded}
+        for group_id, rewarding in list(self._rewarding.items()):
+            if group_id in unrewarded and rewarding.deadline_s > now:
+                continue
+            del self._rewarding[group_id]
+            if group_id in unrewarded:
+                self._expired[group_id] = self._expired.get(group_id, 0) + 1
+                group = groups[group_id]
+                self._state_machine.move_back(group, group.oldest_version)
         found = [group for group in submitted if group.group_id not in self._rewarding]
         found.sort(key=lambda group: (group.evaluation is not None, group.submitted_at_s))
         return [group.group_id for group in found]
 
+    def _bytes(self, group_id: str) -> int:
+        group = self._state.groups[group_id]
+        return group_bytes(group.samples, sum(group.token_counts), 0)
+
     async def _hand_out(self, client_id: str, group_ids: list[str], now: float) -> list[GroupToReward]:
         for group_id in group_ids:
-            self._rewarding[group_id] = _Rewarding(client_id, now + self._duration_s)
+            self._rewarding[group_id] = _Rewarding(client_id, now + self._time_for(group_id))
         found = []
         for group_id in group_ids:
             submission = await self._state_machine.submissions.find(group_id)
@@ -118,6 +135,7 @@ class RewardQueue:
             key = state_machine.prompts.prompt(group.split, group.prompt_index).key
             history = state_machine.archive.take(key, group, submission, rewards)
         forget = [group_id] if group.evaluation is not None else []
+        state_machine.fleet.work_done += 1
         written = state_machine.record(*found, forget=forget, history=history)
         state_machine.settle()
         await written

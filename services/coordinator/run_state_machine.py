@@ -14,8 +14,6 @@ cannot be used at all, the state machine fails as a whole and a restart continue
 """
 
 import asyncio
-import dataclasses
-import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,27 +21,29 @@ from typing import Any
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
-from antiphon.core.loop import admission, assembly
+from antiphon.core.errors import AntiphonError, BlockedError, IntegrityError, UnavailableError
+from antiphon.core.loop import admission, assembly, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import HeldLease
-from antiphon.core.loop.run_state import RunState, fold
+from antiphon.core.loop.places import place_to_move_to
+from antiphon.core.loop.run_state import fold, new_state
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.coordinator.archive import Archive
 from antiphon.services.coordinator.fleet import Fleet, Member
 from antiphon.services.coordinator.journal import payloads
+from antiphon.services.coordinator.journal.archive import Archive
 from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
+from antiphon.services.coordinator.journal.pinned import check_same_run, pinned_values
+from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY, StateSnapshots
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import PromptSource
+from antiphon.services.coordinator.prompts import PromptSource, model_digest_of
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
+from antiphon.services.loop.run_ahead import RunAheadPlanner
 from antiphon.system import failpoints
-from antiphon.system.wakeup import Wakeup
+from antiphon.system.wakeup import Wakeup, WorkQueue
 
-STORE_WAIT_S = 600.0
-"""How long a sealed batch waits for its store to take it; then the coordinator ends."""
 LONGEST_REASON = 500
 """Characters of a reason that the journal keeps."""
 IDLE_S = 30.0
@@ -57,18 +57,6 @@ LONGEST_TICK_S = 1.0
 _log = structlog.get_logger("coordinator")
 
 
-def pinned_values(config: RunConfig) -> dict[str, str]:
-    """Return the configuration that a run keeps for good, as JSON by field."""
-    tree = config.model_dump(mode="json")
-    found = {"run.seed": tree["run"]["seed"], "model.path": tree["model"]["path"]}
-    for section in ("environment", "loop", "sampling"):
-        found |= {f"{section}.{name}": value for name, value in tree[section].items()}
-    found["algorithm.objective"] = tree["algorithm"]["objective"]
-    found["algorithm.normalise_advantages"] = tree["algorithm"]["normalise_advantages"]
-    found["evaluation.prompts"] = tree["evaluation"]["prompts"]
-    return {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
-
-
 class RunStateMachine:
     """State, journal and what follows from events."""
 
@@ -80,6 +68,7 @@ class RunStateMachine:
         store: ArtifactStore,
         prompts: PromptSource,
         clock: Callable[[], float],
+        snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
         self.config = config
         self.run_id = run_id
@@ -88,13 +77,14 @@ class RunStateMachine:
         self.prompts = prompts
         self.clock = clock
         self.state = new_state(config)
-        self.leases = RunningLeases(config.coordinator)
+        self.leases = RunningLeases(config)
         self.fleet = Fleet(config.coordinator.heartbeat_s)
         self.archive = Archive(config.drafting)
         self.submissions = Submissions(self.state, journal)
+        self._snapshots = StateSnapshots(journal, self.state, snapshot_every)
         self.failure: AntiphonError | None = None
-        self.work = Wakeup()
-        """Something may have become leasable, or there is news for workers."""
+        self.work = WorkQueue()
+        """There is news for workers; for what became leasable see `offer`."""
         self.submitted = Wakeup()
         """Groups wait for a reward service."""
         self.rewarded = Wakeup()
@@ -103,6 +93,8 @@ class RunStateMachine:
         """A batch was sealed, or whoever waits for one should look again."""
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
+        self.planner = RunAheadPlanner(config, clock, lambda: self.fleet.places())
+        self._newest_held = -1
         self._seeds: dict[str, tuple[int, ...]] = {}
         self._store_blocked: UnavailableError | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,18 +106,19 @@ class RunStateMachine:
             ConfigError: when the configuration differs from the one the run was opened with.
             IntegrityError: when the journal contradicts itself.
         """
-        pinned = pinned_values(self.config)
+        pinned = pinned_values(self.config, model_digest_of(self.prompts))
         if self.journal.empty:
             opening: list[e.JournalEvent] = [e.RunOpened(self.run_id, pinned)]
         else:
-            fold(self.state, self.journal.replay())
-            self._check_same_run(pinned)
+            fold(self.state, self.journal.replay(after=self._snapshots.restore()))
+            check_same_run(self.run_id, self.state.pinned, pinned)
             self._check_totals()
             opening = [] if self.state.finished else [e.RunResumed()]
         await self._take_up_leases()
         await self.record(*opening, history=self.archive.load(self.journal.history()))
         await self.settle()
-        self._tasks = [self._spawn(self._seal_batches()), self._spawn(self._watch_deadlines())]
+        background = (self._seal_batches(), self._watch_deadlines(), self._plan_run_ahead())
+        self._tasks = [self._spawn(work) for work in background]
         _log.info("run.ready", run=self.run_id, committed=len(self.state.commits))
 
     async def _take_up_leases(self) -> None:
@@ -165,11 +158,11 @@ class RunStateMachine:
         """Raise why nothing new is taken in: the state machine failed, or nothing can be recorded now.
 
         Raises:
-            UnavailableError: while the journal or the store has no place; callers try again.
+            BlockedError: while the journal or the store has no place; callers try again.
         """
         self.check()
         if reason := self.blocked_reason:
-            raise UnavailableError(reason)
+            raise BlockedError(reason)
 
     def record(
         self,
@@ -186,33 +179,35 @@ class RunStateMachine:
         """
         self.check()
         for event in events:
+            if self.planner.active:
+                self.planner.measures.observe(event, self.state, self.clock())
             self.state.apply(event)
         self.submissions.forget(forget)
-        return self.journal.enqueue(events, keep, forget, history, trained)
+        dump = self._snapshots.due(len(events))
+        return self.journal.enqueue(events, keep, forget, history, trained, dump)
 
     def settle(self) -> "asyncio.Future[None]":
         """Do what follows from the state: drop stale groups, refill steps, wake who waits."""
-        found = assembly.dropped(self.state, self.config)
-        gone = [event.group_id for event in found if isinstance(event, e.GroupDropped)]
-        for index, event in enumerate(found):
-            if isinstance(event, e.LeaseExpired):
-                # Beyond the bound: what was sampled so far is too old to be continued.
-                sampled = self.leases.partial_groups.sampled(event.lease_id)
-                self.leases.stop(event.lease_id)
-                gone.append(payloads.prefix_name(event.group_id))
-                found[index] = dataclasses.replace(event, at_s=self.clock(), tokens=sampled)
+        dropped = assembly.dropped(self.state, self.config)
+        gone = [event.group_id for event in dropped]
+        found: list[e.JournalEvent] = list(dropped)
         for step in range(self.state.next_seal, self.state.opened_steps):
             found.extend(admission.refills(self.state, self.config, step))
         written = self.record(*found, forget=gone)
         if found:
-            self.work.notify()
+            self.offer(len(found))
         self.rewarded.notify()
         return written
 
-    def take_back(self, held: HeldLease, reason: str) -> None:
-        """End a lease without a submission; its group is offered again, with what is kept of it."""
+    def take_back(self, held: HeldLease, reason: str, hung: bool = False) -> None:
+        """End a lease without a submission; its group is offered again, with what is kept of it.
+
+        `hung`: its worker's engine stood still.
+        """
         now = self.clock()
         silent_s = self.leases.silent_s(held, now)
+        if hung:
+            silent_s = max(silent_s, self.leases.engines.stands_still_s(held.worker_id))
         group = self.state.groups.get(held.group_id)
         sampled = 0 if group is None else self.leases.wasted_tokens(group, held.lease_id)
         kept = self.leases.stop(held.lease_id)
@@ -234,14 +229,40 @@ class RunStateMachine:
             tokens=sampled,
             kept=tokens,
             silent_s=silent_s,
+            hung=hung,
         )
         self.record(expired, keep=keep)
         _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason, kept=tokens)
-        self.work.notify()
+        if hung and group.group_id in self.state.open_groups:
+            self.move_back(group, None if kept is None else kept.oldest_version)
+        self.offer(1)
+
+    def move_back(self, group: GroupState, oldest_version: int | None) -> None:
+        """Give the place of a group that holds up its step to those behind it.
+
+        `oldest_version` is that of what was sampled for it so far, None if it is begun anew.
+        """
+        loop = self.config.loop
+        if loop.mode == "fixed" or group.evaluation is not None:
+            return
+        last = None if oldest_version is None else oldest_version + loop.max_staleness
+        behind = place_to_move_to(self.state, group, loop.prompts_per_step, last)
+        if behind is not None:
+            self.record(e.GroupMovedBack(group.group_id, behind))
+            _log.info("group.moved_back", group=group.group_id, behind=behind)
+            self.rewarded.notify()
+
+    def offer(self, groups: int) -> None:
+        """Wake as many waiting workers as groups may have become leasable; whoever makes one so says it."""
+        if self.config.loop.mode == "fixed":
+            self.work.notify()  # what one of them should load depends on what the others do
+        else:
+            self.work.offer(groups)
 
     def lose(self, member: Member, reason: str) -> None:
         """Count a worker as lost and offer its groups again."""
         self.fleet.lose(member)
+        self.leases.engines.forget(member.worker_id)
         self.record(e.WorkerLost(member.worker_id, reason, self.clock()))
         _log.warning("worker.lost", worker=member.worker_id, reason=reason)
         for held in self.leases.of_worker(member.worker_id):
@@ -257,7 +278,11 @@ class RunStateMachine:
         """Note that a worker samples with another version now."""
         if member.held_version is not None:
             self.record(e.WorkerLoaded(member.worker_id, member.held_version))
-            self.work.notify()
+            if member.held_version > self._newest_held:
+                self._newest_held = member.held_version
+                self.work.notify()  # the window of what may be in flight begins further on now
+            else:
+                self.offer(0)
 
     def seeds(self, group: GroupState) -> tuple[int, ...]:
         """Return the sampler seeds of a group; while it is leased, they stay at hand."""
@@ -282,15 +307,6 @@ class RunStateMachine:
         """Wake everyone who waits: nothing is as it was."""
         for wakeup in (self.work, self.submitted, self.rewarded, self.sealed):
             wakeup.notify()
-
-    def _check_same_run(self, pinned: dict[str, str]) -> None:
-        for name, before in self.state.pinned.items():
-            now = pinned.get(name)
-            if now != before:
-                raise ConfigError(
-                    f"{name}={now} differs from {before}, with which run {self.run_id} was opened; "
-                    "put it back, or start a new run"
-                )
 
     def _check_totals(self) -> None:
         """Compare what was folded with what the store counts by itself."""
@@ -355,7 +371,7 @@ class RunStateMachine:
             try:
                 event = await asyncio.to_thread(sealing)
             except UnavailableError as error:
-                if self.clock() - since >= STORE_WAIT_S:
+                if self.clock() - since >= self.config.services.outage_timeout_s:
                     raise
                 _log.error("store.blocked", reason=str(error))
                 self._store_blocked = error
@@ -363,6 +379,12 @@ class RunStateMachine:
             else:
                 self._store_blocked = None
                 return event
+
+    async def _plan_run_ahead(self) -> None:
+        while self.planner.active and self.failure is None and not self.state.finished:
+            await self.sealed.wait(IDLE_S)
+            if await self.planner.plan_if_due():
+                self.work.notify()
 
     async def _watch_deadlines(self) -> None:
         tick = min(LONGEST_TICK_S, max(SHORTEST_TICK_S, self.config.coordinator.heartbeat_s / 2))
@@ -373,10 +395,6 @@ class RunStateMachine:
                 self.lose(member, f"no heartbeat for {now - member.seen_s:.1f} s")
             for held in self.leases.expired(now):
                 self.take_back(held, f"no sign of life for {self.config.coordinator.lease_s:g} s")
-
-
-def new_state(config: RunConfig) -> RunState:
-    """Return the state of a run before its first event."""
-    return RunState(
-        group_size=config.loop.group_size, payload_retention_steps=config.coordinator.payload_retention_steps
-    )
+            slow_s = self.leases.times.slow_s
+            if slow_s is not None and any(age_s > slow_s for age_s in self.leases.ages_s(now).values()):
+                self.offer(speculation.missing_groups(self.state, self.config))

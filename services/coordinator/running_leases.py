@@ -4,22 +4,38 @@ Kept in memory alone: the journal knows who holds which group, and what was hand
 next holder of a group may continue from waits here too.
 """
 
-from antiphon.core.config_sections import CoordinatorSection
+from collections import Counter
+
+from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
-from antiphon.core.loop.leases import LeaseTable
+from antiphon.core.loop.leases import EngineSign, EngineWatch, HeldLease, LeaseTable
 from antiphon.core.loop.partials import KeptGroup, PartialGroups
 from antiphon.core.loop.speculation import LeaseTimes
+from antiphon.core.records import LeaseProgress
+from antiphon.services.coordinator.api import WorkerHeartbeat
 
 
 class RunningLeases(LeaseTable):
     """The leases by id, each with the beginning of its group."""
 
-    def __init__(self, section: CoordinatorSection) -> None:
+    def __init__(self, config: RunConfig) -> None:
+        section = config.coordinator
         super().__init__(section.lease_s)
+        self.engines = EngineWatch(
+            section.heartbeat_s,
+            section.lease_s,
+            section.hung_factor,
+            config.services.stall_timeout_s,
+            steps_are_tokens=section.partials_mib == 0,
+        )
         self.partial_groups = PartialGroups(section.partials_mib << 20)
         self.times = LeaseTimes()
         """How long whole groups took lately."""
+        self._reported: dict[str, int] = {}
+        """Lease id -> most tokens of its group that a heartbeat reported."""
+        self._hangs: Counter[str] = Counter()
+        """Group id -> how many engines stood still with it."""
 
     def begin(
         self, lease_id: str, group: GroupState, worker_id: str, now: float, given: KeptGroup | None
@@ -34,16 +50,66 @@ class RunningLeases(LeaseTable):
         if held is not None and not self.partial_groups.given(lease_id):
             self.times.add(now - held.granted_s)
 
+    def take_progress(self, worker_id: str, progress: LeaseProgress) -> bool:
+        """Keep the pieces of a running lease, and return whether any heartbeat reported fewer tokens of it.
+
+        What finds no room is not kept, but reported again with each heartbeat.
+        """
+        lease_id = progress.lease_id
+        for piece in progress.pieces:
+            self.partial_groups.take(lease_id, worker_id, piece)
+        stops = dict(enumerate(self.partial_groups.kept(lease_id)))
+        for piece in progress.pieces:
+            stops[piece.sample_index] = max(stops.get(piece.sample_index, 0), piece.stop)
+        reported, before = sum(stops.values()), self._reported.get(lease_id, 0)
+        self._reported[lease_id] = max(reported, before)
+        return reported > before
+
+    def engine_hangs(self, heartbeat: WorkerHeartbeat, gained: bool, now: float) -> list[HeldLease]:
+        """Take in what a heartbeat says of the engine; when it stands still, return the leases to take back.
+
+        `gained`: it reported new tokens of unfinished groups.
+        """
+        held = [lease for lease_id in heartbeat.lease_ids if (lease := self.get(lease_id)) is not None]
+        sign = EngineSign(
+            tokens_generated=heartbeat.tokens_generated,
+            gained=gained,
+            busy_s=heartbeat.busy_s,
+            version=heartbeat.held_version,
+            sampling=heartbeat.sampling,
+            leased=bool(held),
+            attempts=max((self._hangs[lease.group_id] for lease in held), default=0),
+        )
+        if not self.engines.hear(heartbeat.worker_id, sign, now):
+            return []
+        self._hangs.update(lease.group_id for lease in held)
+        return held
+
     def stop(self, lease_id: str) -> KeptGroup | None:
         """End a lease and return what is kept of its group, or None when that is nothing."""
         self.end(lease_id)
+        self._reported.pop(lease_id, None)
         return self.partial_groups.end(lease_id)
 
+    def known_of(self, lease_id: str, group: GroupState) -> KeptGroup | None:
+        """Return what heartbeats reported of a group that is handed in under a lease.
+
+        When that lease has ended, what is kept of it waits for the next one, or went on with it.
+        """
+        partials = self.partial_groups
+        return (
+            partials.snapshot(lease_id)
+            or partials.waiting(group.group_id)
+            or partials.snapshot(group.lease_id)
+        )
+
     def stop_slower(self, group: GroupState, winner: str, now: float) -> list[e.JournalEvent]:
-        """End the lease that another holder of its group was faster than, and return what happened."""
+        """End the leases whose group another holder handed in first, and return what happened.
+
+        The winner's own lease may have ended before.
+        """
         found: list[e.JournalEvent] = []
-        both = (group.lease_id, group.twin_lease_id)
-        for lease_id in both if winner in both else ():
+        for lease_id in (group.lease_id, group.twin_lease_id):
             held = self.get(lease_id)
             if held is None or lease_id == winner:
                 continue
@@ -71,4 +137,5 @@ class RunningLeases(LeaseTable):
     def done(self, lease_id: str, group_id: str) -> None:
         """End a lease whose group was handed in; no one continues it."""
         self.stop(lease_id)
+        self._hangs.pop(group_id, None)
         self.partial_groups.forget(group_id)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import secrets
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,24 @@ import grpc
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
+from antiphon.core.message_sizes import MESSAGE_BYTES, TRAJECTORY_BYTES
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.protos import coordinator_pb2_grpc, rollout_pb2
+from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, rollout_pb2
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.audit_queue import AuditQueue
-from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, journal_place
+from antiphon.services.coordinator.journal.databases import HUNG_S
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, journal_place
+from antiphon.services.coordinator.journal.opening import open_journal, showing_life
 from antiphon.services.coordinator.metrics_page import metrics_page
 from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.work_stream import Handler, StreamServer
 from antiphon.services.rpc.serving import (
-    MAX_MESSAGE_BYTES,
     Security,
     answers_errors,
     error_to_code,
+    refusing_server,
     start_server,
     stop_server,
 )
@@ -47,7 +51,6 @@ LINGER_S = 30.0
 COLLECT_AFTER = 20_000
 """New objects between two looks of the garbage collector; a request makes hundreds that die at once."""
 _TOKEN_BYTES = 32
-_TRAJECTORY_BYTES = 4096
 _SMALLEST_LIMIT = 8 << 20
 
 Message = Any
@@ -96,8 +99,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @answers_errors
     async def WatchEvents(self, request: Message, context: Context) -> AsyncIterator[Message]:
         """Send events until there are no more, or the caller has gone."""
-        async for event in self._coordinator.watch_events(request.after_seq, request.follow):
-            yield wire_status.event_to_proto(event)
+        async for page in self._coordinator.event_pages(request.after_seq, request.follow):
+            yield coordinator_pb2.EventsReply(events=[wire_status.event_to_proto(event) for event in page])
 
 
 answer_all(CoordinatorServicer, CALLS, "_coordinator")
@@ -137,8 +140,8 @@ def largest_message(config: RunConfig) -> int:
     That is a group of the longest completions, at 8 bytes a token and a version span for each, or a
     manifest.
     """
-    group = config.loop.group_size * (config.sampling.max_tokens * _TOKEN_BYTES + _TRAJECTORY_BYTES)
-    return min(MAX_MESSAGE_BYTES, max(_SMALLEST_LIMIT, group))
+    group = config.loop.group_size * (config.sampling.max_tokens * _TOKEN_BYTES + TRAJECTORY_BYTES)
+    return min(MESSAGE_BYTES, max(_SMALLEST_LIMIT, group))
 
 
 def coordinator_guard(
@@ -155,7 +158,7 @@ def coordinator_guard(
         wall_clock,
         state_machine.clock,
         revoked=lambda: state_machine.state.revoked,
-        open_leases=lambda worker_id: len(state_machine.leases.of_worker(worker_id)),
+        note_quota=state_machine.fleet.note_quota,
     )
 
 
@@ -171,6 +174,8 @@ async def serve_coordinator(
     credentials: Credentials | None = None,
     learner_key: bytes | None = None,
     stop: StopRequest | None = None,
+    wait_for_journal: bool = False,
+    hung_s: float | None = HUNG_S,
 ) -> None:
     """Serve one run until it is finished or the process is asked to stop.
 
@@ -186,6 +191,9 @@ async def serve_coordinator(
         credentials: the services' bundle; None serves without encryption, on loopback alone.
         learner_key: public key of the learner; by default the one in the bundle or the run's folder.
         stop: asks to stop; None never does.
+        wait_for_journal: while the journal cannot be opened, answer every call with the reason and try
+            again, for services.outage_timeout_s.
+        hung_s: take the run from a coordinator that leaves no sign of life for so many seconds; None: never.
 
     Raises:
         ConfigError: when the configuration, the environment, the journal or the port cannot be used.
@@ -194,7 +202,13 @@ async def serve_coordinator(
     stopping = asyncio.Event()
     if stop is not None:
         stop.tell(stopping.set)
-    journal = await asyncio.to_thread(Journal, journal_place(config, run_dir), run_id)
+    refusing = partial(refusing_server, host, port, credentials) if wait_for_journal else None
+    place, outage_s = journal_place(config, run_dir), config.services.outage_timeout_s
+    opening = asyncio.ensure_future(open_journal(place, run_id, outage_s, refusing, hung_s))
+    await _unless_stopped(opening, stopping)
+    if opening.cancelled():
+        return
+    journal = opening.result()
     if prompts is None:
         prompts = await asyncio.to_thread(load_prompts, config)
     state_machine = RunStateMachine(
@@ -220,7 +234,7 @@ async def serve_coordinator(
         service = CoordinatorService(state_machine, learner_key, audits)
         server, bound = await start_coordinator(service, host, port, security)
         try:
-            async with metrics_page(service, config):
+            async with showing_life(journal, state_machine.fail), metrics_page(service, config):
                 ready(bound)
                 await _until_over(state_machine, stopping)
         finally:
@@ -228,6 +242,17 @@ async def serve_coordinator(
     finally:
         await state_machine.close()
     state_machine.check()
+
+
+async def _unless_stopped(work: "asyncio.Future[Any]", stop: asyncio.Event) -> None:
+    """Wait for the end of `work`, which is cancelled when the process is asked to stop."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        work.cancel()
+    await asyncio.wait({work})
 
 
 async def _until_over(state_machine: RunStateMachine, stop: asyncio.Event) -> None:

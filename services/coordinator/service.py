@@ -27,6 +27,7 @@ from antiphon.core.trust.audit import SampleStatistics
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import (
+    CommitsReply,
     Coordinator,
     HeartbeatReply,
     LeaseReply,
@@ -52,6 +53,9 @@ MAX_WAIT_S = 30.0
 FOLLOW_CHECK_S = 5.0
 """Longest that a follower of events sleeps before it looks whether the run is over."""
 EVENTS_PER_READ = 500
+PAGE_BYTES = 1 << 20
+"""A page of commits or events is sent once it is about so large."""
+_COMMIT_BYTES, _METRIC_BYTES, _EVENT_BYTES = 200, 16, 60
 
 _log = structlog.get_logger("coordinator")
 
@@ -99,9 +103,7 @@ class CoordinatorService(Coordinator):
             await state_machine.record()
             return verdict
         group, now = state.groups[submission.group_id], state_machine.clock()
-        given = leases.partial_groups.snapshot(submission.lease_id) or leases.partial_groups.waiting(
-            group.group_id
-        )
+        given = leases.known_of(submission.lease_id, group)
         try:
             verdict, found = acceptance.accept_submission(
                 state, self._config, submission, state_machine.seeds(group), now, given
@@ -112,6 +114,9 @@ class CoordinatorService(Coordinator):
             if self._audits is not None:
                 await self._audits.refused(submission, error)
             raise
+        if not found:
+            await state_machine.record()
+            return verdict
         leases.measure(submission.lease_id, now)
         found = [*leases.stop_slower(group, submission.lease_id, now), *found]
         accepted = verdict is SubmitVerdict.ACCEPTED
@@ -122,10 +127,12 @@ class CoordinatorService(Coordinator):
         if accepted:
             state_machine.submissions.remember(submission)
             state_machine.submitted.notify()
+            state_machine.fleet.work_done += 1
             if self._audits is not None:
                 self._audits.choose(submission)
         # A place at this worker is free, and a stale group gives its reservation back.
-        state_machine.work.notify()
+        state_machine.work.tell(submission.worker_id)
+        state_machine.offer(0 if accepted else 1)
         await written
         return verdict
 
@@ -146,7 +153,7 @@ class CoordinatorService(Coordinator):
         if self._state.finished and step >= self._state.opened_steps:
             raise ContractError(f"step {step} cannot be opened: run {state_machine.run_id} is finished")
         await state_machine.record(*admission.open_step(self._state, self._config, step))
-        state_machine.work.notify()
+        state_machine.work.notify()  # for every one of them another reason to wait holds now
         await state_machine.settle()
 
     async def open_evaluation(self, version: int) -> None:
@@ -159,7 +166,7 @@ class CoordinatorService(Coordinator):
         if version in self._state.evaluations:
             return
         written = state_machine.record(e.EvaluationOpened(version, self._config.evaluation.prompts))
-        state_machine.work.notify()
+        state_machine.offer(self._config.evaluation.prompts)
         await written
 
     async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
@@ -192,13 +199,14 @@ class CoordinatorService(Coordinator):
         wanted = self._state.newest_version if version is None else version
         if wanted is None or wanted not in self._state.snapshots:
             return None
+        self.state_machine.check_open()  # else this would wait for as long as the outage lasts
         await self.state_machine.record()  # the announcement may still be on its way to the disk
         body = await self.state_machine.journal.payload(payloads.manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
 
     async def pause(self, reason: str) -> None:
         await self.state_machine.record(e.RunPaused(reason or "no reason was given"))
-        self.state_machine.sealed.notify()
+        self.state_machine.wake_all()
         _log.warning("run.paused", reason=reason)
 
     async def finish(self) -> None:
@@ -223,22 +231,35 @@ class CoordinatorService(Coordinator):
         if self._audits is not None:
             await self._audits.submit(group_id, samples, worker_id)
 
-    async def commits(self, after_step: int) -> Sequence[StepCommit]:
+    async def commits_after(self, after_step: int) -> CommitsReply:
         self.state_machine.check()
-        return tuple(self._state.commits[max(0, after_step + 1) :])
+        found = self._state.commits
+        start = stop = max(0, after_step + 1)
+        room = PAGE_BYTES
+        while stop < len(found) and room > 0:
+            room -= _COMMIT_BYTES + sum(len(name) + _METRIC_BYTES for name in found[stop].metrics)
+            stop += 1
+        return CommitsReply(tuple(found[start:stop]), stop < len(found))
 
     async def status(self) -> RunStatus:
         self.state_machine.check()
         return self._overview.status()
 
-    async def watch_events(self, after_seq: int, follow: bool) -> AsyncIterator[Event]:
+    async def event_pages(self, after_seq: int, follow: bool) -> AsyncIterator[Sequence[Event]]:
         state_machine, at = self.state_machine, after_seq
         while True:
             state_machine.check()
             finished = self._state.finished
             rows = await state_machine.journal.read(at, EVENTS_PER_READ)
+            page, room = [], PAGE_BYTES
             for row in rows:
-                yield Event(row.seq, row.at, row.kind, row.body)
+                page.append(Event(row.seq, row.at, row.kind, row.body))
+                room -= _EVENT_BYTES + len(row.body)
+                if room <= 0:
+                    yield page
+                    page, room = [], PAGE_BYTES
+            if page:
+                yield page
             if rows:
                 at = rows[-1].seq
             elif not follow or finished:

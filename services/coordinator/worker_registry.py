@@ -10,6 +10,7 @@ from antiphon.core.loop.checks import check_piece
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
 from antiphon.core.trust.worker_names import WORKER_NAME
 from antiphon.services.coordinator.api import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
+from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 
 NO_REASON = "no reason was given"
@@ -55,8 +56,9 @@ class WorkerRegistry:
         state_machine.lose_named(name, "another worker of this name registered")
         worker_id = f"{name}-{self._state.registrations.get(name, 0) + 1}"
         now = state_machine.clock()
-        self._fleet.add(worker_id, name, hello.concurrent_groups, now)
-        await state_machine.record(e.WorkerRegistered(worker_id, name, hello.concurrent_groups, now))
+        places = hello.concurrent_groups or self._config.rollout.concurrent_groups
+        self._fleet.add(worker_id, name, places, now)
+        await state_machine.record(e.WorkerRegistered(worker_id, name, places, now))
         _log.info("worker.registered", worker=worker_id)
         return WorkerWelcome(
             worker_id=worker_id,
@@ -80,10 +82,11 @@ class WorkerRegistry:
             return HeartbeatReply(False, (), state.newest_version, state.finished)
         self._check_weights(heartbeat)
         gone = self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
-        kept = self._take_progress(heartbeat)
+        kept, gained = self._take_progress(heartbeat)
         if self._fleet.take_heartbeat(member, heartbeat, now):
             state_machine.loaded(member)
         member.sent_newest = state.newest_version
+        gone += self._end_hung(member, heartbeat, gained, now)
         for lease_id in heartbeat.released_leases:
             held = self._leases.get(lease_id)
             if held is not None:
@@ -102,6 +105,7 @@ class WorkerRegistry:
         )
 
     def _check_weights(self, heartbeat: WorkerHeartbeat) -> None:
+        acceptance.check_held_version(self._state, heartbeat.worker_id, heartbeat.held_version)
         if heartbeat.held_version is None or heartbeat.weights_digest is None:
             return
         announced = self._state.snapshots.get(heartbeat.held_version)
@@ -112,14 +116,37 @@ class WorkerRegistry:
                 "load the announced snapshot again"
             )
 
-    def _take_progress(self, heartbeat: WorkerHeartbeat) -> tuple[KeptProgress, ...]:
-        """Keep the pieces of running leases; those of others are of no use, and not an error."""
-        kept = []
+    def _end_hung(
+        self, member: Member, heartbeat: WorkerHeartbeat, gained: bool, now: float
+    ) -> tuple[str, ...]:
+        """Take back the leases of a worker whose engine stands still, and return their ids."""
+        state_machine, engines = self._state_machine, self._leases.engines
+        if state_machine.blocked_reason:
+            return ()  # what was finished cannot be handed in, and nothing else be leased
+        before = engines.most_leases(member.worker_id)
+        hung = self._leases.engine_hangs(heartbeat, gained, now)
+        if hung:
+            seconds = engines.stands_still_s(member.worker_id)
+            _log.warning("engine.stands_still", worker=member.worker_id, seconds=round(seconds, 1))
+            for held in hung:
+                state_machine.take_back(held, f"its engine brought no token for {seconds:.1f} s", hung=True)
+        elif before is not None and engines.most_leases(member.worker_id) != before:
+            state_machine.work.notify()
+        return tuple(held.lease_id for held in hung)
+
+    def _take_progress(self, heartbeat: WorkerHeartbeat) -> tuple[tuple[KeptProgress, ...], bool]:
+        """Keep the pieces of running leases; those of others are of no use, and not an error.
+
+        Returns:
+            What is kept now, and whether there was something new.
+        """
+        kept, gained = [], False
         for progress in heartbeat.progress:
             held = self._leases.get(progress.lease_id)
             group = None if held is None else self._state.groups.get(held.group_id)
             if group is None:
                 continue
+            before = sum(self._leases.partial_groups.kept(progress.lease_id))
             for piece in progress.pieces:
                 check_piece(
                     piece,
@@ -129,9 +156,11 @@ class WorkerRegistry:
                     version=group.version if self._config.loop.mode == "fixed" else None,
                     newest_version=acceptance.newest_possible_version(self._state),
                 )
-                self._leases.partial_groups.take(progress.lease_id, heartbeat.worker_id, piece)
-            kept.append(KeptProgress(progress.lease_id, self._leases.partial_groups.kept(progress.lease_id)))
-        return tuple(kept)
+            gained |= self._leases.take_progress(heartbeat.worker_id, progress)
+            after = self._leases.partial_groups.kept(progress.lease_id)
+            self._fleet.work_done += max(0, sum(after) - before)
+            kept.append(KeptProgress(progress.lease_id, after))
+        return tuple(kept), gained
 
     async def revoke(self, name: str, reason: str) -> None:
         """Exclude a token or a worker, which loses its leases at once."""

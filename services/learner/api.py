@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core.records import SnapshotManifest, StepCommit
+from antiphon.core.status import LearnerProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,33 @@ class LearnerStatus:
     """Seconds idle between the first step's start and the last step's end."""
     busy_s: float
     """Seconds spent in steps over the same stretch."""
+    progress: LearnerProgress
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """The result of a step that is over, or how far the learner is."""
+
+    progress: LearnerProgress
+    result: StepResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReply:
+    """The manifest of an announced version, or how far the learner is with it."""
+
+    progress: LearnerProgress
+    manifest: SnapshotManifest | None = None
 
 
 class Learner(Protocol):
-    """Trains on stored batches, one optimizer step at a time, and publishes versions."""
+    """Trains on stored batches, one optimizer step at a time, and publishes versions.
 
-    async def step(self, step: int) -> StepResult:
+    Work may take any time: both calls are long polls that begin it, or join it, and return after
+    `wait_s` seconds, at most 30, with what was done meanwhile. While the learner restores they wait for that.
+    """
+
+    async def await_step(self, step: int, wait_s: float) -> StepReply:
         """Train on the sealed batch of `step` and commit version step + 1.
 
         The learner pulls the batch's reference from the coordinator, loads the file by digest
@@ -48,7 +70,7 @@ class Learner(Protocol):
             UnavailableError: when the coordinator or the batch cannot be reached in time.
         """
 
-    async def publish(self, version: int) -> SnapshotManifest:
+    async def await_snapshot(self, version: int, wait_s: float) -> SnapshotReply:
         """Write the snapshot of `version` (kept aside by the step that made it) and announce it.
 
         Raises:

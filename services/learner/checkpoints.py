@@ -1,7 +1,8 @@
 """Checkpoints: whole or not there, and read only when every byte is the one that was written.
 
 A checkpoint is a folder `v<version>` with the engine's files and `contents.json`, which lists
-their digests. It is written under another name and renamed at the end. DeepSpeed's files are
+their digests. It is written under another name, flushed to the disk, and renamed at the end; only then
+do older ones go. DeepSpeed's files are
 pickles, so nothing of them is opened before the list was checked; a learner also signs the list
 and believes no other. Folders and files are their owner's alone.
 """
@@ -17,7 +18,7 @@ from antiphon.core.digests import digest_file
 from antiphon.core.errors import UnavailableError
 from antiphon.services.security.keys import SigningKey, make_private_folder, verifies, write_private
 from antiphon.system import failpoints
-from antiphon.system.files import write_atomically
+from antiphon.system.files import flush_folder, flush_tree, write_atomically
 
 _CONTENTS = "contents.json"
 _INCOMING = ".incoming-"
@@ -36,6 +37,8 @@ class CheckpointStore:
         self._root = root
         self._kept = kept
         self._signer = signer
+        self.checked: Callable[[int], None] = lambda length: None
+        """Called with the bytes of each piece of a file whose digest is made."""
 
     def write(self, version: int, save: Callable[[Path], None]) -> None:
         """Add a checkpoint, then drop all but the newest.
@@ -49,18 +52,21 @@ class CheckpointStore:
         """
         incoming = self._root / f"{_INCOMING}{version}"
         try:
-            shutil.rmtree(incoming, ignore_errors=True)
+            for left in self._root.glob(f"{_INCOMING}*"):  # by a learner that was killed
+                shutil.rmtree(left, ignore_errors=True)
             make_private_folder(self._root)
             make_private_folder(incoming)
             save(incoming)
             failpoints.reach("learner.checkpoint.inside")
-            listed = {name: digest_file(incoming / name) for name in _files(incoming)}
+            listed = {name: digest_file(incoming / name, self.checked) for name in _files(incoming)}
             contents = json.dumps(listed, sort_keys=True).encode()
             write_atomically(incoming / _CONTENTS, contents)
             _close_to_others(incoming)
+            flush_tree(incoming)
             self._sign(version, contents)
             shutil.rmtree(self.folder(version), ignore_errors=True)
             incoming.rename(self.folder(version))
+            flush_folder(self._root)
         except (OSError, RuntimeError, UnavailableError) as error:
             # torch reports a full disk as a RuntimeError of its archive writer.
             shutil.rmtree(incoming, ignore_errors=True)
@@ -108,7 +114,7 @@ class CheckpointStore:
         if not isinstance(listed, dict) or not listed or found != set(listed):
             return "does not hold the files it lists"
         for name in sorted(found):
-            if digest_file(folder / name) != listed[name]:
+            if digest_file(folder / name, self.checked) != listed[name]:
                 return f"has an altered file {name}"
         return None
 

@@ -10,7 +10,7 @@ from antiphon.services.wire.calls import LEARNER_CALLS
 
 
 class LearnerClient(Client, Learner):
-    """A learner at host:port; quick questions and work have deadlines of their own, in seconds.
+    """A learner at host:port; each call has a deadline of `timeout_s` seconds, on top of what it may wait.
 
     A call that ran into its deadline may be repeated: the learner joins it with the one under way.
     """
@@ -19,15 +19,13 @@ class LearnerClient(Client, Learner):
         self,
         address: str,
         timeout_s: float = 10.0,
-        work_timeout_s: float = 600.0,
         *,
         channel: Any = None,
         credentials: Credentials | None = None,
     ) -> None:
         super().__init__(learner_pb2_grpc.LearnerStub, address, credentials, channel)
         self._timeout_s = timeout_s
-        self._work_timeout_s = work_timeout_s
 
-    step = asks(LEARNER_CALLS, Learner.step, timeout="_work_timeout_s")
-    publish = asks(LEARNER_CALLS, Learner.publish, timeout="_work_timeout_s")
+    await_step = asks(LEARNER_CALLS, Learner.await_step)
+    await_snapshot = asks(LEARNER_CALLS, Learner.await_snapshot)
     status = asks(LEARNER_CALLS, Learner.status)

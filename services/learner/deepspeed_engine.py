@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,7 @@ class DeepSpeedEngine:
         self,
         batches: Sequence[MicroBatch],
         proximal_logprobs: Sequence[torch.Tensor] | None = None,
+        done: Callable[[], None] = lambda: None,
     ) -> UpdateMetrics:
         """Make one optimizer update from all micro-batches together.
 
@@ -121,6 +122,7 @@ class DeepSpeedEngine:
             batches: at least one.
             proximal_logprobs: per micro-batch, the logprobs [R, T] at the start of the step;
                 None when this is the step's first update.
+            done: called after each micro-batch.
 
         Raises:
             IntegrityError: when the loss or the gradient is no number; make a new engine then.
@@ -142,6 +144,7 @@ class DeepSpeedEngine:
                 )
             self._engine.backward(share)
             metrics.append(TokenMetrics(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
+            done()
         learning_rate = float(self._engine.get_lr()[0])
         return UpdateMetrics(loss, self._apply(), learning_rate, tuple(metrics))
 
@@ -163,8 +166,10 @@ class DeepSpeedEngine:
             found: torch.Tensor = self._engine(self._on_device(batch))
         return found.cpu()
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self, done: Callable[[int], None] = lambda length: None) -> dict[str, torch.Tensor]:
         """Return a copy of the weights as they are published: on the CPU, each tensor once.
+
+        `done` is called with the bytes of each tensor that was copied.
 
         Raises:
             IntegrityError: naming the first tensor that holds something else than numbers.
@@ -181,6 +186,7 @@ class DeepSpeedEngine:
                 if not bool(torch.isfinite(tensor).all()):
                     raise IntegrityError(f"the weight {name} holds values that are no numbers; {_FIX}")
             copied[name] = tensor.to("cpu", copy=True).contiguous()
+            done(copied[name].nbytes)
         return copied
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:

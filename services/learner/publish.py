@@ -14,6 +14,7 @@ from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import Publishing
 from antiphon.services.security.keys import SigningKey
 
@@ -41,6 +42,7 @@ class SnapshotPublisher(Publishing):
         self._snapshots_kept = snapshots_kept
         self._waiting_limit = waiting_limit
         self._signer = signer
+        self.progress = ProgressCounter()
         self._waiting: dict[int, Mapping[str, torch.Tensor]] = {}
 
     def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
@@ -51,7 +53,7 @@ class SnapshotPublisher(Publishing):
     def write(self, version: int, origin: str) -> SnapshotManifest:
         if version in self._waiting:
             manifest = build_snapshot(
-                self._run_id, version, self._waiting[version], self._chunk_bytes, origin, self._chunks.put
+                self._run_id, version, self._waiting[version], self._chunk_bytes, origin, self._put
             )
         elif version in self._chunks.versions():
             manifest = dataclasses.replace(self._chunks.manifest(version), origin=origin)
@@ -67,6 +69,10 @@ class SnapshotPublisher(Publishing):
         newest = self._chunks.versions()[-self._snapshots_kept :]
         self._chunks.prune([self._chunks.manifest(held) for held in newest])
         return manifest
+
+    def _put(self, digest: str, payload: bytes) -> None:
+        self._chunks.put(digest, payload)
+        self.progress.add(len(payload))
 
     def waiting(self) -> list[int]:
         return sorted(self._waiting)

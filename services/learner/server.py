@@ -5,10 +5,12 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from antiphon.core.config import RunConfig
+from antiphon.core.status import LearnerProgress
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.protos import learner_pb2_grpc
 from antiphon.services.broadcast.chunk_store import ChunkStore
@@ -30,6 +32,8 @@ from antiphon.system.processes import StopRequest
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
 """As `open_learner`."""
+TELL_S = 1.0
+"""Pause between two reports of a learner that restores."""
 SERVICE_NAME = "antiphon.Learner"
 """Full name of the service, for the health check."""
 
@@ -73,13 +77,12 @@ def open_learner(
     from antiphon.services.learner.publish import SnapshotPublisher
     from antiphon.services.learner.step import Trainer
 
-    loop = config.loop
     publisher = SnapshotPublisher(
         run_id,
         chunks,
         config.broadcast.chunk_bytes,
         config.broadcast.snapshots_kept,
-        waiting_limit=loop.max_staleness // loop.publish_interval + 2,
+        waiting_limit=config.loop.unpublished_limit,
         signer=signer,
     )
     checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
@@ -108,11 +111,13 @@ async def serve_learner(
     credentials: Credentials | None = None,
     signer: SigningKey | None = None,
     stop: StopRequest | None = None,
+    starting: Callable[[LearnerProgress], None] = lambda progress: None,
 ) -> None:
     """Train for one run, and serve its snapshots, until the process is asked to stop.
 
-    The learner first returns to the coordinator's committed version and announces the newest
-    snapshots from its own address; only then it is ready.
+    The learner listens at once and announces the stored snapshots from its own address; calls wait while
+    it returns to the coordinator's committed version, and only then it is ready. Until then `starting`
+    is told about once a second how far it is.
 
     Port 0 picks a free one; `ready` is called with it. By default DeepSpeed trains, and the key in
     the run's folder signs manifests and checkpoints. Without `credentials`, the services' bundle, it
@@ -131,6 +136,7 @@ async def serve_learner(
     if stop is not None:
         stop.tell(leave.set)
     chunks = ChunkStore(run_dir / "chunks")
+    chunks.remove_leftovers()
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     store = open_store(store_root, config.record)
     service = open_service(config, run_id, run_dir, store, chunks, coordinator)
@@ -145,15 +151,17 @@ async def serve_learner(
         register_broadcast(server, origin)
 
     server = auditing = None
-    working = asyncio.create_task(service.restore())
     leaving = asyncio.create_task(leave.wait())
+    working: asyncio.Task[Any] = leaving
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        server, bound = await start_server(host, port, register, [SERVICE_NAME, BROADCAST_NAME], security)
+        service.origin = f"{config.services.address or host}:{bound}"
+        working = asyncio.create_task(_take_up(service))
+        while not (working.done() or leave.is_set()):
+            await asyncio.wait({working, leaving}, timeout=TELL_S, return_when=asyncio.FIRST_COMPLETED)
+            starting((await service.status()).progress)
         if not leave.is_set():
             await working
-            server, bound = await start_server(host, port, register, [SERVICE_NAME, BROADCAST_NAME], security)
-            service.origin = f"{config.services.address or host}:{bound}"
-            await service.publish_again()
             if audits:
                 auditing = _begin_audits(coordinator, config, chunks)
             ready(bound)
@@ -167,6 +175,11 @@ async def serve_learner(
             await stop_server(server)
         await service.close()
         await coordinator.close()
+
+
+async def _take_up(service: LearnerService) -> None:
+    await service.restore()
+    await service.publish_again()
 
 
 def _begin_audits(coordinator: Coordinator, config: RunConfig, chunks: ChunkStore) -> "asyncio.Task[None]":

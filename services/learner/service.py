@@ -7,9 +7,10 @@ that is no number the weights of the version before are back, and the run is pau
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeVar
+from functools import partial
+from typing import NoReturn, TypeVar
 
 import structlog
 
@@ -17,14 +18,17 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
+from antiphon.core.patience import Patience
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.api import Coordinator
-from antiphon.services.learner.api import Learner, LearnerStatus, StepResult
+from antiphon.services.learner.api import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
+from antiphon.services.learner.shared_calls import SharedCalls
 from antiphon.services.learner.training import Publishing, TrainedStep, Training
-from antiphon.services.rpc.retry import retry_unavailable
+from antiphon.services.loop.stages import stalled
+from antiphon.services.rpc.retry import OUTAGE_S, retry_unavailable
 from antiphon.system import failpoints
 
 POLL_S = 10.0
@@ -61,8 +65,9 @@ class LearnerService(Learner):
         self._training = ThreadPoolExecutor(1, "train", prepare)
         self._publishing = ThreadPoolExecutor(1, "publish")
         self._turn = asyncio.Lock()
-        self._under_way: dict[str, asyncio.Task[Any]] = {}
-        self._closing = False
+        self._calls = SharedCalls()
+        self._restored = asyncio.Event()
+        self._announced: dict[int, str] = {}
         self._version = -1
         sampling = config.sampling
         # The learner's logprobs know no cut-off.
@@ -77,31 +82,44 @@ class LearnerService(Learner):
 
     async def close(self) -> None:
         """End what is under way and drop the engine."""
-        self._closing = True
-        for task in list(self._under_way.values()):
-            task.cancel()
+        self._calls.close()
         await self._on_thread(self._trainer.stop)
         self._training.shutdown()
         self._publishing.shutdown()
 
+    async def await_step(self, step: int, wait_s: float) -> StepReply:
+        task = await self._calls.join(f"step {step}", lambda: self._step(step), wait_s)
+        return StepReply(self._trainer.progress.read(), task.result() if task.done() else None)
+
+    async def await_snapshot(self, version: int, wait_s: float) -> SnapshotReply:
+        task = await self._calls.join(f"publish {version}", lambda: self._publish(version), wait_s)
+        publishing = self._publisher if self._restored.is_set() else self._trainer
+        return SnapshotReply(publishing.progress.read(), task.result() if task.done() else None)
+
     async def step(self, step: int) -> StepResult:
-        return await self._once(f"step {step}", lambda: self._step(step))
+        """Make a step, however long it takes; errors as those of `await_step`."""
+        return await self._calls.once(f"step {step}", lambda: self._step(step))
 
     async def publish(self, version: int) -> SnapshotManifest:
-        return await self._once(f"publish {version}", lambda: self._publish(version))
+        """Publish a version, however long it takes; errors as those of `await_snapshot`."""
+        return await self._calls.once(f"publish {version}", lambda: self._publish(version))
 
     async def restore(self) -> int:
         """Return to the coordinator's committed version: newest checkpoint, then recorded batches.
 
+        Calls that come meanwhile wait for it. Snapshots that are stored are announced from the present origin
+        before, so that workers continue.
+
         Raises:
             IntegrityError: when steps that are repeated give other digests than the committed ones.
         """
-        return await self._once("restore", self._restore_in_turn)
+        return await self._calls.once("restore", self._restore_in_turn)
 
     async def status(self) -> LearnerStatus:
-        publishing = any(name.startswith("publish ") for name in self._under_way)
-        state = "publishing" if self._state == "idle" and publishing else self._state
-        return LearnerStatus(self._version, state, self._idle_s, self._busy_s)
+        running = self._calls.running()
+        publishes = self._state == "idle" and any(name.startswith("publish ") for name in running)
+        state, works = ("publishing", self._publisher) if publishes else (self._state, self._trainer)
+        return LearnerStatus(self._version, state, self._idle_s, self._busy_s, works.progress.read())
 
     async def publish_again(self) -> None:
         """Announce every snapshot in the store or kept aside, from the present origin.
@@ -113,10 +131,13 @@ class LearnerService(Learner):
         if self._published(self._version):
             wanted.add(self._version)
         for version in sorted(wanted):
-            await self.publish(version)
+            # Whoever asked for another meanwhile may have had the oldest of them removed.
+            if self._announced.get(version) != self.origin:
+                await self._retried(f"publishing version {version}", partial(self.publish, version))
 
     async def _step(self, step: int) -> StepResult:
-        loop = asyncio.get_running_loop()
+        loop, progress = asyncio.get_running_loop(), self._trainer.progress
+        await self._restored.wait()
         async with self._turn:
             if step < self._version:
                 return await self._recorded(step)
@@ -127,11 +148,14 @@ class LearnerService(Learner):
             batch = await self._batch(step)
             begun_s = loop.time()
             self._state = "training"
+            progress.begin(f"training step {step}", "micro-batch")
             try:
                 await self._train(step, batch)
             finally:
                 self._state = "idle"
+            progress.begin(f"committing step {step}", "answer of the coordinator")
             commit = await self._commit()
+            progress.add()
             await self._report_drifts(batch)
             ended_s = loop.time()
             idle_s = 0.0 if self._last_end_s is None else begun_s - self._last_end_s
@@ -139,7 +163,9 @@ class LearnerService(Learner):
             self._busy_s += ended_s - begun_s
             self._last_end_s = ended_s
             if self._version % self._config.learner.checkpoint_interval == 0:
+                progress.begin(f"saving version {self._version}", "byte")
                 await self._on_thread(self._trainer.save)
+            progress.end()
             return StepResult(commit, idle_s, ended_s - begun_s)
 
     async def _train(self, step: int, batch: BatchRef) -> None:
@@ -176,7 +202,9 @@ class LearnerService(Learner):
         if commit is None:
             raise IntegrityError("there is nothing to commit; restore the learner")
         failpoints.reach("learner.commit.before")
-        await self._retried(f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit))
+        await self._unless_blocked(
+            f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit)
+        )
         failpoints.reach("learner.commit.after")
         self._version = commit.version
         self._last_commit = commit
@@ -213,50 +241,70 @@ class LearnerService(Learner):
         return StepResult(commit, idle_s=0.0, train_s=0.0)
 
     async def _batch(self, step: int) -> BatchRef:
-        loop = asyncio.get_running_loop()
-        limit_s = self._config.services.stall_timeout_s
-        seen: tuple[str, float] | None = None
-        since_s = loop.time()
+        clock, services, progress = (
+            asyncio.get_running_loop().time,
+            self._config.services,
+            self._trainer.progress,
+        )
+        patience, counter = Patience(clock()), None
         while True:
-            reply = await self._retried(
+            asked = clock()
+            reply = await self._unless_blocked(
                 f"pulling the batch of step {step}",
-                lambda: self._coordinator.await_stage("reward", step, min(POLL_S, limit_s)),
+                lambda: self._coordinator.await_stage("reward", step, min(POLL_S, services.stall_timeout_s)),
             )
+            # Nothing could move while the coordinator was away or blocked; that had a patience of its own.
+            patience.excuse(max(0.0, clock() - asked - POLL_S))
             if reply.batch is not None:
                 return reply.batch
             if reply.halted:  # the coordinator answers at once until the run is started again
                 raise IntegrityError(reply.halted)
-            if seen != (reply.waiting_for, reply.progress):
-                seen = (reply.waiting_for, reply.progress)
-                since_s = loop.time()
-            elif loop.time() - since_s >= limit_s:
-                raise UnavailableError(
-                    f"the batch of step {step} made no progress for {limit_s:g} s at {reply.progress:.0%}; "
-                    f"it waits for {reply.waiting_for}"
-                )
+            progress.begin(
+                f"waiting for the batch of step {step}: {reply.waiting_for}", "token, group or reward"
+            )
+            progress.add(counter is not None and reply.counter != counter)
+            counter = reply.counter
+            still_s = patience.still_s(counter, clock(), absent=reply.no_workers)
+            if still_s >= (services.empty_fleet_timeout_s if reply.no_workers else services.stall_timeout_s):
+                raise UnavailableError(f"the batch did not come: {stalled('reward', step, still_s, reply)}")
 
     async def _publish(self, version: int) -> SnapshotManifest:
+        await self._restored.wait()
         if not self.origin:
             raise ContractError("the learner serves no chunks yet; publish once it is ready")
-        loop = asyncio.get_running_loop()
+        return await self._announce(version)
+
+    async def _announce(self, version: int) -> SnapshotManifest:
+        loop, progress = asyncio.get_running_loop(), self._publisher.progress
+        progress.begin(f"publishing version {version}", "byte")
         failpoints.reach("learner.publish.before")
         manifest = await loop.run_in_executor(self._publishing, self._publisher.write, version, self.origin)
+        progress.begin(f"announcing version {version}", "answer of the coordinator")
         failpoints.reach("learner.announce.before")
-        await self._retried(
+        await self._unless_blocked(
             f"announcing version {version}", lambda: self._coordinator.announce_snapshot(manifest)
         )
+        progress.add()
+        self._announced[version] = manifest.origin
         _log.info("snapshot.published", version=version, bytes=manifest.payload_bytes)
         return manifest
 
     async def _restore_in_turn(self) -> int:
         async with self._turn:
-            return await self._restore()
+            committed = await self._restore()
+            self._restored.set()
+            return committed
 
     async def _restore(self) -> int:
-        commits = await self._retried("reading the commits", lambda: self._coordinator.commits(-1))
+        progress = self._trainer.progress
         self._state = "restoring"
+        progress.begin("restoring: reading the commits", "answer of the coordinator")
+        commits = await self._retried("reading the commits", lambda: self._coordinator.commits(-1))
+        for version in self._publisher.stored() if self.origin and not self._restored.is_set() else ():
+            if version <= len(commits):
+                await self._announce(version)
         try:
-            await self._on_thread(lambda: self._replay(commits))
+            await self._replay(commits)
         finally:
             self._state = "idle"
         self._version = len(commits)
@@ -265,19 +313,23 @@ class LearnerService(Learner):
         _log.info("learner.restored", version=self._version)
         return self._version
 
-    def _replay(self, commits: Sequence[StepCommit]) -> None:
+    async def _replay(self, commits: Sequence[StepCommit]) -> None:
         """Bring the trainer to the last commit and compare every digest on the way."""
-        held = self._trainer.start(self._first_version(len(commits)))
+        progress, trainer = self._trainer.progress, self._trainer
+        progress.begin("restoring: loading weights", "byte")
+        held = await self._on_thread(lambda: trainer.start(self._first_version(len(commits))))
+        progress.add()
         if held.version:
             _compare(commits[held.version - 1], held)
-        self._keep(held)
         for commit in commits[held.version :]:
-            if self._closing:
-                return
-            held = self._trainer.train(commit.step, self._store.get(commit.batch_digest))
-            _compare(commit, held)
             self._keep(held)
+            progress.begin(f"restoring: step {commit.step} of {len(commits)}", "micro-batch")
+            payload = await asyncio.to_thread(self._store.get, commit.batch_digest)
+            held = await self._on_thread(partial(trainer.train, commit.step, payload))
+            progress.add()
+            _compare(commit, held)
             _log.info("step.repeated", step=commit.step)
+        self._keep(held)
 
     def _first_version(self, committed: int) -> int:
         """Return the newest version to start from, so that no snapshot still needed is skipped."""
@@ -298,30 +350,19 @@ class LearnerService(Learner):
     def _published(self, version: int) -> bool:
         return is_published(version, self._config.loop.publish_interval, self._config.run.steps)
 
-    async def _once(self, name: str, begin: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Join the call of that name that is under way, or begin it.
-
-        A caller that gives up leaves the work going: a thread cannot be called back, and the
-        next caller will want its result.
-        """
-        task = self._under_way.get(name)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(begin(), name=name)
-            self._under_way[name] = task
-            task.add_done_callback(lambda done: self._ended(name, done))
-        result: _T = await asyncio.shield(task)
-        return result
-
-    def _ended(self, name: str, task: asyncio.Task[Any]) -> None:
-        self._under_way.pop(name, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.info("call.failed", call=name, error=str(error))
-
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._training, work)
 
-    async def _retried(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await retry_unavailable(what, attempt, self._config.services.stall_timeout_s)
+    async def _retried(
+        self, what: str, attempt: Callable[[], Awaitable[_T]], outage_s: float = OUTAGE_S
+    ) -> _T:
+        return await retry_unavailable(
+            what, attempt, self._config.services.stall_timeout_s, outage_s=outage_s
+        )
+
+    async def _unless_blocked(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Make a call for the flow, which hears at once that the coordinator is blocked and asks again."""
+        return await self._retried(what, attempt, outage_s=0.0)
 
 
 def _compare(commit: StepCommit, held: TrainedStep) -> None:

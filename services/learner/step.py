@@ -7,6 +7,7 @@ in a replay, leads to the digests that were committed.
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -21,6 +22,7 @@ from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
+from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.step_metrics import describe_tokens, drifts, empty_statistics, gather
 from antiphon.services.learner.training import TrainedStep, Training
 
@@ -40,6 +42,8 @@ class Trainer(Training):
         self._make_engine = make_engine
         self._engine: DeepSpeedEngine | None = None
         self._version = -1
+        self.progress = ProgressCounter()
+        checkpoints.checked = self.progress.add
 
     @property
     def version(self) -> int:
@@ -55,7 +59,7 @@ class Trainer(Training):
         found = self.newest_checkpoint(at_most)
         if found is not None:
             self._load(found)
-        weights = self._engine.weights()
+        weights = self._weights(self._engine)
         return TrainedStep(self.version, weights_digest(weights), weights, {})
 
     def stop(self) -> None:
@@ -72,12 +76,18 @@ class Trainer(Training):
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
         self._version = -1
-        metrics, apart = _train_updates(engine, updates) if updates else (empty_statistics(), {})
-        weights = engine.weights()
+        metrics, apart = (
+            _train_updates(engine, updates, self.progress.add) if updates else (empty_statistics(), {})
+        )
+        weights = self._weights(engine)
         digest = weights_digest(weights)
         self._version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
         return TrainedStep(self.version, digest, weights, metrics, apart)
+
+    def _weights(self, engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
+        self.progress.counting("byte of the weights")
+        return engine.weights(self.progress.add)
 
     def _micro_batches(self, rows: list[BatchRow], step: int) -> list[list[MicroBatch]]:
         section = self._config.learner
@@ -93,7 +103,12 @@ class Trainer(Training):
             "config_digest": config_digest(self._config),
             "torch_rng": torch.get_rng_state(),
         }
-        self._checkpoints.write(self.version, lambda folder: engine.save(folder, state))
+
+        def save(folder: Path) -> None:
+            self.progress.counting("byte", lambda: _bytes_in(folder))
+            engine.save(folder, state)
+
+        self._checkpoints.write(self.version, save)
         return self.version
 
     def _load(self, version: int) -> None:
@@ -128,13 +143,26 @@ def config_digest(config: RunConfig) -> str:
     return digest_bytes(text.encode())
 
 
+def _bytes_in(folder: Path) -> int:
+    """Return how much of a checkpoint is written; it gets another name when it is whole."""
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*"))
+    except OSError:
+        return 0
+
+
 def _train_updates(
-    engine: DeepSpeedEngine, updates: list[list[MicroBatch]]
+    engine: DeepSpeedEngine, updates: list[list[MicroBatch]], count: Callable[[], None]
 ) -> tuple[dict[str, float], dict[str, tuple[SampleStatistics, ...]]]:
     # Later updates clip against the weights the step began with; the first one holds them.
     proximal: list[list[torch.Tensor] | None] = [None]
-    proximal += [[engine.logprobs(batch) for batch in batches] for batches in updates[1:]]
-    done = [engine.update(batches, old) for batches, old in zip(updates, proximal, strict=True)]
+    for batches in updates[1:]:
+        held = []
+        for batch in batches:
+            held.append(engine.logprobs(batch))
+            count()
+        proximal.append(held)
+    done = [engine.update(batches, old, count) for batches, old in zip(updates, proximal, strict=True)]
     # Only the first update sees the weights that the step began with.
     return _metrics(updates, done), drifts(updates[0], done[0].tokens)
 

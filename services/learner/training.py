@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from antiphon.core.records import SnapshotManifest
 from antiphon.core.trust.audit import SampleStatistics
+from antiphon.services.learner.progress import ProgressCounter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,9 @@ class TrainedStep:
 
 class Training(Protocol):
     """The weights and their checkpoints; every method runs on the training thread."""
+
+    progress: ProgressCounter
+    """Counts micro-batches, bytes of the weights and of checkpoints as they are done."""
 
     @property
     def version(self) -> int:
@@ -65,6 +69,9 @@ class Training(Protocol):
 
 class Publishing(Protocol):
     """Versions kept aside for publication, and the snapshots already written."""
+
+    progress: ProgressCounter
+    """Counts bytes of the snapshot that is written."""
 
     def keep(self, version: int, weights: Mapping[str, Any]) -> None:
         """Keep the weights of a version aside; they must be a copy."""

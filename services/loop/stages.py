@@ -1,17 +1,23 @@
 """Stages: what each stage of the loop asks of the services; the flow and the simulator run the same.
 
-Every call has a deadline and is repeated while its peer is away; a stage that makes no progress for
-services.stall_timeout_s ends with the name of what it waits for. The clock is the event loop's.
+Every call has a deadline and is repeated while its peer is away. A stage whose counter stands still for
+services.stall_timeout_s ends with the name of what it waits for; while no worker is active it waits for
+services.empty_fleet_timeout_s. While the coordinator is blocked, since its disk is full or its database is
+away, nothing can move, so this has a patience of its own, services.outage_timeout_s. The clock is the event
+loop's.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import structlog
+
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.patience import Patience
 from antiphon.core.records import BatchRef, SnapshotManifest
-from antiphon.core.status import EvaluationRecord
+from antiphon.core.status import EvaluationRecord, LearnerProgress
 from antiphon.services.coordinator.api import Coordinator, StageReply
 from antiphon.services.learner.api import Learner, StepResult
 from antiphon.services.rpc.retry import retry_unavailable
@@ -21,6 +27,7 @@ POLL_S = 5.0
 HALTED_WAIT_S = 5.0
 """How long a stage that finds the run halted waits for the stage that caused it to give the reason."""
 
+_log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
@@ -40,55 +47,104 @@ class LoopStages:
     async def collect(self, step: int) -> None:
         """Open `step` and wait until every group of it was handed in."""
         await self.reach("coordinator.open_step", lambda: self._coordinator.open_step(step))
-        await self._end("collect", step, self._stall_timeout_s)
+        await self._end("collect", step)
 
     async def reward(self, step: int) -> BatchRef:
         """Wait until the groups of an opened step are rewarded and its batch is sealed."""
-        reply = await self._end("reward", step, self._stall_timeout_s)
+        reply = await self._end("reward", step)
         assert reply.batch is not None
         return reply.batch
 
     async def step(self, step: int) -> StepResult:
         """Train on the sealed batch of `step`; version step + 1 is committed when this returns."""
-        return await self.reach("learner.step", lambda: self._learner.step(step))
+
+        async def ask() -> tuple[LearnerProgress, StepResult | None]:
+            reply = await self._learner.await_step(step, POLL_S)
+            return reply.progress, reply.result
+
+        return await self._done_by_learner(f"step {step}", "learner.await_step", ask)
 
     async def broadcast(self, version: int) -> SnapshotManifest:
-        """Publish `version` and wait until every active worker holds it or a newer one.
+        """Publish `version` and, in elastic mode, wait until enough of the fleet holds it.
 
-        In fixed mode a worker swaps only when the next step's groups need it, so there the stage
-        ends when the snapshot is announced and the lease rule does the rest.
+        Enough is one worker, or the share that broadcast.quorum asks for; joiners and stragglers are not
+        waited for. In fixed mode a worker swaps only when the next step's groups need it, so there the
+        stage ends when the snapshot is announced and the lease rule does the rest.
         """
-        manifest = await self.reach("learner.publish", lambda: self._learner.publish(version))
+
+        async def ask() -> tuple[LearnerProgress, SnapshotManifest | None]:
+            reply = await self._learner.await_snapshot(version, POLL_S)
+            return reply.progress, reply.manifest
+
+        manifest = await self._done_by_learner(f"broadcast {version}", "learner.await_snapshot", ask)
         if self._config.loop.mode == "elastic":
-            await self._end("broadcast", version, self._config.broadcast.transfer_timeout_s)
+            await self._end("broadcast", version)
         return manifest
 
     async def evaluate(self, version: int) -> EvaluationRecord:
         """Queue the held-out prompts for `version` and wait for the score."""
         await self.reach("coordinator.open_evaluation", lambda: self._coordinator.open_evaluation(version))
-        reply = await self._end("evaluate", version, self._stall_timeout_s)
+        reply = await self._end("evaluate", version)
         assert reply.evaluation is not None
         return reply.evaluation
 
     async def reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Make a call, repeated while its peer is away for up to the stall timeout."""
-        return await retry_unavailable(what, attempt, self._stall_timeout_s)
+        """Make a call, repeated while its peer is away for up to the stall timeout.
 
-    async def _end(self, stage: str, number: int, limit_s: float) -> StageReply:
-        clock = asyncio.get_running_loop().time
-        best, since = -1.0, clock()
+        Raises:
+            BlockedError: when the coordinator could record nothing for services.outage_timeout_s.
+        """
+        outage_s = self._config.services.outage_timeout_s
+        return await retry_unavailable(what, attempt, self._stall_timeout_s, outage_s=outage_s)
+
+    async def _done_by_learner(
+        self, stage: str, call: str, ask: Callable[[], Awaitable[tuple[LearnerProgress, _T | None]]]
+    ) -> _T:
+        """Poll the learner until it has done something; its counter says whether it moves."""
+        clock, limit_s = asyncio.get_running_loop().time, self._stall_timeout_s
+        patience = Patience(clock())
         while True:
+            progress, done = await self.reach(call, ask)
+            if done is not None:
+                return done
+            still_s = patience.still_s(progress.counter, clock())
+            if still_s > limit_s:
+                raise UnavailableError(
+                    f"{stage}: no {progress.counted} for {still_s:.3g} s; the learner is {progress.doing}"
+                )
+
+    async def _end(self, stage: str, number: int) -> StageReply:
+        clock, services = asyncio.get_running_loop().time, self._config.services
+        patience = Patience(clock())
+        while True:
+            asked = clock()
             reply = await self.reach(
                 "coordinator.await_stage", lambda: self._coordinator.await_stage(stage, number, POLL_S)
             )
+            # Nothing could move while the coordinator was away or blocked; that had a patience of its own.
+            patience.excuse(max(0.0, clock() - asked - POLL_S))
             if reply.done:
                 return reply
             if reply.halted:
                 await asyncio.sleep(HALTED_WAIT_S)
                 raise IntegrityError(reply.halted)
-            if reply.progress > best:
-                best, since = reply.progress, clock()
-            elif clock() - since > limit_s:
-                raise UnavailableError(
-                    f"{stage} {number} made no progress for {limit_s:g} s; it waits for {reply.waiting_for}"
-                )
+            still_s = patience.still_s(reply.counter, clock(), absent=reply.no_workers)
+            if still_s <= (services.empty_fleet_timeout_s if reply.no_workers else services.stall_timeout_s):
+                continue
+            if stage == "broadcast" and reply.progress > 0:
+                # Some hold it: those that do not move must not end the run of those that do.
+                _log.warning("broadcast.short", version=number, waiting_for=reply.waiting_for)
+                return reply
+            raise UnavailableError(stalled(stage, number, still_s, reply))
+
+
+def stalled(stage: str, number: int, still_s: float, reply: StageReply) -> str:
+    """Say which counter stood still while a stage was waited for.
+
+    >>> stalled("collect", 3, 300.0, StageReply(False, "2 groups at w-1", 0.5))
+    'collect 3: no token, group or reward for 300 s; it waits for 2 groups at w-1'
+    """
+    counted = "byte or loaded version" if stage == "broadcast" else "token, group or reward"
+    if reply.no_workers:
+        counted = "worker"
+    return f"{stage} {number}: no {counted} for {still_s:.3g} s; it waits for {reply.waiting_for}"

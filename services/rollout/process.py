@@ -1,13 +1,16 @@
 """The worker process: one engine, one coordinator, one folder of chunks."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.records import SnapshotManifest
 from antiphon.models.codec import local_model_directory
 from antiphon.services.broadcast.chunk_store import ChunkStore
@@ -16,6 +19,8 @@ from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.environment import EngineSettings
+from antiphon.services.rollout.engine.thread import EngineThread
+from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.security.credentials import Credentials
@@ -31,16 +36,21 @@ class ChunkSource(WeightSource):
         """Keep chunks under `root`, with the time limits of `config`; show `credentials` to origins."""
         self._credentials = credentials
         self._store = ChunkStore(root)
+        self._store.remove_leftovers()
         self._timeout_s = config.broadcast.transfer_timeout_s
+        self.bytes_fetched = 0
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         origin = BroadcastClient(
             manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
         )
         try:
-            await fetch_snapshot(manifest, origin, self._store, self._timeout_s)
+            await fetch_snapshot(manifest, origin, self._store, self._timeout_s, self._arrived)
         finally:
             await origin.close()
+
+    def _arrived(self, length: int) -> None:
+        self.bytes_fetched += length
 
     def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         from antiphon.services.broadcast.snapshot import rebuild  # torch, after the engine set it up
@@ -128,6 +138,7 @@ async def serve_worker(
 ) -> None:
     """Sample for one run until it is finished or the process is asked to stop.
 
+    When its engine hangs, the worker hands its leases back and ends the process with `watchdog.HUNG_EXIT`.
     The process must have been started with `engine_environment.child_environment`.
 
     Args:
@@ -149,12 +160,27 @@ async def serve_worker(
         IntegrityError: when weights do not match their digest.
     """
     coordinator = coordinator or CoordinatorClient(coordinator_address, credentials=credentials)
+    loop = asyncio.get_running_loop()
+
+    def leave(seconds: float) -> None:
+        giving_up = asyncio.run_coroutine_threadsafe(worker.abandon(), loop)
+        with contextlib.suppress(TimeoutError, AntiphonError):  # the process ends in any case
+            giving_up.result(seconds)
+
+    watchdog = Watchdog(leave)
+
+    def make_watched_engine(config: RunConfig) -> Engine:
+        engine = make_engine(config)
+        watchdog.arm(config.rollout.hung_step_s, config.services.stall_timeout_s)
+        return engine
+
     worker = RolloutWorker(
         coordinator,
         worker_name,
         run_id,
-        make_engine,
+        make_watched_engine,
         make_source or (lambda config: ChunkSource(work_dir / "chunks", config, credentials)),
+        drive=partial(EngineThread, watchdog=watchdog),
         learner_key=None if credentials is None else credentials.learner_key,
     )
     if stop is not None:
@@ -162,4 +188,5 @@ async def serve_worker(
     try:
         await worker.run(ready)
     finally:
+        watchdog.disarm()
         await coordinator.close()

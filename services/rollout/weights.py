@@ -15,6 +15,7 @@ import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.patience import Patience
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import Coordinator
@@ -32,6 +33,9 @@ _log = structlog.get_logger(__name__)
 
 class WeightSource(Protocol):
     """Where snapshots come from and where their chunks are kept."""
+
+    bytes_fetched: int
+    """Bytes of chunks that arrived so far and were kept; it grows while a transfer runs."""
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         """Bring every chunk here, verified; continues where an earlier attempt stopped.
@@ -90,6 +94,8 @@ class WeightSync:
         self._newest: int | None = None
         self._wanted: int | None = None
         self._held: SnapshotManifest | None = None
+        self._swapping: int | None = None
+        """Version that is being put together or loaded; it is not pruned meanwhile."""
         self._lock = asyncio.Lock()
         """Fixed mode: held while weights are swapped and while a lease is asked for, because a lease
         that names a version must find it still loaded. Elastic leases name none."""
@@ -98,6 +104,11 @@ class WeightSync:
     def held_version(self) -> int | None:
         """Version that samples now; its digest was checked."""
         return None if self._held is None else self._held.version
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes of snapshots that arrived so far."""
+        return self._source.bytes_fetched
 
     @property
     def weights_digest(self) -> str | None:
@@ -131,7 +142,7 @@ class WeightSync:
         """Fetch what is wanted and what is newest, while sampling continues.
 
         Raises:
-            UnavailableError: when a snapshot cannot be had for services.stall_timeout_s.
+            UnavailableError: when no byte of a snapshot comes for services.stall_timeout_s.
             IntegrityError: when its chunks stay wrong for as long.
         """
         while True:
@@ -152,7 +163,8 @@ class WeightSync:
 
     async def _fetch(self, version: int) -> None:
         loop = asyncio.get_running_loop()
-        since, pause_s = loop.time(), 0.1
+        patience, pause_s = Patience(loop.time()), 0.1
+        patience.still_s(self._source.bytes_fetched, loop.time())
         while version == version_to_fetch(self._view()):
             self._arriving = None
             try:
@@ -162,8 +174,11 @@ class WeightSync:
                 # A holder that restarts, moves or sends a damaged chunk is asked again; its
                 # manifest too, because the origin may have another address by now.
                 _log.warning("snapshot.unfetched", version=version, error=str(error))
-                if loop.time() - since > self._stall_timeout_s:
+                still_s = patience.still_s(self._source.bytes_fetched, loop.time())
+                if still_s > self._stall_timeout_s:
                     raise
+                if not still_s:
+                    pause_s = 0.1  # something arrived: a slow link, not one that is away
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
             else:
@@ -191,7 +206,16 @@ class WeightSync:
 
     async def _swap(self, version: int) -> None:
         await self._delay()
-        manifest = self._complete[version]
+        manifest = self._complete.get(version)
+        if manifest is None:
+            return  # a newer one came meanwhile
+        self._swapping = version
+        try:
+            await self._load(version, manifest)
+        finally:
+            self._swapping = None
+
+    async def _load(self, version: int, manifest: SnapshotManifest) -> None:
         try:
             tensors = await asyncio.to_thread(self._source.rebuild, manifest)
         except (UnavailableError, IntegrityError) as error:
@@ -218,12 +242,12 @@ class WeightSync:
             self._damaged_since = now
         if now - self._damaged_since > self._stall_timeout_s:
             raise error
-        del self._complete[version]
+        self._complete.pop(version, None)
         self._change.notify()
         await asyncio.sleep(MOST_PAUSE_S)
 
     def _prune(self) -> None:
-        kept = set(sorted(self._complete)[-self._kept :]) | {self._wanted, self.held_version}
+        kept = set(sorted(self._complete)[-self._kept :]) | {self._wanted, self.held_version, self._swapping}
         for version in [v for v in self._complete if v not in kept]:
             del self._complete[version]
         arriving = [] if self._arriving is None else [self._arriving]

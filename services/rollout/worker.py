@@ -141,6 +141,10 @@ class RolloutWorker:
         asyncio.get_running_loop().call_later(grace_s, self._done.set)
         self._change.notify()
 
+    async def abandon(self) -> None:
+        """Give all leases back and say that the worker leaves, without asking the engine for anything."""
+        await self._send_heartbeat((), released=tuple(self._work.groups), leaving=True)
+
     async def _cancel_when_done(self, serving: asyncio.Task[None]) -> None:
         await self._done.wait()
         serving.cancel()
@@ -252,9 +256,11 @@ class RolloutWorker:
             tokens_generated=self._work.tokens_generated,
             busy_s=0.0 if engine is None else engine.busy_s,
             uptime_s=uptime_s,
+            sampling=bool(self._work.groups) and engine is not None and not engine.loading,
             progress=progress,
             released_leases=released,
             leaving=leaving,
+            bytes_fetched=0 if weights is None else weights.bytes_fetched,
         )
 
     def _apply_reply(self, reply: HeartbeatReply) -> None:

@@ -24,6 +24,10 @@ class CallFailed(Exception):
         self.details = details
 
 
+LONGEST_STREAM_S = 86400.0
+"""Deadline of a stream whose replies have their own."""
+
+
 class Transport(Protocol):
     """Carries serialized messages to a server and back."""
 
@@ -148,8 +152,9 @@ class InProcessChannel:
         **_: Any,
     ) -> Callable[..., Any]:
 
-        def method(request: Any, timeout: float, **_: Any) -> _Stream:
-            replies = self._transport.stream(path, request_serializer(request), timeout)
+        def method(request: Any, timeout: float | None, **_: Any) -> _Stream:
+            limit_s = LONGEST_STREAM_S if timeout is None else timeout
+            replies = self._transport.stream(path, request_serializer(request), limit_s)
             return _Stream(replies, response_deserializer)
 
         return method

@@ -1,9 +1,11 @@
 """Retry: a call to a peer that may be away is repeated until it answers or the caller gives up.
 
-Only `UnavailableError` is worth a repetition. Pauses grow from a tenth of a second to two, so a peer
-that restarts is found quickly and one that is away for long gets few calls; each is shortened at
-random, so that the workers of a lost coordinator do not all come back at once. The random part is
-drawn from the caller's name: a simulation repeats it. The clock is the event loop's.
+Only `UnavailableError` is worth a repetition. A peer that answers that it is blocked is not away: how
+long an outage of its disk or its database may last is the peer's to say, and it ends by itself then.
+Pauses grow from a tenth of a second to two, so a peer that restarts is found quickly and one that is
+away for long gets few calls; each is shortened at random, so that the workers of a lost coordinator do
+not all come back at once. The random part is drawn from the caller's name: a simulation repeats it. The
+clock is the event loop's.
 """
 
 import asyncio
@@ -13,11 +15,13 @@ from typing import TypeVar
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.core.seeds import derive_seed
 
 FIRST_PAUSE_S = 0.1
 MOST_PAUSE_S = 2.0
+OUTAGE_S = 86_400.0
+"""Longest wait for a peer that says it is blocked, the most that services.outage_timeout_s can be."""
 JITTER = 0.5
 """Largest part of a pause that is taken away at random."""
 _log = structlog.get_logger(__name__)
@@ -25,7 +29,7 @@ _T = TypeVar("_T")
 
 
 async def retry_unavailable(
-    what: str, attempt: Callable[[], Awaitable[_T]], limit_s: float, who: str = ""
+    what: str, attempt: Callable[[], Awaitable[_T]], limit_s: float, who: str = "", outage_s: float = OUTAGE_S
 ) -> _T:
     """Return the answer of `attempt`, repeating it while the peer is unavailable.
 
@@ -34,19 +38,28 @@ async def retry_unavailable(
         attempt: makes one call, with its own deadline.
         limit_s: seconds after the first failure until it is given up.
         who: the caller's name, which its pauses are drawn from.
+        outage_s: seconds for which the peer may say that it is blocked; they do not count as absence.
 
     Raises:
         UnavailableError: when the peer did not answer within `limit_s`; other errors at once.
+        BlockedError: when it was blocked for longer than `outage_s`.
     """
     clock = asyncio.get_running_loop().time
     failing_since: float | None = None
+    blocked_since: float | None = None
 
     def note(state: RetryCallState) -> bool:
         """Return whether to give up; called after each failure."""
-        nonlocal failing_since
+        nonlocal failing_since, blocked_since
+        error = None if state.outcome is None else state.outcome.exception()
+        if isinstance(error, BlockedError):
+            failing_since = None
+            if blocked_since is None:
+                blocked_since = clock()
+                _log.warning("peer.blocked", call=what, error=str(error))
+            return clock() - blocked_since >= outage_s
         if failing_since is None:
             failing_since = clock()
-            error = None if state.outcome is None else state.outcome.exception()
             _log.info("peer.unavailable", call=what, error=str(error))
         return clock() - failing_since >= limit_s
 
@@ -72,6 +85,8 @@ async def retry_unavailable(
     )
     try:
         return await retrying(once)
+    except BlockedError:
+        raise
     except UnavailableError as error:
         raise UnavailableError(
             f"{what} had no answer for {limit_s:g} s ({error}); look at the peer's log, "

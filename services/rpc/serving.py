@@ -9,6 +9,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +18,20 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.errors import (
+    AntiphonError,
+    BlockedError,
+    ConfigError,
+    ContractError,
+    IntegrityError,
+    UnavailableError,
+)
+from antiphon.core.message_sizes import MESSAGE_BYTES
 from antiphon.services.rpc.interceptor import GuardInterceptor
 from antiphon.services.security.credentials import Credentials, read_token
 from antiphon.services.security.guard import Guard
 from antiphon.system.ports import is_free
 
-MAX_MESSAGE_BYTES = 64 << 20
-"""Largest message either side accepts; batches and weights travel as files and chunks instead."""
 MAX_METADATA_BYTES = 16 << 10
 """Largest headers; a token needs less than one KiB."""
 MAX_STREAMS = 1024
@@ -33,15 +40,15 @@ HANDSHAKE_MS = 10_000
 """Longest time to agree on encryption."""
 
 SERVER_OPTIONS = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ("grpc.so_reuseport", 0),
 ]
 CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.min_reconnect_backoff_ms", 2_000),
@@ -54,12 +61,15 @@ _STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
     ContractError: grpc.StatusCode.FAILED_PRECONDITION,
     IntegrityError: grpc.StatusCode.DATA_LOSS,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    BlockedError: grpc.StatusCode.ABORTED,
     AntiphonError: grpc.StatusCode.UNKNOWN,
 }
 _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     **{status: error for error, status in _STATUS_OF.items()},
     grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
     grpc.StatusCode.CANCELLED: UnavailableError,
+    # No server of ours answers it: grpc.aio reports a write into a stream that has just broken this way.
+    grpc.StatusCode.INTERNAL: UnavailableError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ContractError,
     grpc.StatusCode.UNIMPLEMENTED: ContractError,
     grpc.StatusCode.UNAUTHENTICATED: ContractError,
@@ -107,7 +117,7 @@ async def start_server(
     register: Callable[[Any], None],
     service_names: Sequence[str],
     security: Security | None = None,
-    receive_bytes: int = MAX_MESSAGE_BYTES,
+    receive_bytes: int = MESSAGE_BYTES,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server with the health service and return it with the port it is bound to.
 
@@ -126,23 +136,63 @@ async def start_server(
         check_host(host)
     if port and not is_free(port, host):
         raise ConfigError(f"port {port} on {host} is taken; choose another one, or 0 for any free one")
-    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MAX_MESSAGE_BYTES))]
+    options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", min(receive_bytes, MESSAGE_BYTES))]
     server = grpc.aio.server(options=options)
     interceptor = GuardInterceptor(server, None if security is None else security.guard)
     register(interceptor)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, interceptor)
-    try:
-        if security is None:
-            bound = server.add_insecure_port(f"{host}:{port}")
-        else:
-            bound = server.add_secure_port(f"{host}:{port}", _server_credentials(security.credentials))
-    except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}; choose another port, or 0 for any") from error
+    bound = _listen(server, host, port, None if security is None else security.credentials)
     await server.start()
     for name in ["", *service_names]:
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     return server, bound
+
+
+@asynccontextmanager
+async def refusing_server(
+    host: str, port: int, credentials: Credentials | None, problem: Callable[[], AntiphonError]
+) -> AsyncIterator[None]:
+    """Answer every call to an address with an error, inside the block.
+
+    Args:
+        host: address to listen on.
+        port: 0 picks a free one, which no one knows.
+        credentials: shown to callers; None serves without encryption.
+        problem: returns the error of the moment.
+
+    Raises:
+        ConfigError: when the address is not loopback and there are no credentials, or the port is taken.
+    """
+
+    async def refuse(request: Any, context: Any) -> None:
+        error = problem()
+        await context.abort(_status_of(error), str(error))
+
+    class Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(refuse)
+
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((Refusing(),))
+    if credentials is None:
+        check_host(host)
+    _listen(server, host, port, credentials)
+    await server.start()
+    try:
+        yield
+    finally:
+        await stop_server(server, 0.0)
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, credentials: Credentials | None) -> int:
+    """Bind a server and return its port."""
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(f"{host}:{port}"))
+        return int(server.add_secure_port(f"{host}:{port}", _server_credentials(credentials)))
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}; choose another port, or 0 for any") from error
 
 
 def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
@@ -226,18 +276,33 @@ async def call(method: Any, request: Any, timeout_s: float) -> Any:
         raise _error_of(error, method, timeout_s) from None
 
 
-async def stream(method: Any, request: Any, timeout_s: float) -> AsyncIterator[Any]:
-    """Yield the replies of a server-streaming call, with one deadline for the whole stream.
+async def stream(
+    method: Any, request: Any, timeout_s: float | None, patience_s: float | None = None
+) -> AsyncIterator[Any]:
+    """Yield the replies of a server-streaming call.
+
+    Args:
+        method: of a stub.
+        request: its request.
+        timeout_s: deadline of the whole stream, or None.
+        patience_s: longest wait for the next reply, or None; one of the two must be given.
 
     Raises:
         AntiphonError: as `call`.
     """
     running = method(request, timeout=timeout_s)
+    replies = aiter(running)
     try:
-        async for reply in running:
+        while True:
+            async with asyncio.timeout(patience_s):
+                reply = await anext(replies, None)
+            if reply is None:
+                return
             yield reply
+    except TimeoutError:
+        raise UnavailableError(f"{_label_of(method)} sent nothing for {patience_s:g} s") from None
     except grpc.aio.AioRpcError as error:
-        raise _error_of(error, method, timeout_s) from None
+        raise _error_of(error, method, timeout_s or 0.0) from None
     finally:
         running.cancel()
 
@@ -282,10 +347,13 @@ def _status_of(error: AntiphonError) -> grpc.StatusCode:
     return grpc.StatusCode.UNKNOWN
 
 
-def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> AntiphonError:
-    code = error.code()
+def _label_of(method: Any) -> str:
     name = getattr(method, "_method", b"")
-    label = name.decode() if isinstance(name, bytes) else str(name)
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> AntiphonError:
+    code, label = error.code(), _label_of(method)
     details = " ".join((error.details() or "").split())
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"{label} did not answer within {timeout_s:g} s")

@@ -21,11 +21,11 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         Scope.LEASE: "Register Work",
         Scope.PULL: "LatestManifest",
         Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
-        "AnnounceSnapshot Pause Finish Commits Status WatchEvents Revoke Pardon PullForAudit "
+        "AnnounceSnapshot Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },
     "Broadcast": {Scope.PULL: "GetChunks"},
-    "Learner": {Scope.ADMIN: "Step Publish Status"},
+    "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
 }
 SCOPE_OF: dict[str, Scope] = {
     f"/antiphon.{service}/{method}": scope
@@ -79,7 +79,7 @@ class Guard:
         clock: Callable[[], float],
         limits: GuardLimits = DEFAULT_LIMITS,
         revoked: Callable[[], Collection[str]] = tuple,
-        open_leases: Callable[[str], int] = lambda worker_id: 0,
+        note_quota: Callable[[str, int], None] = lambda worker_id, max_leases: None,
     ) -> None:
         """Prepare.
 
@@ -90,7 +90,8 @@ class Guard:
             clock: seconds that never go back; rates are counted by it.
             limits: of each worker.
             revoked: returns the token ids and worker names that count no more.
-            open_leases: returns how many leases a worker holds, by its id.
+            note_quota: told the id of each worker that asks for leases, and how many it may hold at the
+                same time; the quota is checked where they are granted, since requests wait for that.
         """
         self._token_key = token_key
         self._run_id = run_id
@@ -98,7 +99,7 @@ class Guard:
         self._clock = clock
         self._limits = limits
         self._revoked = revoked
-        self._open_leases = open_leases
+        self._note_quota = note_quota
         self._known: dict[str, TokenClaims] = {}
         """Digest of a token -> its claims, once the signature was found right."""
         self._buckets: dict[str, tuple[TokenBucket, TokenBucket]] = {}
@@ -107,8 +108,6 @@ class Guard:
         self, method: str, authorization: str, certificate_names: Collection[str], request: Any
     ) -> Refusal | None:
         """Return why a call is refused, or None.
-
-        In a request for more leases than its worker may hold, `groups` is lowered to what is left.
 
         Args:
             method: full name of the RPC.
@@ -127,7 +126,6 @@ class Guard:
         parts = [(scope, request)]
         if method == _STREAM and request is not None:
             parts = [_part(scope, message) for message in request.requests] or parts
-        promised = 0
         for needed, asked in parts:
             refusal = refuse_claims(
                 claims,
@@ -139,10 +137,8 @@ class Guard:
             )
             if refusal is None and Scope.ADMIN not in claims.scopes:
                 refusal = _wrong_name(claims, asked) or self._too_much(claims, asked)
-                if isinstance(asked, rollout_pb2.LeaseRequest):
-                    room = claims.max_leases - self._open_leases(asked.worker_id) - promised
-                    asked.groups = max(0, min(asked.groups, room))
-                    promised += asked.groups
+                if refusal is None and isinstance(asked, rollout_pb2.LeaseRequest):
+                    self._note_quota(asked.worker_id, claims.max_leases)
             if refusal is not None:
                 return refusal
         return None

@@ -58,6 +58,8 @@ class Witness:
     """Events by kind."""
     hours: WorkerHours = field(default_factory=WorkerHours)
     _groups: dict[str, _Group] = field(default_factory=dict)
+    _line: list[str] = field(default_factory=list)
+    """Living training groups of elastic mode in the order in which they must train."""
     _lease_ids: set[str] = field(default_factory=set)
     _seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -100,6 +102,17 @@ class Witness:
         if event.group_id in self._groups:
             self.report(f"group {event.group_id} was opened twice")
         self._groups[event.group_id] = _Group(step=event.step)
+        if event.step is None:
+            self._line.append(event.group_id)
+
+    def _group_moved_back(self, event: e.GroupMovedBack) -> None:
+        self._group(event.group_id, "moved back", "open", "leased", "submitted")
+        before = self._line.index(event.group_id)
+        self._line.remove(event.group_id)
+        place = self._line.index(event.behind) + 1
+        if place <= before:
+            self.report(f"group {event.group_id} was moved to an earlier place, before others")
+        self._line.insert(place, event.group_id)
 
     def _evaluation_opened(self, event: e.EvaluationOpened) -> None:
         for index in range(event.prompts):
@@ -132,7 +145,7 @@ class Witness:
             group.lease_id, group.twin_id = left, ""
         else:
             group.phase = "open"
-            self._requeued += 1
+            self._requeued += event.waste != "duplicate"
 
     def _group_submitted(self, event: e.GroupSubmitted) -> None:
         group = self._group(event.group_id, "handed in", "open", "leased")
@@ -147,8 +160,10 @@ class Witness:
 
     def _group_dropped(self, event: e.GroupDropped) -> None:
         allowed = {"stale_on_arrival": ("submitted",), "filtered": ("rewarded",)}
-        phases = allowed.get(event.reason, ("open", "leased", "submitted", "rewarded"))
+        phases = allowed.get(event.reason, ())  # none is dropped for another reason
         self._group(event.group_id, f"dropped ({event.reason})", *phases).phase = "ended"
+        if event.group_id in self._line:
+            self._line.remove(event.group_id)
 
     def _batch_sealed(self, event: e.BatchSealed) -> None:
         if event.step != len(self.sealed):
@@ -161,6 +176,11 @@ class Witness:
                 self.report(
                     f"group {group_id} of version {group.oldest} trains at step {event.step}, beyond {bound}"
                 )
+        if self.config.loop.mode == "elastic":
+            taken = {*event.group_ids, *event.filtered_ids}
+            if taken != set(self._line[: len(taken)]):
+                self.report(f"step {event.step} overtakes: {sorted(taken - set(self._line[: len(taken)]))}")
+            self._line = [group_id for group_id in self._line if group_id not in taken]
         self.sealed.append(event)
 
     def _step_committed(self, event: e.StepCommitted) -> None:
@@ -310,6 +330,7 @@ _LOOKS: dict[type[e.JournalEvent], Callable[[Witness, Any], None]] = {
     e.GroupSubmitted: Witness._group_submitted,
     e.GroupRewarded: Witness._group_rewarded,
     e.GroupDropped: Witness._group_dropped,
+    e.GroupMovedBack: Witness._group_moved_back,
     e.BatchSealed: Witness._batch_sealed,
     e.StepCommitted: Witness._step_committed,
     e.SnapshotAnnounced: Witness._snapshot_announced,

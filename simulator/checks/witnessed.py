@@ -1,5 +1,7 @@
 """Witnessed: clients that report to the witness of a simulated run what its processes received."""
 
+import asyncio
+
 from antiphon.core.records import GroupSubmission, SampleReward, StepCommit, SubmitVerdict
 from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -18,6 +20,7 @@ class Witnessed(CoordinatorClient):
         super().__init__(processes.COORDINATOR, CALL_S, channel=shared.channel(processes.COORDINATOR))
         self._witness = witness
         self._entry = entry
+        self._shared = shared
 
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
         self._witness.held(self._entry.name, self._entry.held, beat.held_version)
@@ -31,6 +34,8 @@ class Witnessed(CoordinatorClient):
         return reply
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        if seconds := self._shared.upload_s(self._entry.name):
+            await asyncio.sleep(seconds)
         verdict = await super().submit_group(submission)
         self._witness.answered(submission, verdict)
         return verdict

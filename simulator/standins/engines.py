@@ -7,7 +7,7 @@ swaps weights at step boundaries. How long things take is virtual.
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
 from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
+from antiphon.services.broadcast.api import Broadcast
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
@@ -132,6 +133,7 @@ class LoopDriver:
         self._news = asyncio.Event()
         self._started = asyncio.Event()
         self.busy_s = 0.0
+        self.loading = False
         self.drafts = False
         self.continues = False
         self.vocabulary_size = 0
@@ -213,19 +215,45 @@ class LoopDriver:
         self._news.set()
 
 
+class _Link(Broadcast):
+    """Chunks of an origin, each as late as the link makes it."""
+
+    def __init__(self, origin: Broadcast, chunk_s: Callable[[], float]) -> None:
+        self._origin = origin
+        self._chunk_s = chunk_s
+
+    async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
+        async for digest, payload in self._origin.get_chunks(digests):
+            if seconds := self._chunk_s():
+                await asyncio.sleep(seconds)
+            yield digest, payload
+
+
 class ChunkSource:
     """A worker's snapshots: production transfer into a chunk store in memory."""
 
-    def __init__(self, channel_to: Callable[[str], Any], chunks: MemoryChunks, timeout_s: float) -> None:
-        """Fetch within `timeout_s` seconds each."""
+    def __init__(
+        self,
+        channel_to: Callable[[str], Any],
+        chunks: MemoryChunks,
+        timeout_s: float,
+        chunk_s: Callable[[], float],
+    ) -> None:
+        """Give up a transfer that brings nothing for `timeout_s`; `chunk_s` returns the delay of a chunk."""
         self._channel_to = channel_to
+        self._chunk_s = chunk_s
         self._chunks = chunks
         self._timeout_s = timeout_s
+        self.bytes_fetched = 0
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         channel = self._channel_to(manifest.origin)
         origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
-        await fetch_snapshot(manifest, origin, self._chunks, self._timeout_s)
+        link = _Link(origin, self._chunk_s)
+        await fetch_snapshot(manifest, link, self._chunks, self._timeout_s, self._arrived)
+
+    def _arrived(self, length: int) -> None:
+        self.bytes_fetched += length
 
     def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         payload = b"".join(self._chunks.get(chunk.digest) for chunk in manifest.chunks)

@@ -12,6 +12,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import ChunkEntry, SnapshotManifest, TensorEntry
 from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import TrainedStep
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.virtual.chunks import MemoryChunks
@@ -19,6 +20,8 @@ from antiphon.simulator.virtual.loop import VirtualLoop
 
 CHUNK_BYTES = 40
 """Smaller than a snapshot of the stand-ins, so that one is several chunks."""
+STEP_PARTS = 64
+"""Micro-batches of a step."""
 
 
 @dataclass(slots=True)
@@ -50,12 +53,13 @@ class ArithmeticTrainer:
         self._trained = trained
         self._weights = arithmetic.BASE_WEIGHTS
         self.version = -1
+        self.progress = ProgressCounter()
 
     def newest_checkpoint(self, at_most: int) -> int | None:
         return max((version for version in self._disk.checkpoints if version <= at_most), default=None)
 
     def start(self, at_most: int) -> TrainedStep:
-        self._loop.spend(self._step_s())
+        self.progress.counting("byte", self._spend())
         version = self.newest_checkpoint(at_most)
         self.version = version or 0
         self._weights = arithmetic.BASE_WEIGHTS if version is None else self._disk.checkpoints[version]
@@ -64,7 +68,7 @@ class ArithmeticTrainer:
     def train(self, step: int, payload: bytes) -> TrainedStep:
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
-        self._loop.spend(self._step_s())
+        self.progress.counting("micro-batch", self._spend())
         rows = self._trained(step, payload)
         if rows:  # a batch without rows changes no weights
             self._weights = arithmetic.next_weights(self._weights, digest_bytes(payload))
@@ -79,6 +83,12 @@ class ArithmeticTrainer:
 
     def stop(self) -> None:
         """There is nothing to drop."""
+
+    def _spend(self) -> Callable[[], int]:
+        """Take as long as a step does, and return what says how many of its parts are done by now."""
+        seconds, begun_s = self._step_s(), self._loop.time()
+        self._loop.spend(seconds)
+        return lambda: min(STEP_PARTS, int(STEP_PARTS * (self._loop.time() - begun_s) / max(seconds, 1e-9)))
 
     def _step_of(self, metrics: dict[str, float]) -> TrainedStep:
         return TrainedStep(self.version, self._weights, {"weights": self._weights}, metrics)
@@ -95,6 +105,7 @@ class ArithmeticPublisher:
         self._chunks = chunks
         self._snapshots_kept = snapshots_kept
         self._waiting_limit = waiting_limit
+        self.progress = ProgressCounter()
         self._waiting: dict[int, str] = {}
 
     def keep(self, version: int, weights: Mapping[str, Any]) -> None:

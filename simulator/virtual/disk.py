@@ -15,8 +15,10 @@ from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.store import (
+    SNAPSHOTS_KEPT,
     HistoryRow,
     JournalStore,
+    StateRow,
     StoredEvent,
     StoreTotals,
     TrainedRow,
@@ -39,6 +41,8 @@ class JournalDisk:
         self.events: list[StoredEvent] = []
         self.payloads: dict[str, bytes] = {}
         self.history: dict[tuple[str, int], HistoryRow] = {}
+        self.snapshots: list[StateRow] = []
+        self.entries: dict[tuple[str, int], str] = {}
         self.steps: dict[int, TrainedRow] = {}
         self.trained: dict[str, int] = {}
         """Group -> the step that trained on it."""
@@ -79,6 +83,13 @@ class _DiskStore(JournalStore):
     def events(self, after: int, limit: int) -> list[StoredEvent]:
         return self._disk.events[after : after + limit]
 
+    def snapshots(self) -> list[StateRow]:
+        return self._disk.snapshots[::-1]
+
+    def entries(self, name: str, after: int, limit: int) -> list[str]:
+        places = ((name, place) for place in range(after, after + limit))
+        return [self._disk.entries[key] for key in places if key in self._disk.entries]
+
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
         return list(enumerate(self._disk.history.values(), 1))[after : after + limit]
 
@@ -110,6 +121,8 @@ class _DiskStore(JournalStore):
             disk.trained |= dict.fromkeys(row.group_ids, row.step)
         disk.payloads.update(batch.payloads)
         disk.events.extend(batch.events)
+        disk.entries.update(batch.entries)
+        disk.snapshots = [*disk.snapshots, *batch.snapshots][-SNAPSHOTS_KEPT:]
         for name in batch.forgotten:
             disk.payloads.pop(name, None)
         for key, kept in batch.history.items():

@@ -13,6 +13,7 @@ from antiphon.services.coordinator.journal.sql_store import SqlStore
 from antiphon.services.coordinator.journal.store import (
     HistoryRow,
     JournalStore,
+    StateRow,
     StoredEvent,
     StoreTotals,
     WriteBatch,
@@ -76,6 +77,12 @@ class _FileStore(JournalStore):
 
     def events(self, after: int, limit: int) -> list[StoredEvent]:
         return self._store.events(after, limit)
+
+    def snapshots(self) -> list[StateRow]:
+        return self._store.snapshots()
+
+    def entries(self, name: str, after: int, limit: int) -> list[str]:
+        return self._store.entries(name, after, limit)
 
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
         return self._store.history(after, limit)

@@ -43,12 +43,20 @@ def test_the_cpu_time_of_every_process_counts(tmp_path: Path, monkeypatch: pytes
 def test_groups_are_counted_from_the_journal(tmp_path: Path) -> None:
     journal = tmp_path / "runs" / "r-1" / "journal.db"
     journal.parent.mkdir(parents=True)
+
+    def submitted(name: str, version: int, *tokens: int) -> tuple[str, dict[str, object]]:
+        return "group.submitted", {"group_id": name, "oldest_version": version, "token_counts": tokens}
+
     events = [
-        ("batch.sealed", {"group_ids": ["a", "b"], "filtered_ids": ["c"]}),
-        ("group.dropped", {"reason": "filtered"}),
-        ("group.dropped", {"reason": "stale"}),
-        ("lease.expired", {"waste": "stale"}),
-        ("lease.expired", {"waste": "preempted"}),
+        submitted("a", 1, 10, 20),
+        submitted("b", 2, 30, 30),
+        submitted("c", 2, 30, 30),
+        submitted("d", 0, 5, 5),
+        submitted("e", 0, 20, 20),
+        ("batch.sealed", {"step": 2, "group_ids": ["a", "b"], "filtered_ids": ["c"]}),
+        ("group.dropped", {"group_id": "d", "reason": "filtered"}),
+        ("group.dropped", {"group_id": "e", "reason": "stale_on_arrival"}),
+        ("lease.expired", {"tokens": 20, "kept": 10}),
     ]
     with sqlite3.connect(journal) as connection:
         connection.execute("CREATE TABLE events (seq INTEGER PRIMARY KEY, kind TEXT, body TEXT)")
@@ -56,4 +64,7 @@ def test_groups_are_counted_from_the_journal(tmp_path: Path) -> None:
         connection.executemany("INSERT INTO events (kind, body) VALUES (?, ?)", rows)
     connection.close()
     found = count_groups(tmp_path, "r-1")
-    assert (found.used, found.filtered, found.dropped, found.withdrawn, found.finished) == (2, 2, 1, 1, 5)
+    assert (found.used, found.filtered, found.dropped, found.finished) == (2, 2, 1, 5)
+    assert found.stale_token_share == pytest.approx(50 / 210)
+    assert found.length_by_staleness == {0: pytest.approx(30 / 25), 1: pytest.approx(15 / 25)}
+    assert found.staleness_shares == {0: pytest.approx(2 / 3), 1: pytest.approx(1 / 3)}

@@ -113,6 +113,13 @@ def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
     assert preempted[True] < 0.75 * preempted[False]
 
 
+def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_fleet() -> None:
+    site = Site(workers=4, headroom=0.1, stragglers=True, prompts_per_step=16)
+    found = simulate_fleet(site, schedule.undisturbed(4), HOUR, seed=0)
+    assert found.violations == () and found.hung_leases > 0
+    assert found.steps_per_hour > 0.9 * HOUR / site.train_s
+
+
 def test_the_bar_fails_without_headroom_and_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--workers", "4", "--hours", "1", "--seeds", "1", "--one-case"]
     worse = ["--headroom", "0", "--no-replacement", "--share", "0.9"]
@@ -134,8 +141,10 @@ def test_the_table_has_every_case_and_a_violation_is_an_exit_code(
     monkeypatch.setattr(preemption, "simulate_fleet", fleet)
     assert main(["--seeds", "8"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    cases = [(row["max_staleness"], row["headroom"], row["handover"]) for row in found["table"]]
+    *table, troubled = found["table"]
+    cases = [(row["max_staleness"], row["headroom"], row["handover"]) for row in table]
     assert cases == list(itertools.product((2, 6), (0.1, 0.0), (True, False)))
+    assert troubled["stragglers"] and not any(row["stragglers"] for row in table)
     assert found["lost_throughput"] == 0.1 and found["seeds"] == list(range(8))
     assert all(len(row["wasted_share"]["values"]) == 8 for row in found["table"])
     violations = ("a token beyond the bound",)

@@ -26,11 +26,14 @@ def printed(*command: str) -> dict[str, Any]:
 
 def test_the_coordinator_answers_many_clients_and_none_wrongly() -> None:
     found = printed(
-        *("benchmarks/coordinator.py", "--clients", "16", "--seconds", "3", "--idle", "100", "--no-postgres")
+        *("benchmarks/coordinator.py", "--clients", "16", "--seconds", "3", "--idle", "100", "--no-postgres"),
+        *("--fleet", "60", "--processes", "2", "--events", "5000"),
     )
     assert found["pairs_per_s"] > 0 and found["p99_ms"] > 0
     assert found["wrong"] == 0
     assert found["heartbeats_per_s"] > 0
+    assert found["workers_60_heartbeats_per_s"] > 0 and found["workers_60_wrong"] == 0
+    assert found["restart_events_s"] > 0 and found["finish_events_missing"] == 0
 
 
 def test_schedules_of_faults_break_nothing(test_seed: int) -> None:

@@ -1,8 +1,10 @@
 """Each alarm is told once when it rises and once when it is over."""
 
+from dataclasses import replace
+
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
-from antiphon.core.status import RunStatus
+from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.runs.alarm_watch import AlarmWatch, current_alarms
 
 CONFIG = RunConfig.model_validate({"services": {"stall_timeout_s": 100.0}})
@@ -38,12 +40,26 @@ def test_a_stall_names_whom_is_waited_for_and_ends_with_the_next_step(tmp_path):
     watch.commits.append(commit(0))
     assert watch.look(status_of(1), now=1.0) == []
     (line,) = watch.look(status_of(1), now=150.0)
-    assert line.startswith("alarm stall: no step for 149 s") and "a judge" in line
+    assert line.startswith("alarm stall: step 1: no token, group or reward for 149 s; a judge")
     assert watch.look(status_of(1), now=200.0) == []
     watch.commits.append(commit(1))
     assert watch.look(status_of(2), now=201.0) == ["alarm stall is over"]
     for idle in ({"finished": True}, {"paused_reason": "disk"}):
         assert watch.look(status_of(2, **idle), now=900.0) == []
+
+
+def test_a_long_step_is_no_stall_while_the_learner_moves_and_is_named_when_it_does_not(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+
+    def look(counter, now):
+        sealed = replace(status_of(12), sealed_steps=13)
+        return watch.look(sealed, now, LearnerProgress("training step 12", counter, "micro-batch"))
+
+    for minute in range(60):
+        assert look(minute, 60.0 * minute) == []
+    (line,) = look(59, 59 * 60.0 + 101.0)
+    assert line.startswith("alarm stall: step 12: no micro-batch for 101 s; the learner is training step 12")
+    assert look(60, 3700.0) == ["alarm stall is over"]
 
 
 def test_a_nearly_full_disk_is_told(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from antiphon.core.config import build_config
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.runs.context import ClientLoop, RunContext, RunStopped
 
 
@@ -74,3 +74,22 @@ def test_a_service_that_comes_back_is_heard(clients: ClientLoop) -> None:
         return len(tries)
 
     assert context(clients).call(answer) == 3
+
+
+def test_an_outage_of_the_coordinators_disk_has_a_patience_of_its_own(clients: ClientLoop) -> None:
+    left = 4
+
+    async def blocked() -> int:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            raise BlockedError("no space is left")
+        return 7
+
+    assert context(clients, patience_s=0.01).call(blocked) == 7
+    left = 10**6
+    run = context(clients)
+    services = run.config.services.model_copy(update={"outage_timeout_s": 0.01})
+    run.config = run.config.model_copy(update={"services": services})
+    with pytest.raises(UnavailableError, match=r"gave up after 0\.01 s: no space is left"):
+        run.call(blocked)

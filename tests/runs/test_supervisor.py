@@ -1,5 +1,6 @@
 """Supervisor: real service processes are watched, started again at their address, and never left behind."""
 
+import asyncio
 import os
 import signal
 import time
@@ -9,9 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from antiphon.benchmarks.parts.postgres import postgres_server
 from antiphon.core.config import build_config, dump_config
-from antiphon.core.errors import AntiphonError
+from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
+from antiphon.runs import supervisor as supervisor_module
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs
+from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.system.processes import write_starting_file
 
 START_S = 120.0
 
@@ -32,7 +37,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[Supervisor, ServiceSpec, list[str]
     )
     (tmp_path / "config.yaml").write_text(dump_config(config))
     complaints: list[str] = []
-    supervisor = Supervisor(tmp_path, 2, complaints.append)
+    supervisor = Supervisor(tmp_path, 2, 3600.0, complaints.append)
     spec = service_specs("run-1", tmp_path, tmp_path / "store", "127.0.0.1")["coordinator"]("")
     yield supervisor, spec, complaints
     supervisor.close()
@@ -71,11 +76,60 @@ def test_a_service_that_ends_with_the_run_is_let_go(
     assert complaints == []
 
 
+def test_a_coordinator_whose_database_is_away_waits_for_it(
+    tmp_path: Path, needs_system: Callable[[str], str]
+) -> None:
+    """It says why to all who ask, costs one restart however long it takes, and continues by itself."""
+    with postgres_server(needs_system("postgresql")) as server:
+        config = build_config(
+            {
+                "environment": {"train_size": 32, "heldout_size": 1},
+                "evaluation": {"prompts": 1},
+                "coordinator": {"journal_url": server.url},
+            }
+        )
+        (tmp_path / "config.yaml").write_text(dump_config(config))
+        complaints: list[str] = []
+        supervisor = Supervisor(tmp_path, 1, 3600.0, complaints.append)
+        try:
+            supervisor.start(
+                service_specs("run-1", tmp_path, tmp_path / "store", "127.0.0.1")["coordinator"]("")
+            )
+            port = supervisor.wait_ready("coordinator", START_S)
+            server.stop()
+            os.kill(supervisor.process_ids()["coordinator"], signal.SIGKILL)
+            until(lambda: "cannot be reached" in blocked_reason(port))
+            assert supervisor.restarts() == {"coordinator": 1} and complaints == []
+            server.start()
+            assert supervisor.wait_ready("coordinator", START_S) == port
+            assert supervisor.restarts() == {"coordinator": 1} and complaints == []
+        finally:
+            supervisor.close()
+
+
+def blocked_reason(port: int) -> str:
+    """Return why the coordinator at a port is blocked; nothing when it is not, or does not answer."""
+
+    async def ask() -> str:
+        client = CoordinatorClient(f"127.0.0.1:{port}", 2.0)
+        try:
+            await client.status()
+        except BlockedError as error:
+            return str(error)
+        except UnavailableError:
+            pass
+        finally:
+            await client.close()
+        return ""
+
+    return asyncio.run(ask())
+
+
 def test_what_does_not_start_says_why_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("run: {stepz: 3}\n")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "coordinator.log").write_text("antiphon: what an earlier process complained of\n")
-    supervisor = Supervisor(tmp_path, 2, [].append)
+    supervisor = Supervisor(tmp_path, 2, 3600.0, [].append)
     try:
         specs = service_specs("run-1", tmp_path, tmp_path / "store", "127.0.0.1")
         supervisor.start(specs["coordinator"](""))
@@ -83,3 +137,39 @@ def test_what_does_not_start_says_why_in_its_own_words(tmp_path: Path) -> None:
             supervisor.wait_ready("coordinator", START_S)
     finally:
         supervisor.close()
+
+
+def test_a_service_may_take_any_time_to_start_while_it_reports_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "WATCH_S", 0.01)
+    looks = 0
+
+    class Restoring(Supervisor):
+        def _spawn(self, child: object) -> None:
+            """Nothing is started: the reports are what counts."""
+
+        def _starting(self, name: str) -> tuple[str, int]:
+            nonlocal looks
+            looks += 1
+            return f"restoring: step {min(looks, 50)} of 60", min(looks, 50)
+
+    supervisor, said = Restoring(tmp_path, 2, 3600.0, [].append), list[str]()
+    try:
+        supervisor.start(ServiceSpec("learner", ("serve", "learner")))
+        # Half as long as it takes to look 50 times.
+        with pytest.raises(
+            AntiphonError, match=r"learner has stood still at `restoring: step 50 of 60` for 0\.25 s"
+        ):
+            supervisor.wait_ready("learner", 0.25, said.append)
+    finally:
+        supervisor.close()
+    assert looks > 50 and said[0] == "learner: restoring: step 1 of 60" and len(said) == 50
+
+
+def test_what_a_starting_service_reports_is_read(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, 2, 3600.0, [].append)
+    supervisor.close()
+    assert supervisor._starting("learner") == ("", 0)
+    write_starting_file(tmp_path / "services" / "learner.json", "restoring: step 3 of 9", 12)
+    assert supervisor._starting("learner") == ("restoring: step 3 of 9", 12)

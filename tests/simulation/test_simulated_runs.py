@@ -13,6 +13,13 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.core.loop.events import (
+    GroupSubmitted,
+    JournalEvent,
+    LeaseExpired,
+    LeaseGranted,
+    load_event,
+)
 from antiphon.simulator.campaign import Campaign, mute_logs
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
@@ -22,7 +29,7 @@ from antiphon.simulator.virtual.disk import JournalDisk
 from antiphon.simulator.virtual.file_disk import FileDisk
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.random_streams import RandomStream
-from antiphon.simulator.world import simulate
+from antiphon.simulator.world import World, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 20
@@ -132,6 +139,64 @@ def test_everything_dies_at_once_and_the_run_goes_on() -> None:
         assert outcome.restarts == len(names)
         if mode == "fixed":
             assert outcome.weights == simulate(scenario, 6).weights
+
+
+@pytest.mark.parametrize("mode", ["elastic", "fixed"])
+def test_others_do_the_groups_of_an_engine_that_stands_still(mode: str) -> None:
+    loop = {"mode": mode, "prompts_per_step": 3, "group_size": 2}
+    scenario = Scenario(run={"loop": loop, "coordinator": {"lease_s": 10.0}, "rollout": {"grace_s": 2.0}})
+    for seed in range(4):
+        world = World(scenario, seed, [Fault(3.0, FaultKind.HANG, "worker-0", 400.0)])
+        outcome = world.run()
+        assert not outcome.violations, outcome.violations
+        assert outcome.virtual_s < 100.0, "the run waited for the engine"
+        assert longest_recovery_s(world, "worker-0", 3.0) <= 2 * 10.0
+        if mode == "fixed":
+            assert outcome.weights == simulate(scenario, seed + 100, []).weights
+
+
+@pytest.mark.parametrize("mode", ["elastic", "fixed"])
+def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_one(mode: str) -> None:
+    loop = {"mode": mode, "prompts_per_step": 3, "group_size": 2}
+    scenario = Scenario(
+        run={"loop": loop, "coordinator": {"lease_s": 10.0}, "services": {"stall_timeout_s": 60.0}}, workers=5
+    )
+    faults = [
+        Fault(0.0, FaultKind.DEAD_TRANSFER, "worker-0", 2000.0),
+        Fault(0.0, FaultKind.SLOW_LINK, "worker-1", 2000.0),
+        Fault(3.0, FaultKind.HANG, "worker-2", 2000.0),
+    ]
+    for seed in range(4):
+        world = World(scenario, seed, faults)
+        outcome = world.run()
+        assert not outcome.violations, outcome.violations
+        assert len(outcome.weights) == 4 and outcome.restarts == 0 and outcome.virtual_s < 100.0
+        leased = [event for _, event in told(world) if isinstance(event, LeaseGranted)]
+        assert "worker-0-1" not in {event.worker_id for event in leased}, "it never loaded a version"
+        assert longest_recovery_s(world, "worker-2", 3.0) <= 2 * 10.0
+        if mode == "fixed":
+            assert outcome.weights == simulate(scenario, seed + 100, []).weights
+
+
+def told(world: World) -> list[tuple[float, JournalEvent]]:
+    return [(row.at, load_event(row.kind, row.body)) for row in world.shared.journal.events]
+
+
+def longest_recovery_s(world: World, name: str, hung_s: float) -> float:
+    """Return the longest time that a group which the hung engine of a worker held was not handed in."""
+    hung: set[str] = set()
+    granted: dict[tuple[str, str], float] = {}
+    taken: dict[str, float] = {}
+    for at, event in told(world):
+        if isinstance(event, LeaseGranted):
+            granted[event.group_id, event.worker_id] = at
+        elif isinstance(event, LeaseExpired) and event.hung:
+            assert event.worker_id == f"{name}-1"
+            hung.add(event.group_id)
+        elif isinstance(event, GroupSubmitted):
+            taken[event.group_id] = at
+    assert hung, "the engine held no group"
+    return max(taken[group] - max(hung_s, granted[group, f"{name}-1"]) for group in hung)
 
 
 def test_the_shipped_storm_passes() -> None:

@@ -27,6 +27,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.services.coordinator.api import Coordinator, LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
@@ -74,13 +75,18 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    config: RunConfig, folder: Path, run_id: str = RUN_ID, place: Path | str | None = None, port: int = 0
+    config: RunConfig,
+    folder: Path,
+    run_id: str = RUN_ID,
+    place: Path | str | None = None,
+    port: int = 0,
+    snapshot_every: int = SNAPSHOT_EVERY,
 ) -> AsyncIterator[Served]:
     """Serve a coordinator on loopback."""
     store = open_store(folder / "store", config.record)
     journal = Journal(place or folder / JOURNAL_NAME, run_id)
     state_machine = RunStateMachine(
-        config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time
+        config, run_id, journal, store, LightPrompts(), asyncio.get_running_loop().time, snapshot_every
     )
     await state_machine.start()
     service = CoordinatorService(state_machine)

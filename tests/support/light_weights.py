@@ -49,9 +49,13 @@ class LightSource:
         """Raised by the next rebuilds, one each."""
         self.kept: list[int] = []
         self._end = end
+        self.bytes_fetched = 0
+        self.arriving = 0
+        """Bytes that come with each fetch, whole or not."""
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         await asyncio.sleep(0)
+        self.bytes_fetched += self.arriving
         if self.failures:
             raise self.failures.pop(0)
         self.fetched.append(manifest.version)

@@ -44,6 +44,8 @@ def make_config(
     lease_s: float = 60.0,
     heartbeat_s: float = 2.0,
     group_size: int = 2,
+    speculation: float = 0.05,
+    quorum: float = 0.0,
 ) -> RunConfig:
     """Return a small configuration."""
     return build_config(
@@ -61,8 +63,13 @@ def make_config(
                 "refill_limit": refill_limit,
             },
             "sampling": {"max_tokens": MAX_TOKENS},
-            "coordinator": {"lease_s": lease_s, "heartbeat_s": heartbeat_s, "payload_retention_steps": 2},
-            "broadcast": {"snapshots_kept": 16},
+            "coordinator": {
+                "lease_s": lease_s,
+                "heartbeat_s": heartbeat_s,
+                "payload_retention_steps": 2,
+                "speculation": speculation,
+            },
+            "broadcast": {"snapshots_kept": 16, "quorum": quorum},
         }
     )
 
@@ -135,7 +142,7 @@ class LoopModel:
         return fold(self.fresh(), self.journal)
 
     def settle(self) -> None:
-        found = assembly.dropped(self.state, self.config)
+        found: list[e.JournalEvent] = list(assembly.dropped(self.state, self.config))
         for step in range(self.state.next_seal, self.state.opened_steps):
             found.extend(admission.refills(self.state, self.config, step))
         self.record(*found)

@@ -13,8 +13,9 @@ import pytest
 
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import ConfigError
+from antiphon.system import processes
 from antiphon.system.logs import configure_logs
-from antiphon.system.processes import write_ready_file
+from antiphon.system.processes import ChildProcess, stop_groups, write_ready_file
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 
@@ -102,3 +103,24 @@ def test_an_unknown_log_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("ANTIPHON_LOG", "loud")
     with pytest.raises(ConfigError, match="ANTIPHON_LOG=loud is no log level"):
         configure_logs()
+
+
+LEADER = """
+import subprocess, sys
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+"""
+
+
+def test_what_a_child_leaves_behind_ends_with_it_and_its_id_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = ChildProcess([sys.executable, "-c", LEADER], tmp_path / "log")
+    while child.alive():
+        time.sleep(0.01)
+    left = int((tmp_path / "log").read_text())
+    _, alive = psutil.wait_procs([psutil.Process(left)] if psutil.pid_exists(left) else [], timeout=20)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    signalled: list[object] = []
+    monkeypatch.setattr(processes, "_signal_group", lambda leader, number: signalled.append(leader))
+    assert stop_groups([child], 1.0) == []
+    assert signalled == []  # by now another process may lead a group of that id

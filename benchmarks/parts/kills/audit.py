@@ -14,14 +14,13 @@ from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import group_seeds
 from antiphon.core.loop.group_state import GroupState
-from antiphon.core.loop.run_state import RunState, fold
+from antiphon.core.loop.run_state import RunState, fold, new_state
 from antiphon.core.records import BatchRow
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.journal import Journal, journal_place
 from antiphon.services.coordinator.journal.payloads import load_submission
 from antiphon.services.coordinator.journal.store import StoreTotals
-from antiphon.services.coordinator.run_state_machine import new_state
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticPrompts
 
@@ -44,6 +43,8 @@ class Audit:
     """Weights or tokens that are not what the recorded history makes of them."""
     digests: tuple[str, ...]
     """Of the weights after each step."""
+    hung_leases: int
+    """Leases that ended because their worker's engine stood still."""
 
 
 async def audit(folder: Path, config: RunConfig, light: bool = True) -> Audit:
@@ -77,7 +78,8 @@ async def audit(folder: Path, config: RunConfig, light: bool = True) -> Audit:
     twice = sum(count - 1 for count in trained.values())
     twice += totals != StoreTotals(len(state.commits), groups)
     digests = tuple(commit.weights_digest for commit in state.commits)
-    return Audit(acked, sum(trained.values()), lost, twice, beyond, wrong, digests)
+    hung = sum(isinstance(event, e.LeaseExpired) and event.hung for event in events)
+    return Audit(acked, sum(trained.values()), lost, twice, beyond, wrong, digests, hung)
 
 
 class _TokenCheck:

@@ -8,18 +8,19 @@ learner), and writes `ROLE.ready` when it can work. Started again with the same 
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.config import load_config
-from antiphon.system.processes import run_service, write_ready_file
+from antiphon.system.processes import StopRequest, run_service, write_ready_file
 
 HOST = "127.0.0.1"
 
 
-def coordinator(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+def coordinator(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[Any, Any, None]:
     """Serve the coordinator."""
     from antiphon.services.coordinator.server import serve_coordinator
     from antiphon.simulator.standins.engines import ArithmeticPrompts
@@ -27,11 +28,19 @@ def coordinator(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None
     config, ready = load_config(folder / "config.yaml"), _ready(folder, "coordinator")
     store = folder / "store"
     return serve_coordinator(
-        config, config.run.name, folder, store, HOST, ports["coordinator"], ready, ArithmeticPrompts()
+        config,
+        config.run.name,
+        folder,
+        store,
+        HOST,
+        ports["coordinator"],
+        ready,
+        ArithmeticPrompts(),
+        stop=stop,
     )
 
 
-def learner(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+def learner(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[Any, Any, None]:
     """Serve the learner."""
     from antiphon.services.learner.server import OpenLearner, serve_learner
 
@@ -43,11 +52,20 @@ def learner(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
     config, ready = load_config(folder / "config.yaml"), _ready(folder, "learner")
     address, store = f"{HOST}:{ports['coordinator']}", folder / "store"
     return serve_learner(
-        config, config.run.name, folder, store, address, HOST, ports["learner"], ready, open_service
+        config,
+        config.run.name,
+        folder,
+        store,
+        address,
+        HOST,
+        ports["learner"],
+        ready,
+        open_service,
+        stop=stop,
     )
 
 
-def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+def reward(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[Any, Any, None]:
     """Serve a reward service."""
     from antiphon.services.reward.server import serve_reward
     from antiphon.simulator.standins.engines import ArithmeticEnvironment, JsonDecoder
@@ -55,34 +73,55 @@ def reward(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
     config = load_config(folder / "config.yaml")
     reward_with = (ArithmeticEnvironment(config, reward_rarity=1), JsonDecoder())
     address = f"{HOST}:{ports['coordinator']}"
-    return serve_reward(config, config.run.name, address, HOST, 0, _ready(folder, "reward"), reward_with)
+    ready = _ready(folder, "reward")
+    return serve_reward(config, config.run.name, address, HOST, 0, ready, reward_with, stop=stop)
 
 
-def worker(folder: Path, ports: dict[str, int], name: str) -> Coroutine[Any, Any, None]:
+def worker(folder: Path, ports: dict[str, int], stop: StopRequest, name: str) -> Coroutine[Any, Any, None]:
     """Run a worker."""
-    from antiphon.benchmarks.parts.kills.standins import LightSource, PacedEngine, WitnessClient
+    from antiphon.benchmarks.parts.kills.standins import (
+        AFTER_VARIABLE,
+        HANG_VARIABLE,
+        LINK_VARIABLE,
+        HangingEngine,
+        LinkedSource,
+        PacedEngine,
+        WitnessClient,
+        wait_for_file,
+    )
     from antiphon.services.rollout.process import serve_worker
 
     config = load_config(folder / "config.yaml")
     address = f"{HOST}:{ports['coordinator']}"
     chunks, ready = folder / name, _ready(folder, name)
+    hangs_after, link = os.environ.get(HANG_VARIABLE), os.environ.get(LINK_VARIABLE, "0")
+    link_s = None if link == "none" else float(link)
+    after = os.environ.get(AFTER_VARIABLE)
+
+    def engine() -> PacedEngine:
+        return (
+            PacedEngine() if hangs_after is None else HangingEngine(int(hangs_after), folder / f"{name}.hung")
+        )
 
     async def serve() -> None:
+        if after is not None:
+            await wait_for_file(folder / after)
         await serve_worker(
             address,
             name,
             config.run.name,
             chunks,
             lambda: ready(0),
-            lambda config: PacedEngine(),
-            lambda config: LightSource(chunks, config),
-            WitnessClient(address, folder / f"{name}.acknowledged"),
+            lambda config: engine(),
+            lambda config: LinkedSource(chunks, config, link_s),
+            WitnessClient(address, folder / f"{name}.acknowledged", link_s),
+            stop=stop,
         )
 
     return serve()
 
 
-def flow(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
+def flow(folder: Path, ports: dict[str, int], stop: StopRequest) -> Coroutine[Any, Any, None]:
     """Drive the run: publish, open steps, train, finish; begun anew, it continues where the run is."""
     from antiphon.services.coordinator.client import CoordinatorClient
     from antiphon.services.learner.client import LearnerClient
@@ -92,7 +131,7 @@ def flow(folder: Path, ports: dict[str, int]) -> Coroutine[Any, Any, None]:
         config = load_config(folder / "config.yaml")
         clients = (
             CoordinatorClient(f"{HOST}:{ports['coordinator']}"),
-            LearnerClient(f"{HOST}:{ports['learner']}", work_timeout_s=60.0),
+            LearnerClient(f"{HOST}:{ports['learner']}"),
         )
         _ready(folder, "flow")(0)
         try:
@@ -114,8 +153,8 @@ def main() -> int:
     ports: dict[str, int] = json.loads((folder / "ports.json").read_text())
     roles = {"coordinator": coordinator, "learner": learner, "reward": reward, "flow": flow}
     if role in roles:
-        return run_service(lambda stop: roles[role](folder, ports))
-    return run_service(lambda stop: worker(folder, ports, role))
+        return run_service(lambda stop: roles[role](folder, ports, stop))
+    return run_service(lambda stop: worker(folder, ports, stop, role))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ seed and position. So whoever knows the journal and the batch files can recomput
 and every token, whatever was killed in between.
 """
 
+import asyncio
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.engine.api import EngineOutput
@@ -35,6 +38,16 @@ from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.simulator.standins.training import ArithmeticPublisher
 from antiphon.system import failpoints
 
+HANG_VARIABLE = "ANTIPHON_HANG_AFTER_STEPS"
+"""Names the steps after which a worker's engine hangs; unset, it never does."""
+AFTER_VARIABLE = "ANTIPHON_START_AFTER"
+"""Names a file of the run's folder that is there before a worker joins; unset, it joins at once."""
+AFTER_S = 120.0
+"""How long a worker waits for it."""
+LINK_VARIABLE = "ANTIPHON_LINK_S"
+"""Names the seconds that a snapshot takes on a worker's link, `none` for one that never arrives."""
+UPLOAD_SHARE = 0.1
+"""A finished group takes this share of what a snapshot takes."""
 ENGINE_STEP_S = 0.002
 """What one token takes, so that groups are in flight when something dies."""
 WEIGHTS_FILE = "weights"
@@ -53,6 +66,34 @@ class PacedEngine(ArithmeticEngine):
         return super().step()
 
 
+class HangingEngine(PacedEngine):
+    """Stands still for good after so many steps; its worker's heartbeats go on."""
+
+    def __init__(self, steps: int, told: Path) -> None:
+        """Hang after so many steps, and have `told` tell of it."""
+        super().__init__()
+        self._left, self._told = steps, told
+
+    def step(self) -> list[EngineOutput]:
+        """Advance every request by one token, or never return."""
+        self._left -= 1
+        if self._left < 0:
+            self._told.touch()
+            threading.Event().wait()
+        return super().step()
+
+
+async def wait_for_file(path: Path, within_s: float = AFTER_S) -> None:
+    """Return when a file is there.
+
+    Raises:
+        TimeoutError: when it does not come in time.
+    """
+    async with asyncio.timeout(within_s):
+        while not path.exists():
+            await asyncio.sleep(ENGINE_STEP_S)
+
+
 class LightSource(ChunkSource):
     """Production's transfer and chunk store, without torch: tensors stay bytes."""
 
@@ -68,6 +109,36 @@ class LightSource(ChunkSource):
         return {"payload": payload}
 
 
+class LinkedSource(LightSource):
+    """Snapshots over a link; what it carries is small, so the time is slept."""
+
+    def __init__(self, root: Path, config: RunConfig, link_s: float | None) -> None:
+        """`link_s` is what a snapshot takes; None: it never arrives."""
+        super().__init__(root, config)
+        self._link_s = link_s
+
+    async def fetch(self, manifest: SnapshotManifest) -> None:
+        """Bring the chunks of a snapshot here."""
+        if self._link_s is None:
+            await asyncio.Event().wait()
+        else:
+            await asyncio.sleep(self._link_s)
+        await super().fetch(manifest)
+
+
+class LinkedClient(CoordinatorClient):
+    """A worker's client whose finished groups travel over its link."""
+
+    def __init__(self, address: str, link_s: float | None = 0.0) -> None:
+        super().__init__(address)
+        self._link_s = link_s or 0.0
+
+    async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
+        """Hand in a group."""
+        await asyncio.sleep(UPLOAD_SHARE * self._link_s)
+        return await super().submit_group(submission)
+
+
 class LightTrainer(Training):
     """Goes from version to version by the digest of the batch file; keeps checkpoints on the checkpoints."""
 
@@ -75,6 +146,7 @@ class LightTrainer(Training):
         self._checkpoints = checkpoints
         self._weights = arithmetic.BASE_WEIGHTS
         self._version = -1
+        self.progress = ProgressCounter()
 
     @property
     def version(self) -> int:
@@ -131,19 +203,21 @@ def open_light_learner(
     store: ArtifactStore,
     chunks: ChunkStore,
     coordinator: Coordinator,
+    make_trainer: Callable[[CheckpointStore], LightTrainer] | None = None,
 ) -> LearnerService:
-    """Return production's learner service with the light trainer and publisher."""
+    """Return production's learner service with a light trainer and publisher."""
     checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept)
     publisher = ArithmeticPublisher(run_id, chunks, config.broadcast.snapshots_kept, config.run.steps + 1)
-    return LearnerService(config, LightTrainer(checkpoints), publisher, store, coordinator)
+    trainer = (make_trainer or LightTrainer)(checkpoints)
+    return LearnerService(config, trainer, publisher, store, coordinator)
 
 
-class WitnessClient(CoordinatorClient):
+class WitnessClient(LinkedClient):
     """Writes down what the coordinator acknowledged, where a kill of this process cannot take it away."""
 
-    def __init__(self, address: str, path: Path) -> None:
+    def __init__(self, address: str, path: Path, link_s: float | None = 0.0) -> None:
         """Append lines `group digest verdict` to the file at `path`."""
-        super().__init__(address)
+        super().__init__(address, link_s)
         self._notes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:

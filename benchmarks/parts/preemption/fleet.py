@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphon.core.loop.work_account import WorkAccount
+from antiphon.simulator.faults import Fault, FaultKind
 from antiphon.simulator.scenario import Scenario
 
 MAX_TOKENS = 24
@@ -16,6 +17,10 @@ HEARTBEAT_S = 5.0
 LEASE_S = 60.0
 STALL_S = 36_000.0
 """A fleet that waits for new machines has not stalled."""
+CHUNKS = 2
+"""A snapshot of the stand-ins has so many."""
+HANGS_AT = 0.25
+"""Share of the span after which an engine hangs, with groups in flight."""
 WARM_UP_STEPS = 3
 """Steps left out at the beginning: the pipeline fills."""
 
@@ -29,6 +34,9 @@ class Site:
     """Share by which workers sample faster than `group_s` says."""
     handover: bool = True
     workers: int = 8
+    stragglers: bool = False
+    """The first worker's link is so slow that a snapshot takes as long as a learner step, and there are two
+    workers more: one that joins and never loads, and one whose engine hangs."""
     groups_at_once: int = 2
     """Groups that one worker samples at the same time."""
     group_size: int = 4
@@ -48,6 +56,16 @@ class Site:
         longest = float(np.sum(1.0 - lasting**self.group_size))
         # A group that is new begins with the step after the one that runs.
         return self.group_s / (longest + 1.0) / (1.0 + self.headroom)
+
+    def trouble(self, span_s: float) -> list[Fault]:
+        """Return what goes wrong in `span_s` seconds but for reclaimed workers."""
+        if not self.stragglers:
+            return []
+        return [
+            Fault(0.0, FaultKind.SLOW_LINK, "worker-0", span_s),
+            Fault(0.0, FaultKind.DEAD_TRANSFER, f"worker-{self.workers}", span_s),
+            Fault(HANGS_AT * span_s, FaultKind.HANG, f"worker-{self.workers + 1}", span_s),
+        ]
 
     def scenario(self, seed: int, span_s: float, scale: float = 1.0) -> Scenario:
         """Return the run of `span_s` seconds; `scale` of them pass in one second of the run's own clock."""
@@ -74,7 +92,8 @@ class Site:
                 },
                 "services": {"stall_timeout_s": STALL_S / scale},
             },
-            workers=self.workers,
+            workers=self.workers + 2 * self.stragglers,
+            slow_chunk_s=self.train_s / CHUNKS,
             engine_step_s=(self.engine_step_s, self.engine_step_s),
             worker_slowness=(1.0, 1.0),
             learner_step_s=(self.train_s, self.train_s),
@@ -97,6 +116,8 @@ class FleetRun:
     """Leases that began with tokens of an earlier holder."""
     violations: tuple[str, ...]
     """What must not be: tokens beyond the bound, wrong tokens, lost groups."""
+    hung_leases: int = 0
+    """Leases that were taken back because an engine stood still."""
 
 
 def shares(account: WorkAccount) -> tuple[float, float]:

@@ -1,34 +1,42 @@
 """Preemption for real: a fleet of worker processes over gRPC that are killed and replaced as a schedule says.
 
-Time is scaled: `scale` seconds of the schedule pass in one real second. Coordinator, reward service and a
-stand-in for the learner share this process. Afterwards the journal and every batch are audited.
+Time is scaled: `scale` seconds of the schedule pass in one real second. Coordinator, reward
+service, learner service and the flow, which walks production's stages, share this process. Afterwards the
+journal and every batch are audited.
 """
 
 import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from antiphon.benchmarks.parts.kills.audit import audit
+from antiphon.benchmarks.parts.kills.standins import LightTrainer
 from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site, shares, steps_per_hour
 from antiphon.benchmarks.parts.preemption.schedule import Stay
 from antiphon.benchmarks.parts.preemption.worker import WorkerOrder
 from antiphon.core.config import RunConfig
-from antiphon.core.digests import digest_bytes
-from antiphon.core.records import SnapshotManifest, StepCommit
-from antiphon.lineage.store.artifact_store import open_store
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal, journal_place
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.learner.training import TrainedStep
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rpc.serving import stop_server
+from antiphon.simulator.processes import Flow
 from antiphon.simulator.standins.engines import ArithmeticEnvironment, ArithmeticPrompts, JsonDecoder
+from antiphon.simulator.standins.training import ArithmeticPublisher
 
 JOIN_S = 60.0
 """Real seconds that the first workers may take to be there."""
@@ -85,27 +93,29 @@ class Fleet:
             process.wait(10)
 
 
-def manifest_of(config: RunConfig, version: int) -> SnapshotManifest:
-    """Return the manifest of a snapshot without bytes."""
-    digest = digest_bytes(f"preemption-{version}".encode())
-    return SnapshotManifest(config.run.name, version, digest, (), (), 0, "127.0.0.1:1")
+class TimedTrainer(LightTrainer):
+    """Takes as long for a step as the fleet's learner does."""
+
+    def __init__(self, checkpoints: CheckpointStore, step_s: float) -> None:
+        super().__init__(checkpoints)
+        self._step_s = step_s
+
+    def train(self, step: int, payload: bytes) -> TrainedStep:
+        """Sleep, then train on the batch file of `step`."""
+        time.sleep(self._step_s)
+        return super().train(step, payload)
 
 
-async def learn(client: CoordinatorClient, config: RunConfig, train_s: float, commits: list[float]) -> None:
-    """Do what flow and learner do until cancelled; `commits` gets the real second of each commit."""
-    clock = asyncio.get_running_loop().time
-    step = 0
-    while True:
-        await client.open_step(step + config.loop.max_staleness)
-        reply = await client.await_stage("reward", step, 5.0)
-        if reply.batch is None:
-            continue
-        await asyncio.sleep(train_s)
-        manifest = manifest_of(config, step + 1)
-        await client.commit_step(StepCommit(step, step + 1, manifest.weights_digest, reply.batch.digest))
-        await client.announce_snapshot(manifest)
-        commits.append(clock())
-        step += 1
+def open_learner(
+    config: RunConfig, folder: Path, store: ArtifactStore, coordinator: Coordinator, step_s: float
+) -> LearnerService:
+    """Return production's learner service around a trainer that takes `step_s` for a step."""
+    trainer = TimedTrainer(CheckpointStore(folder / "checkpoints", config.learner.checkpoints_kept), step_s)
+    chunks, kept = ChunkStore(folder / "chunks"), config.broadcast.snapshots_kept
+    publisher = ArithmeticPublisher(config.run.name, chunks, kept, config.loop.unpublished_limit)
+    learner = LearnerService(config, trainer, publisher, store, coordinator)
+    learner.origin = "127.0.0.1:1"  # the workers' engines take the digest of a snapshot, so none is fetched
+    return learner
 
 
 async def run_fleet(
@@ -124,16 +134,17 @@ async def run_fleet(
     environment = ArithmeticEnvironment(config, 1)
     reward = RewardService(rewarding, environment, JsonDecoder(), run_id, "reward", JOIN_S)
     fleet = Fleet(site, stays, scale, address, folder)
-    commits: list[float] = []
-    await client.announce_snapshot(manifest_of(config, 0))
+    learner = open_learner(config, folder, store, client, site.train_s / scale)
+    await learner.restore()
+    await learner.publish(0)
     tasks = [asyncio.ensure_future(reward.run(lambda: None))]
     try:
         expected = fleet.start_first()
         async with asyncio.timeout(JOIN_S):
             while sum(member.held_version == 0 for member in state_machine.fleet.living()) < expected:
                 await asyncio.sleep(0.05)
-        begun = clock()
-        tasks.append(asyncio.ensure_future(learn(client, config, site.train_s / scale, commits)))
+        begun, begun_at = clock(), time.time()
+        tasks.append(asyncio.ensure_future(Flow(config, client, learner).run()))
         following = asyncio.ensure_future(fleet.follow(begun, span_s))
         await asyncio.wait([following, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -147,14 +158,16 @@ async def run_fleet(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=10)
+        await learner.close()
         for closing in (client, rewarding):
             await closing.close()
         await stop_server(server)
         await state_machine.close()
-    found = await audit(folder, config, light=False)
+    found = await audit(folder, config)
+    commits = [row.at for row in events if row.kind == "step.committed"]
     wrong = {"lost": found.lost, "twice": found.twice, "beyond": found.beyond_bound, "wrong": found.wrong}
     return FleetRun(
-        steps_per_hour=steps_per_hour([(at - begun) * scale for at in commits], site.train_s, span_s),
+        steps_per_hour=steps_per_hour([(at - begun_at) * scale for at in commits], site.train_s, span_s),
         wasted_share=wasted,
         preempted_share=preempted,
         continued=sum(row.kind == "lease.granted" and '"continued":0' not in row.body for row in events),

@@ -49,6 +49,8 @@ class PacedEngine(ArithmeticEngine):
 class NoWeights(WeightSource):
     """Snapshots without a byte: the digest is all that the engine takes."""
 
+    bytes_fetched = 0
+
     async def fetch(self, manifest: SnapshotManifest) -> None:
         """Bring nothing."""
 

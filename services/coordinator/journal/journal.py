@@ -16,13 +16,15 @@ from typing import Any, TypeVar
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.loop.events import JournalEvent, dump_event, load_event
 from antiphon.services.coordinator.journal.databases import open_sql_store
+from antiphon.services.coordinator.journal.state_codec import FORM, StateDump
 from antiphon.services.coordinator.journal.store import (
     HistoryEdit,
     HistoryRow,
     JournalStore,
+    StateRow,
     StoredEvent,
     StoreTotals,
     TrainedRow,
@@ -122,13 +124,34 @@ class Journal:
         """Count what the store holds as trained; call it before anything is appended."""
         return self._wait_for(self._store.totals)
 
-    def replay(self) -> Iterator[JournalEvent]:
-        """Yield every event in order; call it before anything is appended."""
-        after = 0
+    @property
+    def last_seq(self) -> int:
+        """Return the number of the newest event that was enqueued, 0 for none."""
+        return self._next_seq - 1
+
+    def snapshots(self) -> list[StateRow]:
+        """Return the kept snapshots of the state, newest first; call it before anything is appended."""
+        return self._wait_for(self._store.snapshots)
+
+    def entries(self, name: str, count: int) -> Iterator[str]:
+        """Yield the first `count` entries of a list of the state that only grows; fewer if some are lost."""
+        for after in range(0, count, 1000):
+            yield from self._wait_for(self._store.entries, name, after, min(1000, count - after))
+
+    def replay(self, after: int = 0) -> Iterator[JournalEvent]:
+        """Yield every event after number `after`, in order; call it before anything is appended.
+
+        Raises:
+            IntegrityError: when an event is missing.
+        """
         while rows := self._wait_for(self._store.events, after, 1000):
             for row in rows:
+                if row.seq != after + 1:
+                    raise IntegrityError(
+                        f"the journal {self._store.place} lacks event {after + 1}; restore it from a copy"
+                    )
+                after = row.seq
                 yield load_event(row.kind, row.body)
-            after = rows[-1].seq
 
     def history(self) -> Iterator[HistoryRow]:
         """Yield the history in the order in which it was kept; call it before anything is appended."""
@@ -144,6 +167,7 @@ class Journal:
         forget: Sequence[str] = (),
         history: HistoryEdit | None = None,
         trained: TrainedRow | None = None,
+        dump: StateDump | None = None,
     ) -> "asyncio.Future[None]":
         """Take events for the next transaction; await the result to know that they are on disk.
 
@@ -151,7 +175,8 @@ class Journal:
         up waiting never disturbs others who wait for the same transaction.
 
         All of it goes into one transaction: events in order, payloads to keep by name, names of payloads
-        to forget, what changes in the history, and the step that was committed with what it used up.
+        to forget, what changes in the history, the step that was committed with what it used up, and
+        the state after the last of the events, of which there must be one then.
 
         Raises:
             AntiphonError: when an earlier write failed; the journal takes nothing after that.
@@ -171,13 +196,16 @@ class Journal:
         for event in events:
             batch.events.append(StoredEvent(self._next_seq, at, event.kind, dump_event(event)))
             self._next_seq += 1
-        if payloads:
-            batch.payloads.update(payloads)
-        batch.forgotten.extend(forget)
+        batch.keep(payloads or {})
+        batch.forget(forget)
         if history is not None:
             batch.edit(history)
         if trained is not None:
             batch.trained.append(trained)
+        if dump is not None:
+            if dump.body:
+                batch.snapshots.append(StateRow(self.last_seq, FORM, dump.digest, dump.body))
+            batch.entries.update({(name, place): body for name, place, body in dump.entries})
         if self._pending_done is None:
             self._pending_done = loop.create_future()
             self._pending_done.add_done_callback(_observe)
@@ -189,6 +217,15 @@ class Journal:
     async def payload(self, name: str) -> bytes | None:
         """Return a kept payload, or None when it was forgotten or never there."""
         return await self._in_thread(self._store.payload, name)
+
+    async def beat(self) -> None:
+        """Use the place once, by which a successor sees that its holder works.
+
+        Raises:
+            AntiphonError: when the place was lost to another process, or cannot be reached now.
+        """
+        if self.blocked is None:
+            await self._in_thread(self._store.last_seq)
 
     async def read(self, after_seq: int, limit: int) -> list[StoredEvent]:
         """Return up to `limit` events with a number greater than `after_seq`, from the disk."""
@@ -213,6 +250,11 @@ class Journal:
                 except AntiphonError as error:
                     self._fail(error, done)
                     return
+                except BaseException as error:  # whoever waits must not wait for ever
+                    _log.error("journal.broke", exc_info=error)
+                    broke = f"the journal {self._store.place} broke ({error!r}); the log has the details"
+                    self._fail(IntegrityError(f"{broke}, and a restart continues"), done)
+                    raise
                 done.set_result(None)
                 self.grown.notify()
         finally:

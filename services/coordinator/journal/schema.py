@@ -68,6 +68,21 @@ trained = sa.Table(
     sa.Column("step", _number, sa.ForeignKey("steps.step"), nullable=False),
     sa.Column("place", sa.Integer, nullable=False),
 )
+state_snapshots = sa.Table(
+    "state_snapshots",
+    tables,
+    sa.Column("seq", _number, primary_key=True, autoincrement=False),
+    sa.Column("form", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
+state_entries = sa.Table(
+    "state_entries",
+    tables,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("place", _number, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 

@@ -14,8 +14,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from antiphon.core.errors import AntiphonError, IntegrityError
 from antiphon.services.coordinator.journal import schema
 from antiphon.services.coordinator.journal.store import (
+    SNAPSHOTS_KEPT,
     HistoryRow,
     JournalStore,
+    StateRow,
     StoredEvent,
     StoreTotals,
     WriteBatch,
@@ -41,8 +43,19 @@ class SqlPlace(Protocol):
             UnavailableError: when it cannot be reached.
         """
 
+    def connect_to_read(self) -> sa.Connection | None:
+        """Return a connection that reads a place that no one holds, without writing; None without one.
+
+        Raises:
+            ConfigError: when a process holds the place.
+            SQLAlchemyError: when it cannot be reached or read.
+        """
+
     def explained(self, error: sa.exc.SQLAlchemyError) -> AntiphonError:
         """Return what an error of the database means."""
+
+    def show_life(self) -> None:
+        """Leave a sign that the holder of the place works, for a successor that waits."""
 
     def release(self) -> None:
         """Let another process have the place."""
@@ -78,6 +91,11 @@ class SqlStore(JournalStore):
         self._keep = upsert.on_conflict_do_update(
             index_elements=["name"], set_={"body": upsert.excluded.body}
         )
+        entry = insert(schema.state_entries)
+        # Entries of a snapshot that could not be read are there already.
+        self._grow = entry.on_conflict_do_update(
+            index_elements=["name", "place"], set_={"body": entry.excluded.body}
+        )
         self._forget = schema.payloads.delete().where(schema.payloads.c.name == sa.bindparam("gone"))
 
     @property
@@ -101,6 +119,16 @@ class SqlStore(JournalStore):
         table = schema.events
         query = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(limit)
         return self._read(lambda: [StoredEvent(*row) for row in self._connection.execute(query)])
+
+    def snapshots(self) -> list[StateRow]:
+        query = sa.select(schema.state_snapshots).order_by(schema.state_snapshots.c.seq.desc())
+        return self._read(lambda: [StateRow(*row) for row in self._connection.execute(query)])
+
+    def entries(self, name: str, after: int, limit: int) -> list[str]:
+        table = schema.state_entries
+        places = sa.and_(table.c.place >= after, table.c.place < after + limit)
+        query = sa.select(table.c.body).where(table.c.name == name, places).order_by(table.c.place)
+        return self._read(lambda: [body for (body,) in self._connection.execute(query)])
 
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
         table = schema.history
@@ -130,6 +158,7 @@ class SqlStore(JournalStore):
             self._unsure = True
             raise self._place.explained(error) from error
         self._unsure = False
+        self._place.show_life()
         failpoints.reach("coordinator.commit.after")
         return Written.DONE
 
@@ -145,6 +174,15 @@ class SqlStore(JournalStore):
             run(self._keep, [{"name": name, "body": body} for name, body in batch.payloads.items()])
         if batch.events:
             run(schema.events.insert(), [_row(event) for event in batch.events])
+        if batch.entries:
+            rows = [{"name": n, "place": at, "body": body} for (n, at), body in batch.entries.items()]
+            run(self._grow, rows)
+        if batch.snapshots:
+            table = schema.state_snapshots
+            run(table.insert(), [dataclasses.asdict(row) for row in batch.snapshots])
+            newest = sa.select(table.c.seq).order_by(table.c.seq.desc()).limit(SNAPSHOTS_KEPT).subquery()
+            oldest = sa.select(sa.func.min(newest.c.seq)).scalar_subquery()
+            run(table.delete().where(table.c.seq < oldest))
         if batch.trained:
             run(schema.steps.insert(), [_step(row) for row in batch.trained])
         if numbers := numbers_of(batch.trained):
@@ -168,7 +206,9 @@ class SqlStore(JournalStore):
         try:
             self._reconnect()
             with self._connection.begin():
-                return query()
+                found = query()
+            self._place.show_life()
+            return found
         except sa.exc.SQLAlchemyError as error:
             raise self._place.explained(error) from error
 

@@ -5,7 +5,7 @@ opening of a store for writing has an epoch, greater than all before it; a store
 for an epoch that was overtaken. The same rows mean the same in SQLite, PostgreSQL and memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -43,6 +43,17 @@ class StoredEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class StateRow:
+    """The state of the run after one event, as `core.loop.state_codec` writes it."""
+
+    seq: int
+    form: str
+    digest: str
+    """blake3 of the body, 64 hex digits."""
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrainedRow:
     """A step that was trained: the version it made and the groups it used up."""
 
@@ -69,11 +80,26 @@ class WriteBatch:
 
     events: list[StoredEvent] = field(default_factory=list)
     payloads: dict[str, bytes] = field(default_factory=dict)
-    forgotten: list[str] = field(default_factory=list)
-    """Names of payloads to delete."""
+    forgotten: dict[str, None] = field(default_factory=dict)
+    """Names of payloads to delete; none of them is among `payloads`."""
     history: dict[tuple[str, int], HistoryRow | None] = field(default_factory=dict)
     """By prompt key and epoch, in the order of the edits; None: to be deleted."""
     trained: list[TrainedRow] = field(default_factory=list)
+    snapshots: list[StateRow] = field(default_factory=list)
+    entries: dict[tuple[str, int], str] = field(default_factory=dict)
+    """By list and place: what was added to the lists of the state that only grow."""
+
+    def keep(self, payloads: Mapping[str, bytes]) -> None:
+        """Add payloads to write; what was to be deleted before is kept again."""
+        for name, body in payloads.items():
+            self.forgotten.pop(name, None)
+            self.payloads[name] = body
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Add payloads to delete, also those that were to be written."""
+        for name in names:
+            self.payloads.pop(name, None)
+            self.forgotten[name] = None
 
     def edit(self, change: HistoryEdit) -> None:
         """Add what changes in the history; a later edit of the same row wins."""
@@ -112,6 +138,12 @@ class JournalStore(Protocol):
     def events(self, after: int, limit: int) -> list[StoredEvent]:
         """Return up to `limit` events with a number greater than `after`, in order."""
 
+    def snapshots(self) -> list[StateRow]:
+        """Return the snapshots of the state that are kept, newest first."""
+
+    def entries(self, name: str, after: int, limit: int) -> list[str]:
+        """Return the entries at `limit` places of a list of the state that only grows, from `after` on."""
+
     def history(self, after: int, limit: int) -> list[tuple[int, HistoryRow]]:
         """Return up to `limit` rows of history that were kept after row `after`, with their numbers."""
 
@@ -131,6 +163,10 @@ class JournalStore(Protocol):
 
     def close(self) -> None:
         """Let go of the place, so that another process may open it."""
+
+
+SNAPSHOTS_KEPT = 2
+"""The newest is read; the one before it where the newest cannot be."""
 
 
 def numbers_of(trained: Sequence[TrainedRow]) -> list[tuple[str, int, int]]:

@@ -29,6 +29,10 @@ class EngineDriver(Protocol):
     def busy_s(self) -> float:
         """Seconds in which the engine had requests to run."""
 
+    @property
+    def loading(self) -> bool:
+        """Whether the engine takes in weights now; while it waits for the end of a step, it does not."""
+
     async def run(self) -> None:
         """Build the engine and drive it until cancelled; a failure of the engine is raised here."""
 

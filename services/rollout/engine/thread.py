@@ -2,34 +2,43 @@
 
 Messages are executed at step boundaries only, so weights never change in the middle of a step.
 While requests are unfinished the thread steps without pause; otherwise it sleeps. Finished
-completions go back to the event loop. A failure of the engine ends `run` with that error.
+completions go back to the event loop. A failure of the engine ends `run` with that error. No one can
+end a step that hangs, so the thread is one that the process does not wait for at its end.
 """
 
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.driver import EngineDriver
+from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.system import failpoints
 
 IDLE_S = 1.0
 """Longest sleep of an idle engine thread before it looks whether it should stop."""
-CLOSE_S = 20.0
-"""Longest wait for the step that runs when the thread is asked to stop."""
+CLOSE_S = 5.0
+"""Longest wait for the step that runs when the thread is asked to stop, and for freeing the engine."""
 _T = TypeVar("_T")
 
 
 class EngineThread(EngineDriver):
     """The engine behind a mailbox. Its methods belong to the event loop that runs `run`."""
 
-    def __init__(self, make_engine: Callable[[], Engine], deliver: Callable[[list[EngineOutput]], None]):
-        """Prepare; `make_engine` is called in the thread that will own it, `deliver` on the event loop."""
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        deliver: Callable[[list[EngineOutput]], None],
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        """Prepare; `make_engine` is called in the thread that will own it, `deliver` on the event loop.
+
+        `watchdog` is told of each step and message; by default nobody acts on one that hangs.
+        """
+        self._watchdog = watchdog or Watchdog()
         self._make_engine = make_engine
         self._deliver = deliver
         self._mailbox: queue.SimpleQueue[Callable[[Engine], None]] = queue.SimpleQueue()
@@ -37,6 +46,7 @@ class EngineThread(EngineDriver):
         self._started = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy_s = 0.0
+        self._loading = False
         self._drafts = False
         self._continues = False
         self._vocabulary_size = 0
@@ -57,16 +67,20 @@ class EngineThread(EngineDriver):
     def busy_s(self) -> float:
         return self._busy_s
 
+    @property
+    def loading(self) -> bool:
+        return self._loading
+
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-        driving = self._loop.run_in_executor(pool, self._drive)
+        ended: asyncio.Future[None] = self._loop.create_future()
+        ended.add_done_callback(lambda future: future.exception())  # raised below, unless this was cancelled
+        threading.Thread(target=self._drive_until, args=(ended,), name="engine", daemon=True).start()
         try:
-            await asyncio.shield(driving)
+            await asyncio.shield(ended)
         finally:
             self.stop()
-            await asyncio.wait([driving], timeout=CLOSE_S)
-            pool.shutdown(wait=False)
+            await asyncio.wait([ended], timeout=CLOSE_S)
 
     async def started(self, timeout_s: float) -> None:
         try:
@@ -107,7 +121,9 @@ class EngineThread(EngineDriver):
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
     ) -> None:
         def execute(engine: Engine) -> tuple[int | None, str | None]:
+            self._loading = True
             engine.load_weights(version, tensors, weights_digest)
+            self._loading = False
             return engine.version, engine.weights_digest
 
         try:
@@ -138,6 +154,15 @@ class EngineThread(EngineDriver):
         self._mailbox.put(execute)
         return await answer
 
+    def _drive_until(self, ended: "asyncio.Future[None]") -> None:
+        try:
+            self._drive()
+        except BaseException as error:  # noqa: BLE001 - raised where `run` is awaited
+            problem = error
+            self._call_soon(lambda: ended.set_exception(problem))
+        else:
+            self._call_soon(lambda: ended.set_result(None))
+
     def _drive(self) -> None:
         engine = self._make_engine()
         self._drafts, self._continues = engine.drafts, engine.continues
@@ -158,14 +183,16 @@ class EngineThread(EngineDriver):
                 message = self._mailbox.get(block=wait, timeout=IDLE_S if wait else None)
             except queue.Empty:
                 return
+            self._watchdog.begin(is_step=False)
             message(engine)
+            self._watchdog.finish()
             wait = False
 
     def _advance(self, engine: Engine) -> None:
-        started = time.perf_counter()
+        self._watchdog.begin(is_step=True)
         failpoints.reach("worker.generate")
         outputs = engine.step()
-        self._busy_s += time.perf_counter() - started
+        self._busy_s += self._watchdog.finish()
         self._drafts = engine.drafts  # a broken drafter switches itself off in the middle of a run
         if outputs:
             self._call_soon(lambda: self._deliver(outputs))

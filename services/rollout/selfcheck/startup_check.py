@@ -42,10 +42,8 @@ class StartupReport:
 
     sampler: str
     distributions: tuple[DistributionCheck, ...]
-    tokens_equal: bool
-    """Tokens of a request were the same alone and in a full batch."""
     bits_equal: bool
-    """So were the bits of its log-probabilities."""
+    """A request had the same tokens, and the same bits of log-probabilities, alone and in a full batch."""
     logprob_difference: float
     """Largest difference as long as tokens were the same, nats."""
     continues: bool
@@ -94,7 +92,6 @@ def run_startup_check(
     return StartupReport(
         sampler=engine.sampler,
         distributions=distributions,
-        tokens_equal=not bits.flipped,
         bits_equal=bits.bits_equal,
         logprob_difference=bits.logprob_difference,
         continues=continued.bits_equal,

@@ -1,15 +1,12 @@
-"""Leases end by the time they are told; a step takes the oldest rewarded groups."""
-
-from collections.abc import Iterable
+"""Leases end by the time they are told; advantages are those of a group."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.core.loop.advantages import group_advantages, has_variance
-from antiphon.core.loop.assembly import reason_to_drop, select
-from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.leases import LeaseTable
-from antiphon.core.loop.staleness import StalenessBound
 from antiphon.services.coordinator.api import WorkerHeartbeat
 from antiphon.services.coordinator.fleet import Fleet
 
@@ -34,6 +31,26 @@ def test_extension_moves_a_lease_to_the_workers_new_name() -> None:
     assert [held.group_id for held in leases.of_worker("w-2")] == ["g1"]
 
 
+@given(st.lists(st.tuples(st.sampled_from("geG"), st.integers(0, 9), st.integers(0, 3)), max_size=60))
+def test_the_leases_of_a_worker_are_those_that_name_it(acts: list[tuple[str, int, int]]) -> None:
+    leases = LeaseTable(duration_s=10.0)
+    held: dict[str, str] = {}
+    for act, lease, worker in acts:
+        lease_id, worker_id = f"l{lease}", f"w{worker}"
+        if act == "g":
+            leases.grant(lease_id, "g", worker_id, now=0.0)
+            held[lease_id] = worker_id
+        elif act == "e":
+            leases.extend([lease_id], worker_id, now=0.0)
+            held |= {lease_id: worker_id} if lease_id in held else {}
+        else:
+            leases.end(lease_id)
+            held.pop(lease_id, None)
+        for name in ("w0", "w1", "w2", "w3", "w4"):
+            found = {lease.lease_id for lease in leases.of_worker(name)}
+            assert found == {lease_id for lease_id, by in held.items() if by == name}
+
+
 def idle_beat(worker_id: str, leases: tuple[str, ...] = ()) -> WorkerHeartbeat:
     return WorkerHeartbeat(worker_id, None, None, leases, 0, 0.0, 1.0)
 
@@ -53,46 +70,6 @@ def test_a_large_fleet_beats_less_often_and_its_silence_is_noticed_later() -> No
     assert fleet.size == 100 == len(fleet.living())
     fleet.take_heartbeat(crew[0], idle_beat("w0-1"), now=60.0)
     assert crew[0].pause_s == 2.0
-
-
-def group(number: int, oldest: int = 0, varied: bool = True) -> GroupState:
-    rewards = (0.0, 1.0) if varied else (1.0, 1.0)
-    return GroupState(f"g{number}", number, "train", number, 0, 2, oldest_version=oldest, rewards=rewards)
-
-
-def names(groups: Iterable[GroupState]) -> tuple[str, ...]:
-    return tuple(group.group_id for group in groups)
-
-
-def test_oldest_groups_leave_first_and_only_once() -> None:
-    bound = StalenessBound(2)
-    groups = [group(3, oldest=0), group(1, oldest=1), group(2, oldest=1), group(0, oldest=2)]
-    first = select(groups, bound, "none", step=2, places=2)
-    assert first is not None and names(first.used) == ("g1", "g3")  # in the order of opening
-    left = [group for group in groups if group not in first.used]
-    second = select(left, bound, "none", step=3, places=2)
-    assert second is not None and names(second.used) == ("g0", "g2")
-    assert select([], bound, "none", step=4, places=1) is None
-
-
-@pytest.mark.parametrize(
-    ("filter_", "used", "filtered"),
-    [("none", ("g0", "g1", "g2"), ()), ("drop", ("g0", "g2"), ("g1",)), ("refill", ("g0", "g2"), ("g1",))],
-)
-def test_groups_without_variance(filter_: str, used: tuple[str, ...], filtered: tuple[str, ...]) -> None:
-    groups = [group(number, varied=number != 1) for number in range(3)]
-    plan = select(groups, StalenessBound(2), filter_, step=0, places=3)  # type: ignore[arg-type]
-    assert plan is not None
-    assert (names(plan.used), names(plan.filtered)) == (used, filtered)
-
-
-def test_why_groups_never_train() -> None:
-    bound = StalenessBound(1)
-    assert reason_to_drop(group(0, oldest=0), bound, "refill", next_step=2) == "stale"
-    assert reason_to_drop(group(0, oldest=1, varied=False), bound, "refill", next_step=2) == "filtered"
-    assert reason_to_drop(group(0, oldest=1, varied=False), bound, "drop", next_step=2) is None
-    assert reason_to_drop(group(0, oldest=1), bound, "refill", next_step=2) is None
-    assert select([group(0, oldest=1)], bound, "refill", step=3, places=1) is None
 
 
 def test_advantages() -> None:

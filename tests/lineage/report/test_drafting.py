@@ -71,7 +71,7 @@ def page(folder: Path, events: list[Event], steps: int) -> str:
     facts: dict[str, object] = {name: 0 for name in names if name.startswith(("groups_", "opened", "sealed"))}
     facts |= {"run_id": "demo-1", "steps_total": steps, "committed_steps": steps, "newest_version": steps}
     status = RunStatus(**facts, staleness_histogram={}, finished=True)  # type: ignore[arg-type]
-    build_report(folder, ArtifactStore(folder / "s"), events, status, folder / "r.html")
+    build_report(folder, ArtifactStore(folder / "s"), fold(events), status, folder / "r.html")
     return (folder / "r.html").read_text()
 
 

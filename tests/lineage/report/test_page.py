@@ -7,6 +7,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from antiphon.core.config import build_config, dump_config
@@ -27,8 +28,9 @@ from antiphon.core.loop.events import (
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.report import plots
 from antiphon.lineage.report.page import build_report
-from antiphon.lineage.report.timeline import Bar, RunPicture, fold
+from antiphon.lineage.report.timeline import Bar, RunDrawer, RunPicture, fold, merge
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from tests.support.loop_model import LoopModel, make_config, run_to_end
 
 STEP_S, GROUPS = 4.0, 6
 
@@ -88,7 +90,7 @@ def make(tmp_path: Path) -> Callable[..., str]:
         store = ArtifactStore(tmp_path / "store")
         events = journal(steps, workers, store) if steps >= 0 else []
         out = tmp_path / "report.html"
-        build_report(tmp_path, store, events, status(max(steps, 0), **changes), out)
+        build_report(tmp_path, store, fold(events), status(max(steps, 0), **changes), out)
         return out.read_text()
 
     return build
@@ -155,6 +157,24 @@ def test_every_colour_follows_the_palette(make: Callable[..., str]) -> None:
     assert not drawn, sorted(set(drawn))
 
 
+def test_a_drawer_remembers_nothing_of_groups_that_ended() -> None:
+    model = LoopModel(make_config(steps=30), workers=3)
+    run_to_end(model, np.random.default_rng(2), faults=0.1)
+    drawer = RunDrawer()
+    for number, event in enumerate(model.journal, 1):
+        drawer.take(Event(number, float(number), event.kind, dump_event(event)))
+    living = set(model.state.groups)
+    for known in (drawer._leases, drawer._submitted, drawer._epochs):
+        assert set(known) <= living
+    assert set(drawer._sealed) == set(range(len(model.state.commits), model.state.next_seal))
+
+
+def test_gaps_too_narrow_to_be_seen_are_not_drawn() -> None:
+    bars = [Bar(float(i), i + 0.9, 0) for i in range(1000)]
+    assert merge(bars, 0.0, 1000.0, gap_s=0.2) == [(0.0, 999.9)]
+    assert len(merge(bars, 0.0, 1000.0, gap_s=0.05)) == 1000
+
+
 def test_plots_are_well_formed() -> None:
     picture = fold(journal(10))
     for draw in (plots.learning_curve, plots.timeline, plots.timeline_zoom, plots.throughput):
@@ -190,7 +210,7 @@ def test_busy_time_counts_no_moment_twice() -> None:
 
 def test_each_plot_of_a_page_stands_by_itself(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "store")
-    files = build_report(tmp_path, store, journal(6), status(6), tmp_path / "report.html")
+    files = build_report(tmp_path, store, fold(journal(6)), status(6), tmp_path / "report.html")
     assert (
         list(files)[:3] == ["learning.svg", "timeline.svg", "timeline-zoom.svg"] and "work.svg" not in files
     )

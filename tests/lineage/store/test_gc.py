@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,44 @@ def test_only_what_nobody_names_goes(home: Path, capsys: pytest.CaptureFixture[s
     assert objects(home) == needed
     assert collect(home) == 0
     assert objects(home) == needed
+
+
+@pytest.mark.parametrize("log", ["closed", "left by a crash"])
+def test_looking_changes_no_journal(home: Path, log: str) -> None:
+    """Opening it for writing would raise its epoch, and bring an older schema forward."""
+    named, other = put(home, b"named in the journal"), put(home, b"named nowhere")
+    run = make_run(home, "run-1")
+
+    async def write() -> None:
+        journal = Journal(run / "journal.db", "run-1")
+        await journal.enqueue([RunPaused(f"see {named}")])
+        if log == "closed":
+            await journal.close()
+        else:  # what is there when the process is killed now
+            for path in sorted(run.glob("journal.db*")):
+                shutil.copy(path, path.with_name(f"kept-{path.name}"))
+            await journal.close()
+            for path in sorted(run.glob("kept-*")):
+                path.replace(path.with_name(path.name.removeprefix("kept-")))
+
+    asyncio.run(write())
+    journals = {path: path.read_bytes() for path in run.glob("journal*") if not path.name.endswith("-shm")}
+    assert execute(["gc", "--dry-run", "--home", str(home)]) == 0
+    assert {path: path.read_bytes() for path in journals} == journals
+    assert execute(["gc", "--home", str(home)]) == 0
+    assert {path: path.read_bytes() for path in journals} == journals
+    objects = ArtifactStore(run_directory.store_directory(home))
+    assert objects.has(named) and not objects.has(other)
+
+
+def test_a_journal_that_a_coordinator_has_open_is_not_read(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(home, "run-1")
+    journal = Journal(run / "journal.db", "run-1")
+    assert execute(["gc", "--dry-run", "--home", str(home)]) == 2
+    assert "already has a coordinator" in capsys.readouterr().err
+    asyncio.run(journal.close())
 
 
 def test_a_finished_run_can_be_given_up(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

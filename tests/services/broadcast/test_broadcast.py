@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
 from antiphon.services.broadcast.snapshot import build_snapshot, rebuild
 from antiphon.services.rpc.serving import start_server, stop_server
+from antiphon.simulator.virtual.loop import VirtualLoop
 
 CHUNK_BYTES = 4096
 
@@ -40,11 +42,11 @@ def publish(store: ChunkStore, version: int = 1, seed: int = 0) -> SnapshotManif
 
 
 @asynccontextmanager
-async def serving(service: Broadcast) -> AsyncIterator[BroadcastClient]:
+async def serving(service: Broadcast, timeout_s: float = 20.0) -> AsyncIterator[BroadcastClient]:
     server, port = await start_server(
         "127.0.0.1", 0, lambda server: register_broadcast(server, service), [SERVICE_NAME]
     )
-    client = BroadcastClient(f"127.0.0.1:{port}", transfer_timeout_s=20.0)
+    client = BroadcastClient(f"127.0.0.1:{port}", transfer_timeout_s=timeout_s)
     try:
         yield client
     finally:
@@ -169,13 +171,48 @@ def test_a_sender_out_of_turn_or_out_of_chunks_is_refused(tmp_path: Path) -> Non
     run(body)
 
 
-def test_the_deadline_of_a_transfer_is_kept(tmp_path: Path) -> None:
+def test_a_slow_link_takes_its_time_and_one_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
+    origin = ChunkStore(tmp_path / "origin")
+    manifest = publish(origin)
+    chunk_s = 50.0  # a hundredth of a link on which a chunk takes half a second
+    slow = BroadcastService(origin, uplink_bytes_per_s=CHUNK_BYTES / chunk_s)
+    arrived: list[int] = []
+    loop = VirtualLoop(lambda: (0.0, 0.0), 1e6)  # type: ignore[abstract]
+
     async def body() -> None:
-        origin, mine = ChunkStore(tmp_path / "origin"), ChunkStore(tmp_path / "mine")
+        mine = ChunkStore(tmp_path / "mine")
+        await fetch_snapshot(manifest, slow, mine, 60.0, arrived.append)
+        assert mine.versions() == [manifest.version]
+        with pytest.raises(UnavailableError, match=r"did not arrive.*nothing came for 40 s"):
+            await fetch_snapshot(manifest, slow, ChunkStore(tmp_path / "other"), 40.0)
+
+    loop.run(body())
+    assert sum(arrived) == manifest.payload_bytes and loop.time() > 3 * 60.0
+
+
+def test_over_grpc_each_chunk_has_the_deadline_for_itself(tmp_path: Path) -> None:
+    async def body() -> None:
+        origin = ChunkStore(tmp_path / "origin")
         manifest = publish(origin)
-        slow = BroadcastService(origin, uplink_bytes_per_s=manifest.payload_bytes / 3600)
-        with pytest.raises(UnavailableError, match=r"did not arrive.*within 0\.05 s"):
-            await fetch_snapshot(manifest, slow, mine, 0.05)
+        sent = 0
+
+        def stop_after_three(_: int, digest: str, payload: bytes) -> tuple[str, bytes] | None:
+            nonlocal sent
+            sent += 1
+            return (digest, payload) if sent <= 3 else None
+
+        class Hanging(Meddler):
+            async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
+                async for chunk in super().get_chunks(digests):
+                    yield chunk
+                await asyncio.Event().wait()
+
+        received = []
+        async with serving(Hanging(BroadcastService(origin), stop_after_three), 2.0) as client:
+            with pytest.raises(UnavailableError, match=r"GetChunks sent nothing for 2 s"):
+                async for digest, _ in client.get_chunks([chunk.digest for chunk in manifest.chunks]):
+                    received.append(digest)
+        assert len(received) == 3
 
     run(body)
 
@@ -241,3 +278,39 @@ def test_pruning_keeps_shared_chunks_and_drops_the_rest(tmp_path: Path) -> None:
     assert all(store.has(chunk.digest) for chunk in third.chunks)
     shared = {chunk.digest for chunk in third.chunks}
     assert not any(store.has(chunk.digest) for chunk in second.chunks if chunk.digest not in shared)
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path)
+    manifest = publish(store)
+    chunk = next((tmp_path / "chunks").glob("*/*"))
+    left = [chunk.with_name(".incoming-k2"), tmp_path / "manifests" / ".incoming-x"]
+    for path in left:
+        path.write_bytes(b"half")
+    store.remove_leftovers()
+    assert not any(path.exists() for path in left)
+    assert store.manifest(1) == manifest and all(store.has(entry.digest) for entry in manifest.chunks)
+
+
+def test_chunks_are_read_and_written_beside_the_loop(tmp_path: Path) -> None:
+    """Flushing a chunk takes milliseconds, in which a worker must answer its engine and its coordinator."""
+    threads: set[str] = set()
+
+    class Noting(ChunkStore):
+        def get(self, digest: str) -> bytes:
+            threads.add(threading.current_thread().name)
+            return super().get(digest)
+
+        def put(self, digest: str, payload: bytes) -> None:
+            threads.add(threading.current_thread().name)
+            super().put(digest, payload)
+
+    async def body() -> None:
+        origin = Noting(tmp_path / "origin")
+        manifest = publish(origin)
+        threads.clear()
+        async with serving(BroadcastService(origin)) as client:
+            await fetch_snapshot(manifest, client, Noting(tmp_path / "mine"), 20.0)
+
+    run(body)
+    assert threads and threading.main_thread().name not in threads

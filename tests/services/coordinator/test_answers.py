@@ -137,7 +137,7 @@ SUBMISSIONS = {
     repeated: SubmitVerdict.ALREADY_ACCEPTED,
     repeated_differently: SubmitVerdict.CONFLICT,
     after_its_deadline: SubmitVerdict.ACCEPTED,
-    after_another_was_given_it: SubmitVerdict.LATE,
+    after_another_was_given_it: SubmitVerdict.ACCEPTED,
     after_another_handed_in_the_same: SubmitVerdict.ALREADY_ACCEPTED,
     after_another_handed_in_something_else: SubmitVerdict.LATE,
     after_the_run: SubmitVerdict.LATE,

@@ -112,8 +112,9 @@ def test_expired_lease_is_offered_again_and_late_work_is_still_used(tmp_path: Pa
         assert again.leases[0].attempt == 2 and again.leases[0].group_id == reply.leases[0].group_id
         assert again.leases[0].seeds == reply.leases[0].seeds
         first, second, _ = (sample_lease(lease, worker_id, 0) for lease in reply.leases)
-        assert await client.submit_group(first) is SubmitVerdict.LATE  # leased elsewhere by now
-        assert await client.submit_group(second) is SubmitVerdict.ACCEPTED  # nobody else has it
+        assert await client.submit_group(first) is SubmitVerdict.ACCEPTED  # before the next holder did
+        assert await client.submit_group(second) is SubmitVerdict.ACCEPTED  # no one else has it
+        assert (await client.status()).groups_requeued == 3
 
     serve_and(tmp_path, act, config)
 
@@ -154,6 +155,20 @@ def test_worker_with_other_weights_is_refused(tmp_path: Path) -> None:
         beat = WorkerHeartbeat(worker_id, 0, "f" * 64, (), 0, 0.0, 1.0)
         with pytest.raises(ContractError, match="load the announced snapshot again"):
             await client.heartbeat(beat)
+
+    serve_and(tmp_path, act)
+
+
+def test_a_version_that_was_never_announced_moves_nothing(tmp_path: Path) -> None:
+    """How far all may run ahead follows from the newest version that is held."""
+
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        worker_id, _ = await leased(client)
+        with pytest.raises(ContractError, match="holds version 9, which was never announced"):
+            await client.lease_group(LeaseRequest(worker_id, 9, 1, 0.05))
+        with pytest.raises(ContractError, match="holds version 9, which was never announced"):
+            await client.heartbeat(WorkerHeartbeat(worker_id, 9, None, (), 0, 0.0, 1.0))
+        assert site.service.state_machine.fleet.newest_held() == 0
 
     serve_and(tmp_path, act)
 

@@ -13,6 +13,7 @@ import pytest
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.loop.group_state import GroupState
+from antiphon.core.message_sizes import MESSAGE_BYTES
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
@@ -26,11 +27,10 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
-from antiphon.services.coordinator.archive import REPLY_BYTES, Archive
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.archive import REPLY_BYTES, Archive
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow
 from antiphon.services.coordinator.server import JOURNAL_NAME
-from antiphon.services.rpc.serving import MAX_MESSAGE_BYTES
 from antiphon.services.wire import work as wire_work
 from tests.support.light_history import archived, read_journal, rewarded_epochs
 from tests.support.light_parties import Served, hello, run_parties, sample_lease, served
@@ -251,7 +251,7 @@ def lease_of(key: str) -> Lease:
 
 
 def test_no_lease_and_no_reply_exceeds_its_limit() -> None:
-    assert REPLY_BYTES <= MAX_MESSAGE_BYTES // 2
+    assert REPLY_BYTES <= MESSAGE_BYTES // 2
     archive = Archive(DraftingSection(lease_kib=4096))
     for number in range(9):
         edit = archive.take(*long_group(number, 4, 250_000))
@@ -262,7 +262,7 @@ def test_no_lease_and_no_reply_exceeds_its_limit() -> None:
     assert counts[:6] == [4] * 6 and sum(counts) < 9 * 4  # the last ones go without
     assert max(sizes) <= 4096 << 10 and sum(sizes) <= REPLY_BYTES
     message = wire_work.lease_reply_to_proto(LeaseReply(tuple(leases), "", 0, None, False))
-    assert message.ByteSize() < MAX_MESSAGE_BYTES
+    assert message.ByteSize() < MESSAGE_BYTES
     small = Archive(DraftingSection(lease_kib=1))
     small.take(*long_group(0, 4, 100))
     (lease,) = asyncio.run(small.attach([lease_of("train-0-0")]))

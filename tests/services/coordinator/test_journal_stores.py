@@ -15,11 +15,12 @@ from antiphon.benchmarks.parts.postgres import PostgresServer, postgres_server
 from antiphon.core.config import build_config
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.run_state import fold
+from antiphon.core.loop.run_state import fold, new_state
 from antiphon.services.coordinator.journal import schema as sql_schema
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow, Journal, TrainedRow
+from antiphon.services.coordinator.journal.reading import event_bodies
 from antiphon.services.coordinator.journal.store import StoreTotals
-from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import RUN_ID, make_config
@@ -75,6 +76,22 @@ def test_what_is_written_is_read_back_after_reopening(place: Place, run_id: str)
         await journal.close()
 
     asyncio.run(read(asyncio.run(write())))
+
+
+def test_a_journal_is_read_without_being_opened(place: Place, run_id: str) -> None:
+    assert list(event_bodies(place, run_id)) == []
+
+    async def write(steps: range) -> int:
+        journal = Journal(place, run_id)
+        await journal.enqueue([e.StepOpened(step) for step in steps])
+        with pytest.raises(ConfigError, match="already has a coordinator"):
+            list(event_bodies(place, run_id))
+        await journal.close()
+        return journal._store.epoch
+
+    before = asyncio.run(write(range(1500)))
+    assert len(list(event_bodies(place, run_id))) == 1500
+    assert asyncio.run(write(range(1500, 1501))) == before + 1  # reading was no opening
 
 
 def test_a_group_is_trained_once_by_the_database_itself(place: Place, run_id: str) -> None:
@@ -174,6 +191,59 @@ def test_a_database_that_went_away_and_returned_loses_nothing(server: PostgresSe
         await journal.close()
 
     asyncio.run(act())
+
+
+def test_what_is_kept_after_it_was_forgotten_in_one_transaction_is_there(place: Place, run_id: str) -> None:
+    async def act() -> None:
+        journal = Journal(place, run_id)
+        await journal.enqueue([], {"old": b"1"})
+        # Nothing awaits in between, so all of it goes into one transaction.
+        journal.enqueue([], forget=["p", "old"])
+        journal.enqueue([], {"p": b"2", "gone": b"3"})
+        await journal.enqueue([], forget=["gone"])
+        assert [await journal.payload(name) for name in ("p", "gone", "old")] == [b"2", None, None]
+        await journal.close()
+
+    asyncio.run(act())
+
+
+def test_a_writer_that_breaks_says_so_to_all_who_wait(tmp_path: Path) -> None:
+    async def act() -> None:
+        told: list[str] = []
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
+        journal.on_failure = lambda error: told.append(str(error))
+        write = journal._store.write
+
+        def broken(batch: object) -> object:
+            raise MemoryError("no memory for this")
+
+        journal._store.write = broken  # type: ignore[method-assign, assignment]
+        first = journal.enqueue([e.StepOpened(0)])
+        with pytest.raises(IntegrityError, match=r"broke.*no memory for this"):
+            await asyncio.wait_for(first, 10.0)
+        journal._store.write = write  # type: ignore[method-assign]
+        with pytest.raises(IntegrityError, match="broke"):
+            journal.enqueue([e.StepOpened(1)])
+        assert len(told) == 1
+        await journal.close()
+
+    asyncio.run(act())
+
+
+def test_a_journal_that_lacks_an_event_is_refused(tmp_path: Path) -> None:
+    async def write() -> None:
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
+        await journal.enqueue([e.StepOpened(step) for step in range(4)])
+        await journal.close()
+
+    asyncio.run(write())
+    with closing(sqlite3.connect(tmp_path / JOURNAL_NAME)) as database:
+        database.execute("DELETE FROM events WHERE seq = 3")
+        database.commit()
+    journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
+    with pytest.raises(IntegrityError, match="lacks event 3; restore it from a copy"):
+        list(journal.replay())
+    asyncio.run(journal.close())
 
 
 def test_a_whole_run_on_either_database(place: Place, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.core.records import SubmitVerdict
+from antiphon.core.records import SampleReward, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch, decode_timings
-from tests.support.light_parties import reward_all, run_parties, served
-from tests.support.loop_model import make_config
+from antiphon.services.coordinator.api import LeaseRequest
+from tests.support.light_parties import hello, reward_all, run_parties, sample_lease, served
+from tests.support.loop_model import light_manifest, make_config
 
 
 @pytest.mark.parametrize("filter_", ["none", "drop", "refill"])
@@ -141,6 +142,36 @@ def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.Mo
             assert taken
             await asyncio.wait_for(running, 30.0)
             assert (await client.status()).finished
+
+    asyncio.run(run())
+
+
+def test_each_deadline_that_passes_doubles_the_time_to_score_a_group(tmp_path: Path) -> None:
+    config = make_config(steps=2)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            client, machine = site.client(), site.service.state_machine
+            await client.announce_snapshot(light_manifest(0))
+            await client.open_step(0)
+            worker = (await client.register(hello())).worker_id
+            (lease,) = (await client.lease_group(LeaseRequest(worker, 0, 1, 5.0))).leases
+            await client.submit_group(sample_lease(lease, worker, 0))
+            now = 1000.0
+            machine.clock = lambda: now
+
+            async def handed_out(seconds: float) -> bool:
+                nonlocal now
+                now += seconds
+                return bool(await site.service.pull_for_reward("slow", 1, 0.0))
+
+            assert await handed_out(0.0)
+            for deadline_s in (15.0, 30.0, 60.0, 120.0, 240.0, 300.0, 300.0):  # up to the stall timeout
+                assert not await handed_out(deadline_s - 1.0)
+                assert await handed_out(2.0)
+            # The slow one ends, within its last deadline.
+            rewards = [SampleReward(i, float(i)) for i in range(config.loop.group_size)]
+            assert await client.submit_rewards(lease.group_id, rewards)
 
     asyncio.run(run())
 

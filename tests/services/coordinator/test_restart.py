@@ -13,14 +13,15 @@ import pytest
 
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.core.loop.run_state import RunState, fold
+from antiphon.core.loop.run_state import RunState, fold, new_state
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.journal.opening import showing_life
 from antiphon.services.coordinator.journal.payloads import load_submission
-from antiphon.services.coordinator.run_state_machine import RunStateMachine, new_state
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.system.ports import free_port
@@ -245,10 +246,12 @@ def test_second_coordinator_is_refused_and_names_the_run(tmp_path: Path) -> None
     (tmp_path / "config.yaml").write_text(dump_config(config))
 
     async def run() -> None:
-        async with served(config, tmp_path):
-            process = await start_process(tmp_path, 0)
-            output, _ = await asyncio.wait_for(process.communicate(), 60.0)
-            assert process.returncode == ConfigError.exit_code
+        async with served(config, tmp_path) as site:
+            machine = site.service.state_machine
+            async with showing_life(machine.journal, machine.fail):
+                process = await start_process(tmp_path, 0)
+                output, _ = await asyncio.wait_for(process.communicate(), 60.0)
+            assert machine.failure is None and process.returncode == ConfigError.exit_code
             assert b"run run-1 already has a coordinator" in output
 
     asyncio.run(run())
@@ -308,3 +311,34 @@ def test_sealing_goes_on_after_a_restart_between_judging_and_sealing(tmp_path: P
             assert reply.batch is not None and reply.batch.groups == 3
 
     asyncio.run(run())
+
+
+def test_a_run_does_not_continue_with_another_model(tmp_path: Path) -> None:
+    """The name of its folder is the same, but its files are not."""
+
+    class Prompts(LightPrompts):
+        model_digest = "a" * 64
+
+    class OtherPrompts(LightPrompts):
+        model_digest = "b" * 64
+
+    config = make_config(steps=1)
+
+    async def open_with(prompts: LightPrompts) -> None:
+        state_machine = RunStateMachine(
+            config,
+            RUN_ID,
+            Journal(tmp_path / JOURNAL_NAME, RUN_ID),
+            ArtifactStore(tmp_path / "store"),
+            prompts,
+            asyncio.get_running_loop().time,
+        )
+        try:
+            await state_machine.start()
+        finally:
+            await state_machine.close()
+
+    asyncio.run(open_with(Prompts()))
+    asyncio.run(open_with(Prompts()))
+    with pytest.raises(ConfigError, match=r"digest of model\.path's files=b.* differs from a.*put it back"):
+        asyncio.run(open_with(OtherPrompts()))

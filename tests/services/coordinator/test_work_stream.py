@@ -27,7 +27,7 @@ from tests.support.light_parties import (
 )
 from tests.support.loop_model import light_manifest, make_config
 
-CONFIG = make_config(lease_s=30.0)
+CONFIG = make_config(lease_s=30.0, speculation=0.0)  # a duplicate is acknowledged to both
 
 
 def beat(worker_id: str, leases: tuple[str, ...] = ()) -> WorkerHeartbeat:

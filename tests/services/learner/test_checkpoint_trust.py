@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import stat
 from pathlib import Path
 
@@ -88,3 +89,50 @@ def test_signatures_bind_key_and_message(tmp_path: Path) -> None:
     write_private(tmp_path / "a" / "x.key", b"no key")
     with pytest.raises(ConfigError, match="is no private key"):
         load_key(tmp_path / "a", "x")
+
+
+def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power may be lost at any moment: the name appears after the bytes, and nothing goes before that."""
+    key = ensure_key(tmp_path / "keys", LEARNER_KEY)
+    root = tmp_path / "checkpoints"
+    checkpoints = CheckpointStore(root, 1, key)
+    checkpoints.write(1, save)
+    happened: list[tuple[str, str]] = []
+    fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
+
+    def noted_fsync(descriptor: int) -> None:
+        happened.append(("flush", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def noted_rename(source: Path, target: Path) -> None:
+        happened.append(("rename", str(target)))
+        rename(source, target)
+
+    def noted_rmtree(folder: Path, **options: bool) -> None:
+        if folder.is_dir():
+            happened.append(("remove", str(folder)))
+        rmtree(folder, **options)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    monkeypatch.setattr(shutil, "rmtree", noted_rmtree)
+    checkpoints.write(2, save)
+    named, removed = (
+        happened.index(("rename", str(root / "v00000002"))),
+        happened.index(("remove", str(root / "v00000001"))),
+    )
+    incoming = root / ".incoming-2"
+    for path in (incoming, incoming / "state", incoming / "state" / "model.pt"):
+        assert happened.index(("flush", str(path))) < named, path
+    assert ("flush", str(root)) in happened[named:removed]
+    assert checkpoints.newest_sound(9) == 2
+
+
+def test_what_a_killed_learner_left_is_removed(tmp_path: Path) -> None:
+    checkpoints = CheckpointStore(tmp_path, 2)
+    (tmp_path / ".incoming-7").mkdir()
+    (tmp_path / ".incoming-7" / "half").write_bytes(b"0" * 99)
+    checkpoints.write(1, save)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v00000001"]

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.errors import BlockedError, ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS, find_metric
 from antiphon.core.records import (
     BatchRef,
@@ -35,8 +35,10 @@ from antiphon.services.broadcast.snapshot import rebuild, weights_digest
 from antiphon.services.coordinator.api import StageReply
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
+from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rpc.serving import start_server, stop_server
 
 pytestmark = pytest.mark.engine
@@ -372,6 +374,37 @@ def test_a_repeated_step_is_trained_and_committed_once(model_path: Path, tmp_pat
     run(body)
 
 
+def test_the_flow_hears_that_the_coordinator_is_blocked(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, so that it can wait with the patience for outages; the step is not trained again."""
+
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        trained: list[int] = []
+        train = learner._trainer.train
+
+        def noted(step: int, batch: bytes) -> TrainedStep:
+            trained.append(step)
+            return train(step, batch)
+
+        async def blocked(commit: StepCommit) -> None:
+            raise BlockedError("no space is left for the journal")
+
+        monkeypatch.setattr(learner._trainer, "train", noted)
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.coordinator, "commit_step", blocked)
+            for _ in range(2):
+                with pytest.raises(BlockedError, match="no space is left"):
+                    await learner.step(0)
+        assert (await learner.step(0)).commit == bench.coordinator.commits_made[0]
+        assert trained == [0]
+        await learner.close()
+
+    run(body)
+
+
 def test_a_caller_that_gives_up_does_not_stop_the_step(model_path: Path, tmp_path: Path) -> None:
     async def body() -> None:
         bench = Bench(tmp_path, make_config(model_path))
@@ -384,6 +417,91 @@ def test_a_caller_that_gives_up_does_not_stop_the_step(model_path: Path, tmp_pat
         result = await learner.step(0)
         assert bench.coordinator.commits_made == [result.commit]
         await learner.close()
+
+    run(body)
+
+
+def test_a_learner_that_restores_answers_with_what_it_does_and_announces_what_is_stored(
+    model_path: Path, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        few = {"loop__max_staleness": 0, "broadcast__snapshots_kept": 2}
+        config = make_config(model_path, learner__checkpoint_interval=10, **few)
+        bench = Bench(tmp_path, config)
+        learner = await bench.learner()
+        for step in range(2):
+            await learner.step(step)
+            await learner.publish(step)
+        await learner.close()
+
+        bench.coordinator.manifests.clear()
+        gated = GatedStore(tmp_path / "store")
+        again = open_learner(
+            bench.config, "run", bench.root / "run", gated, bench.chunks(), bench.coordinator
+        )
+        again.origin = "127.0.0.1:2"
+        restoring = asyncio.create_task(again.restore())
+        assert await asyncio.to_thread(gated.entered.wait, 60)
+        # Workers have their chunks again before the first step is repeated.
+        assert {v: m.origin for v, m in bench.coordinator.manifests.items()} == dict.fromkeys(
+            range(2), "127.0.0.1:2"
+        )
+        for progress in (
+            (await again.await_step(2, 0.0)).progress,
+            (await again.await_snapshot(2, 0.0)).progress,
+        ):
+            assert (progress.doing, progress.counted) == ("restoring: step 0 of 2", "micro-batch")
+        status = await again.status()
+        assert status.state == "restoring" and status.progress == progress
+        gated.go_on.set()
+        assert await restoring == 2
+        # The version that was asked for meanwhile is written now, and the oldest snapshot goes.
+        await again.publish_again()
+        assert bench.coordinator.manifests[2].origin == "127.0.0.1:2" and bench.chunks().versions() == [1, 2]
+        result = await again.step(2)  # joins the one that was asked for meanwhile
+        assert result.commit.step == 2 and (await again.status()).progress.counter > progress.counter
+        assert (await again.publish(2)).version == 2
+        await again.close()
+
+    run(body)
+
+
+def test_a_step_counts_micro_batches_and_bytes_as_they_are_done(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, str, int]] = []
+    counting = ProgressCounter.counting
+
+    def note(self: ProgressCounter, counted: str, *look: Callable[[], int]) -> None:
+        counting(self, counted, *look)
+        progress = self.read()
+        begun.append((progress.doing, progress.counted, progress.counter))
+
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path, learner__checkpoint_interval=1))
+        learner = await bench.learner()
+        begun.clear()
+        monkeypatch.setattr(ProgressCounter, "counting", note)
+        metrics = (await learner.step(0)).commit.metrics
+        manifest = await learner.publish(1)
+        await learner.close()
+        found = dict.fromkeys(entry[:2] for entry in begun)
+        assert list(found) == [
+            ("training step 0", "micro-batch"),
+            ("training step 0", "byte of the weights"),
+            ("committing step 0", "answer of the coordinator"),
+            ("saving version 1", "byte"),
+            ("idle", "step"),
+            ("publishing version 1", "byte"),
+            ("announcing version 1", "answer of the coordinator"),
+        ]
+        at = {entry[:2]: entry[2] for entry in begun}
+        trained, gathered = at["training step 0", "micro-batch"], at["training step 0", "byte of the weights"]
+        assert gathered - trained == metrics["micro_batches"]
+        assert at["committing step 0", "answer of the coordinator"] - gathered == manifest.payload_bytes
+        folder = tmp_path / "run" / "checkpoints" / "v00000001"
+        written = sum(path.stat().st_size for path in (folder / "state").rglob("*"))
+        assert at["idle", "step"] - at["saving version 1", "byte"] >= written
 
     run(body)
 
@@ -405,7 +523,10 @@ def test_a_batch_that_never_comes_names_what_it_waits_for(model_path: Path, tmp_
     async def body() -> None:
         bench = Bench(tmp_path, make_config(model_path), steps=0)
         learner = await bench.learner()
-        with pytest.raises(UnavailableError, match=r"step 0 made no progress.*25%.*groups of step 0"):
+        with pytest.raises(
+            UnavailableError,
+            match=r"reward 0: no token, group or reward for 0\.3\d* s; it waits for groups of step 0",
+        ):
             await learner.step(0)
         await learner.close()
 
@@ -539,9 +660,15 @@ def test_everything_works_over_grpc(model_path: Path, tmp_path: Path) -> None:
         learner, origin = LearnerClient(service.origin), BroadcastClient(service.origin)
         await service.publish_again()
         assert bench.coordinator.manifests[0].origin == service.origin
-        result = await learner.step(0)
+        result, counters = None, [0]
+        while result is None:
+            reply = await learner.await_step(0, 0.05)
+            result = reply.result
+            counters.append(reply.progress.counter)
         assert result.commit == bench.coordinator.commits_made[0]
-        manifest = await learner.publish(1)
+        assert counters == sorted(counters) and counters[-1] > 0
+        while (manifest := (await learner.await_snapshot(1, 0.05)).manifest) is None:
+            pass
         mine = ChunkStore(tmp_path / "mine")
         await fetch_snapshot(manifest, origin, mine, 30.0)
         assert weights_digest(rebuild(manifest, mine.get)) == result.commit.weights_digest
@@ -549,7 +676,7 @@ def test_everything_works_over_grpc(model_path: Path, tmp_path: Path) -> None:
         status = await learner.status()
         assert status.version == 1 and status.state == "idle" and status.busy_s > 0
         with pytest.raises(ContractError, match="step 7 is not the next one"):
-            await learner.step(7)
+            await learner.await_step(7, 5.0)
         await learner.close()
         await origin.close()
         await stop_server(server, 0.1)

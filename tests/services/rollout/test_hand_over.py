@@ -201,13 +201,18 @@ def test_in_elastic_mode_the_spans_say_where_the_version_changed(tmp_path: Path)
 
     async def story() -> None:
         async with served(config, tmp_path) as site, hands(site) as make:
-            first = await begun(site, make)
-            second = make("second")
+            await site.service.announce_snapshot(light_manifest("run-1", 0))
+            await site.service.open_step(0)
+            eager = make("eager")
+            await handed_in(site)
+            await eager.vanish()
             await site.service.open_step(1)
-            await train(site, 0)  # of what the second worker sampled
-            await until(lambda: second.engine.version == 1)
+            first = await begun(site, make)  # the groups of step 1, under version 0
+            await train(site, 0)
             await first.vanish()
+            second = make("second")
             submissions = await handed_in(site)
+            assert second.engine.version == 1
             continued = [p for p in second.prefixes if p]
             assert continued == [BEGUN] * GROUPS * SAMPLES
             for submission in submissions:

@@ -108,7 +108,7 @@ def build(monkeypatch, tmp_path):
     from antiphon.services.rollout.selfcheck import startup_check
 
     def run(drafts, *, mode="elastic", distribution_check=SOUND):
-        seen = startup_check.StartupReport("keyed", (distribution_check,), True, True, 0.0, True, drafts)
+        seen = startup_check.StartupReport("keyed", (distribution_check,), True, 0.0, True, drafts)
         monkeypatch.setattr(startup_check, "run_startup_check", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
         monkeypatch.setattr(service, "local_model_directory", lambda path: tmp_path)

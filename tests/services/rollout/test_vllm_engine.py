@@ -286,7 +286,7 @@ def test_startup_check_passes_on_a_sound_engine_and_fails_on_a_bent_one(engine, 
 
     report = run_startup_check(engine, draws=600)
     assert all(check.degrees > 3 for check in report.distributions)
-    assert report.distributions_hold and report.tokens_equal and report.bits_equal
+    assert report.distributions_hold and report.bits_equal
     assert max(check.logprob_error for check in report.distributions) < 1e-4
     monkeypatch.setattr(sampler_hook, "draw", lambda logits, u, rows: ks.draw(logits / 1.3, u, rows))
     assert not run_startup_check(engine, draws=600).distributions_hold

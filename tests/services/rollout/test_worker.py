@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -321,6 +322,47 @@ def test_a_worker_without_a_lease_beats_as_rarely_as_it_is_told() -> None:
     asyncio.run(story())
 
 
+class SlowToLoad(LightEngine):
+    """Takes in every version but the first only when it is let through."""
+
+    let_through = threading.Event()
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        if version:
+            self.let_through.wait(DEADLINE_S)
+        super().load_weights(version, tensors, weights_digest)
+
+
+def test_heartbeats_say_whether_tokens_are_due() -> None:
+    async def story() -> None:
+        gate = StepGate()
+        SlowToLoad.let_through.clear()
+        site = make_site(make_config(), gate=gate, engine_class=SlowToLoad)
+        coordinator = site.coordinator
+        async with at_work(site):
+            await coordinator.announce(light_manifest("run-1", 0))
+            await coordinator.until(lambda: any(beat.held_version == 0 for beat in coordinator.beats))
+            assert not coordinator.beats[-1].sampling
+            coordinator.queue.append(light_lease(0))
+            await coordinator.until(lambda: coordinator.beats[-1].sampling)
+            # Weights that wait for a step which does not come back are no excuse.
+            await coordinator.announce(light_manifest("run-1", 1))
+            await coordinator.until(lambda: site.source.rebuilt == [0, 1])
+            beats = len(coordinator.beats)
+            await coordinator.until(lambda: len(coordinator.beats) >= beats + 5)
+            assert all(beat.sampling for beat in coordinator.beats[beats:])
+            gate.allow(1)
+            await coordinator.until(lambda: not coordinator.beats[-1].sampling)
+            assert coordinator.beats[-1].lease_ids
+            SlowToLoad.let_through.set()
+            await coordinator.until(lambda: coordinator.beats[-1].sampling)
+            assert coordinator.beats[-1].held_version == 1
+            gate.open()
+            await coordinator.until(lambda: len(coordinator.submissions) == 1)
+
+    asyncio.run(story())
+
+
 def test_forgotten_worker_registers_again_and_hands_in_what_it_has() -> None:
     async def story() -> None:
         gate = StepGate()
@@ -442,6 +484,34 @@ def test_a_damaged_or_late_snapshot_is_fetched_again() -> None:
             await site.coordinator.announce(light_manifest("run-1", 0))
             await serve_groups(site, range(2))
         assert source.fetched == [0, 0] and source.rebuilt == [0]
+
+    asyncio.run(story())
+
+
+def test_a_link_that_breaks_again_and_again_is_waited_for_while_bytes_come() -> None:
+    async def story() -> None:
+        source = LightSource()
+        source.arriving = 1
+        source.failures = [UnavailableError("broke off") for _ in range(8)]  # longer than the stall timeout
+        site = make_site(make_config(stall_timeout_s=0.3), source=source)
+        async with at_work(site):
+            await site.coordinator.announce(light_manifest("run-1", 0))
+            await serve_groups(site, range(2))
+            await site.coordinator.until(lambda: site.coordinator.beats[-1].bytes_fetched == 9)
+        assert source.fetched == [0] and not source.failures
+
+    asyncio.run(story())
+
+
+def test_a_link_that_brings_nothing_ends_the_worker() -> None:
+    async def story() -> None:
+        source = LightSource()
+        source.failures = [UnavailableError("away") for _ in range(1000)]
+        site = make_site(make_config(stall_timeout_s=0.3), source=source)
+        async with at_work(site):
+            await site.coordinator.announce(light_manifest("run-1", 0))
+            with pytest.raises(UnavailableError, match="away"):
+                await site.left()
 
     asyncio.run(story())
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.core.errors import BlockedError, ContractError, UnavailableError
 from antiphon.services.rpc.retry import FIRST_PAUSE_S, JITTER, MOST_PAUSE_S, pause_s, retry_unavailable
 
 
@@ -42,5 +42,27 @@ def test_only_an_absent_peer_is_asked_again_and_not_for_ever() -> None:
             await retry_unavailable("coordinator.pull", refuses, 5.0)
         assert asked.count("refuses") == 1
         assert await retry_unavailable("coordinator.pull", lambda: comes_back(), 5.0) == 7
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_is_blocked_is_not_away() -> None:
+    """Its outage has a patience of its own, and absence before and after it is counted anew."""
+    left = 30
+
+    async def blocked() -> int:
+        nonlocal left
+        left -= 1
+        if left:
+            raise BlockedError("no space is left")
+        return 7
+
+    async def story() -> None:
+        with pytest.raises(BlockedError, match="no space is left"):
+            await retry_unavailable("coordinator.commit", blocked, 60.0, outage_s=0.3)
+        assert 0 < left < 30
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("antiphon.services.rpc.retry.MOST_PAUSE_S", 0.02)
+            assert await retry_unavailable("coordinator.commit", blocked, 0.05) == 7
 
     asyncio.run(story())

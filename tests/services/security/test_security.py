@@ -132,6 +132,24 @@ def test_a_whole_lease_over_tls_and_its_quota(tmp_path: Path, house: House) -> N
     serve_and(tmp_path, house, act)
 
 
+def test_requests_that_wait_together_share_one_quota(tmp_path: Path, house: House) -> None:
+    async def act(site: SecuredSite) -> None:
+        flow, worker = site.client(house.services), site.client(house.worker("w", max_leases=2))
+        learner_key = load_key(house.keys / "services", LEARNER_KEY)
+        await flow.announce_snapshot(sign_manifest(light_manifest(0), learner_key))
+        worker_id = (await worker.register(hello("w"))).worker_id
+        calls = [worker.lease_group(LeaseRequest(worker_id, 0, 2, 2.0)) for _ in range(20)]
+        asked = [asyncio.ensure_future(call) for call in calls]
+        while site.state_machine.fleet.named("w")[0].max_leases is None:  # the first of them arrived
+            await asyncio.sleep(0.01)
+        await flow.open_step(0)
+        replies = await asyncio.gather(*asked)
+        assert sum(len(reply.leases) for reply in replies) == 2
+        assert site.state_machine.leases.count_of_worker(worker_id) == 2
+
+    serve_and(tmp_path, house, act)
+
+
 def test_revocation_counts_at_once_and_survives_a_restart(tmp_path: Path, house: House) -> None:
     token_id = "ab" * 16
 
@@ -239,7 +257,8 @@ def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
 def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
     public = house.services.token_key
     assert public is not None
-    guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0, open_leases=lambda worker_id: 3)
+    told: list[tuple[str, int]] = []
+    guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0, note_quota=lambda *quota: told.append(quota))
     bearer = f"Bearer {house.token('w', scopes=(Scope.LEASE,), max_leases=5)}"
 
     def ask(*requests: rollout_pb2.WorkRequest) -> Denial | None:
@@ -252,10 +271,12 @@ def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
     assert guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, None) is None  # the stream itself
     assert ask() is None
     lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=8))
-    assert ask(lease) is None and lease.lease.groups == 2  # two more and the quota is full
+    assert ask(lease) is None and told == [("w-1", 5)]  # which is checked when they are granted
     first = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=1))
     second = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=8))
-    assert ask(first, second) is None and (first.lease.groups, second.lease.groups) == (1, 1)
+    assert ask(first, second) is None and told == [("w-1", 5)] * 3
+    other = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="v-1", groups=1))
+    assert ask(other) is Denial.FORBIDDEN and len(told) == 3
     stranger = rollout_pb2.WorkRequest(heartbeat=rollout_pb2.WorkerHeartbeat(worker_id="v-1"))
     assert ask(stranger) is Denial.FORBIDDEN and ask(first, stranger) is Denial.FORBIDDEN
     assert ask(rollout_pb2.WorkRequest(submission=records_pb2.GroupSubmission())) is Denial.FORBIDDEN

@@ -1,4 +1,4 @@
-"""The first schema: events, payloads, history, who may write, and which group was trained by which step."""
+"""The first schema: events, snapshots of their fold, payloads, history, who may write, what trained."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -54,4 +54,17 @@ def upgrade() -> None:
         sa.Column("group_id", sa.Text, primary_key=True),
         sa.Column("step", _number, sa.ForeignKey("steps.step"), nullable=False),
         sa.Column("place", sa.Integer, nullable=False),
+    )
+    op.create_table(
+        "state_snapshots",
+        sa.Column("seq", _number, primary_key=True, autoincrement=False),
+        sa.Column("form", sa.Text, nullable=False),
+        sa.Column("digest", sa.Text, nullable=False),
+        sa.Column("body", sa.Text, nullable=False),
+    )
+    op.create_table(
+        "state_entries",
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("place", _number, primary_key=True, autoincrement=False),
+        sa.Column("body", sa.Text, nullable=False),
     )

@@ -15,12 +15,14 @@ from antiphon.core.config_sections import DraftingSection
 from antiphon.core.drafting.history import HistoryStore
 from antiphon.core.drafting.history_codec import fit_histories
 from antiphon.core.loop.group_state import GroupState
+from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, group_bytes
 from antiphon.core.records import GroupSubmission, Lease, PastCompletion, PromptHistory
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.journal import HistoryEdit, HistoryRow
 
 REPLY_BYTES = 32 << 20
-"""Most history in one reply, half of the largest message; leases beyond it go without."""
+"""Most history in one reply, half of the largest message, less where unfinished groups need it; leases
+beyond it go without."""
 
 _log = structlog.get_logger("coordinator")
 
@@ -94,8 +96,14 @@ class Archive:
         histories = [self.history(lease.prompt.key) for lease in leases]
         if any(histories):
             # Compressing what is near the limit takes milliseconds, so others need not wait for it.
-            histories = await asyncio.to_thread(fit_histories, histories, self._lease_bytes, REPLY_BYTES)
+            room = min(REPLY_BYTES, max(0, MESSAGE_BYTES - MARGIN_BYTES - sum(map(_bytes, leases))))
+            histories = await asyncio.to_thread(fit_histories, histories, self._lease_bytes, room)
         return [
             dataclasses.replace(lease, history=history)
             for lease, history in zip(leases, histories, strict=True)
         ]
+
+
+def _bytes(lease: Lease) -> int:
+    tokens = sum(piece.token_ids.size for piece in lease.prefix)
+    return group_bytes(len(lease.seeds), tokens, len(lease.prompt.token_ids))

@@ -1,0 +1,1 @@
+"""Tails: the loop's production decisions in virtual time, under long-tailed lengths."""

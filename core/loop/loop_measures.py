@@ -1,0 +1,211 @@
+"""Loop measures: how fast the parts of the elastic loop are, measured from the events of a run.
+
+The pace of a completion is ``alpha + beta * n`` seconds per token with n completions at once (the step time
+of a decoding engine is close to linear in its batch); both are fitted to the groups sampled lately.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.core.loop import events as e
+from antiphon.core.loop.run_state import RunState
+
+GROUPS_REMEMBERED = 512
+"""Sealed groups that speak for the lengths to come."""
+LOSSES_REMEMBERED = 32
+"""Batches for which the loss of a lease counts."""
+STEPS_REMEMBERED = 8
+"""Learner steps and broadcasts whose median is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGroup:
+    """One group as it was sampled and rewarded."""
+
+    longest: int
+    """Tokens of its longest completion."""
+    others: float
+    """Mean tokens of the others."""
+    count: int
+    """How many others there are."""
+    reward_s: float
+    """From its submission to its rewards."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPace:
+    """How fast the parts of the loop are."""
+
+    groups: tuple[SampledGroup, ...]
+    """In the order of their places."""
+    alpha: float
+    """Seconds per token of a completion that runs alone."""
+    beta: float
+    """Seconds per token that each further completion at the same fleet adds."""
+    learner_s: float
+    """Of a learner step, with its commit."""
+    broadcast_s: float
+    """From a commit until a worker holds its version."""
+    losses: bool = False
+    """Leases ended lately without a submission: groups take longer than their completions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """One group that was sampled from its first token to its last under one lease, or still is."""
+
+    begun_s: float
+    fresh: bool
+    """It continues nothing that another worker had begun."""
+    ended_s: float = math.inf
+    counts: tuple[int, ...] = ()
+    """Tokens of its completions."""
+
+
+class LoopMeasures:
+    """Measures the loop from the events of a run, on the clock of whoever passes `now`.
+
+    Kept in memory alone: after a restart the loop is measured anew.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, _Lease] = {}
+        self._twins: set[str] = set()
+        self._ended: deque[_Lease] = deque(maxlen=GROUPS_REMEMBERED)
+        self._submitted: dict[str, _Lease] = {}
+        self._rewarded: dict[str, SampledGroup] = {}
+        self._groups: deque[SampledGroup] = deque(maxlen=GROUPS_REMEMBERED)
+        self._learner_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._broadcast_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._sealed_at: dict[int, float] = {}
+        self._committed_at: dict[int, float] = {}
+        self._last_commit = -math.inf
+        self._lost_at: int | None = None
+        self.batches = 0
+        """Batches that were trained since the measuring began."""
+
+    def observe(self, event: e.JournalEvent, state: RunState, now: float) -> None:
+        """Take in an event that is about to be applied to `state`."""
+        match event:
+            case e.LeaseGranted():
+                group = state.groups.get(event.group_id)
+                if group is None or group.evaluation is None:
+                    self._running[event.group_id] = _Lease(now, not event.continued)
+            case e.LeaseDuplicated():
+                self._twins.add(event.group_id)
+            case e.LeaseExpired():
+                if event.group_id in self._twins:
+                    self._twins.discard(event.group_id)
+                elif self._running.pop(event.group_id, None) is not None:
+                    self._lost_at = self.batches
+            case e.GroupSubmitted():
+                self._twins.discard(event.group_id)
+                if (lease := self._running.pop(event.group_id, None)) is not None:
+                    ended = replace(lease, ended_s=now, counts=event.token_counts)
+                    self._submitted[event.group_id] = ended
+                    self._ended.append(ended)
+            case e.GroupRewarded():
+                if (lease := self._submitted.pop(event.group_id, None)) is not None:
+                    self._rewarded[event.group_id] = _sampled(lease.counts, now - lease.ended_s)
+            case e.GroupDropped():
+                self._submitted.pop(event.group_id, None)
+                self._use(event.group_id)  # it was sampled too: the lengths to come are like it
+            case e.BatchSealed():
+                for group_id in (*event.group_ids, *event.filtered_ids):
+                    self._use(group_id)
+                self._sealed_at[event.step] = now
+            case e.StepCommitted():
+                sealed_at = self._sealed_at.pop(event.step, None)
+                if sealed_at is not None:
+                    self._learner_s.append(now - max(sealed_at, self._last_commit))
+                    self.batches += 1
+                self._last_commit = now
+                if event.published:
+                    self._committed_at = {event.version: now}
+            case e.WorkerLoaded():
+                committed_at = self._committed_at.pop(event.version, None)
+                if committed_at is not None:
+                    self._broadcast_s.append(now - committed_at)
+
+    def _use(self, group_id: str) -> None:
+        if (found := self._rewarded.pop(group_id, None)) is not None:
+            self._groups.append(found)
+
+    @property
+    def losses(self) -> bool:
+        """Return whether a lease ended lately without a submission."""
+        return self._lost_at is not None and self.batches - self._lost_at < LOSSES_REMEMBERED
+
+    def pace(self, now: float) -> LoopPace | None:
+        """Return what is known of the loop; None before a batch was trained."""
+        if not self.batches or not self._groups:
+            return None
+        found = self._paces(now)
+        if not len(found[0]):
+            return None
+        alpha, beta = _fit(*found)
+        return LoopPace(
+            groups=tuple(self._groups),
+            alpha=alpha,
+            beta=beta,
+            learner_s=float(np.median(self._learner_s)),
+            broadcast_s=float(np.median(self._broadcast_s)) if self._broadcast_s else 0.0,
+            losses=self.losses,
+        )
+
+    def _paces(self, now: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return seconds per token of each lease, and the mean number of completions at once meanwhile.
+
+        A completion is taken to have got its tokens evenly over the lease of its group; those that
+        still run are taken to last.
+        """
+        begins: list[float] = []
+        ends: list[float] = []
+        for lease in self._ended:
+            seconds = (lease.ended_s - lease.begun_s) / max(1, max(lease.counts))
+            begins.extend([lease.begun_s] * len(lease.counts))
+            ends.extend(lease.begun_s + seconds * count for count in lease.counts)
+        alike = [len(lease.counts) for lease in self._ended]
+        for lease in self._running.values():
+            begins.extend([lease.begun_s] * (alike[-1] if alike else 0))
+            ends.extend([now] * (alike[-1] if alike else 0))
+        began, ended = np.sort(np.asarray(begins)), np.sort(np.asarray(ends))
+
+        def area(at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            return _area(began, at) - _area(ended, at)
+
+        # Of leases that continued another one it is not known how many tokens were theirs.
+        whole = [x for x in self._ended if x.fresh and max(x.counts) > 0 and x.ended_s > x.begun_s]
+        first = np.asarray([lease.begun_s for lease in whole])
+        last = np.asarray([lease.ended_s for lease in whole])
+        tokens = np.asarray([max(lease.counts) for lease in whole])
+        return (last - first) / tokens, (area(last) - area(first)) / (last - first)
+
+
+def _area(instants: npt.NDArray[np.float64], at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return, for each of `at`, the sum of the seconds since all instants before it; `instants` is sorted."""
+    summed = np.concatenate([[0.0], np.cumsum(instants)])
+    before = np.searchsorted(instants, at)
+    return np.asarray(before * at - summed[before])
+
+
+def _sampled(counts: Sequence[int], reward_s: float) -> SampledGroup:
+    longest, others = max(counts), len(counts) - 1
+    return SampledGroup(longest, (sum(counts) - longest) / max(1, others), others, reward_s)
+
+
+def _fit(pace: npt.NDArray[np.float64], load: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Fit ``pace = alpha + beta * load`` by least squares with alpha, beta >= 0."""
+    spread = float(((load - load.mean()) ** 2).sum())
+    beta = float(((load - load.mean()) * (pace - pace.mean())).sum()) / spread if spread > 0.0 else 0.0
+    alpha = float(pace.mean() - beta * load.mean())
+    if beta < 0.0:
+        return float(pace.mean()), 0.0
+    if alpha < 0.0:
+        return 0.0, float((pace * load).sum() / max(1e-12, float((load**2).sum())))
+    return alpha, beta

@@ -1,0 +1,37 @@
+"""Pinned values: what a run keeps for good, and what it means to continue the same run."""
+
+import json
+from collections.abc import Mapping
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
+
+MODEL_FILES = "the digest of model.path's files"
+"""What a run keeps for good besides fields of its configuration."""
+
+
+def pinned_values(config: RunConfig, model_digest: str = "") -> dict[str, str]:
+    """Return the configuration that a run keeps for good, as JSON by field, and the digest of its model."""
+    tree = config.model_dump(mode="json")
+    found = {"run.seed": tree["run"]["seed"], "model.path": tree["model"]["path"]}
+    for section in ("environment", "loop", "sampling"):
+        found |= {f"{section}.{name}": value for name, value in tree[section].items()}
+    found["algorithm.objective"] = tree["algorithm"]["objective"]
+    found["algorithm.normalise_advantages"] = tree["algorithm"]["normalise_advantages"]
+    found["evaluation.prompts"] = tree["evaluation"]["prompts"]
+    pinned = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
+    return pinned | ({MODEL_FILES: model_digest} if model_digest else {})
+
+
+def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Compare the values that a run was opened with to those that it is to continue with.
+
+    Raises:
+        ConfigError: when one differs.
+    """
+    for name, value in before.items():
+        if now.get(name) != value:
+            raise ConfigError(
+                f"{name}={now.get(name)} differs from {value}, with which run {run_id} was opened; "
+                "put it back, or start a new run"
+            )

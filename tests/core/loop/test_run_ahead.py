@@ -1,0 +1,157 @@
+"""What is kept in flight follows from what the run measured, and the loop keeps every group's place."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.benchmarks.parts.tails.world import Lengths, Setting, Walked, World
+from antiphon.core.config import build_config
+from antiphon.core.loop.loop_measures import LoopPace, SampledGroup
+from antiphon.core.loop.run_ahead import RunAhead, choose, describe, first_plan, walk
+
+ALIKE = Lengths(0.0, 0.0, 4.0)
+LONG_TAILED = Lengths(0.8, 0.6, 16.0)
+SETTING = Setting(
+    max_staleness=4,
+    prompts_per_step=8,
+    group_size=4,
+    steps=24,
+    places=16,
+    learner_s=4.0,
+    reward_s=0.1,
+    broadcast_s=0.1,
+    alpha=0.01,
+    beta=0.0005,
+)
+
+
+def walked(setting: Setting, lengths: Lengths, plan: RunAhead | None = None, measured: bool = True) -> Walked:
+    return World(setting, lengths, plan, measured).run()
+
+
+@settings(max_examples=25)
+@given(
+    sigma=st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 0.8)),
+    bound=st.integers(0, 5),
+    places=st.integers(1, 40),
+    learner_s=st.floats(0.1, 10.0),
+    delays=st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 5.0)),
+    filter_=st.sampled_from(["none", "drop", "refill"]),
+    varied=st.floats(0.3, 1.0),
+    deaths=st.lists(st.floats(0.1, 60.0), max_size=6),
+    measured=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_places_are_kept_whatever_the_lengths(
+    sigma: tuple[float, float],
+    bound: int,
+    places: int,
+    learner_s: float,
+    delays: tuple[float, float],
+    filter_: str,
+    varied: float,
+    deaths: list[float],
+    measured: bool,
+    seed: int,
+) -> None:
+    setting = replace(
+        SETTING,
+        max_staleness=bound,
+        prompts_per_step=4,
+        steps=8,
+        places=places,
+        learner_s=learner_s,
+        reward_s=delays[0],
+        broadcast_s=delays[1],
+        filter=filter_,
+        varied_share=varied,
+        deaths=tuple(deaths),
+    )
+    found = walked(setting, Lengths(*sigma, 16.0, seed), measured=measured)  # ends: no group starves
+    assert found.staleness_worst <= bound
+    assert found.restarts_worst <= len(deaths)
+    if not deaths:
+        assert found.wasted_share == 0.0 and found.restarts_worst == 0
+    if filter_ != "refill":
+        assert found.trained == list(range(4 * setting.steps))
+        assert found.trained_mean == pytest.approx(found.opened_mean)
+    elif not deaths:
+        assert found.trained == sorted(found.trained)
+
+
+def test_short_groups_do_not_train_first() -> None:
+    found = walked(replace(SETTING, places=40), LONG_TAILED)
+    assert found.first_batches_mean == pytest.approx(found.opened_mean, rel=0.15)
+    assert found.wasted_share == 0.0
+
+
+def test_staleness_is_a_bound_and_no_target() -> None:
+    # Rollouts take a fraction of a learner step: one step ahead covers them.
+    quick = replace(SETTING, learner_s=20.0, places=40)
+    ours, gate = walked(quick, ALIKE), walked(quick, ALIKE, measured=False)
+    assert gate.staleness_mean > 3.5 and ours.staleness_mean < 1.6
+    assert ours.plan is not None and ours.plan.window == 16
+    assert ours.seconds_per_step < 1.01 * gate.seconds_per_step
+    # Where the longest completions take several steps, the window covers them.
+    tails = replace(SETTING, learner_s=3.0)
+    ours, gate = walked(tails, LONG_TAILED), walked(tails, LONG_TAILED, measured=False)
+    assert ours.plan is not None and ours.plan.window >= 32
+    assert ours.seconds_per_step < 1.10 * gate.seconds_per_step  # with the steps before it is known
+
+
+def test_pace_and_delays_are_measured_from_the_events() -> None:
+    world = World(replace(SETTING, learner_s=3.0, reward_s=0.7, broadcast_s=0.4), LONG_TAILED, None, True)
+    world.run()
+    pace = world.measures.pace(world.now)
+    assert pace is not None
+    assert pace.learner_s == pytest.approx(3.0)
+    assert pace.broadcast_s == pytest.approx(0.4)
+    assert {round(group.reward_s, 6) for group in pace.groups} == {0.7}
+    assert pace.alpha == pytest.approx(0.01, rel=0.25)
+    assert pace.beta == pytest.approx(0.0005 / 4, rel=0.25)  # four workers share the load
+    longest = sorted(int(world.lengths.draw(n, 8, 4).max()) for n in range(8 * 24))
+    assert sorted(group.longest for group in pace.groups) == longest
+
+
+def test_a_walk_without_overlap_is_the_sum_of_its_parts() -> None:
+    groups = tuple(SampledGroup(100, 100.0, 3, 0.5) for _ in range(8))
+    pace = LoopPace(groups, alpha=0.01, beta=0.001, learner_s=2.0, broadcast_s=0.25)
+    step_s, staleness = walk(
+        pace, window=8, places=8, at_once=8, max_staleness=4, prompts_per_step=8, interval=1
+    )
+    assert step_s == pytest.approx(100 * (0.01 + 0.001 * 32) + 0.5 + 2.0 + 0.25)
+    assert staleness == 0.0
+    step_s, staleness = walk(
+        pace, window=24, places=8, at_once=8, max_staleness=4, prompts_per_step=8, interval=1
+    )
+    assert step_s == pytest.approx(100 * (0.01 + 0.001 * 32), rel=0.01)
+
+
+@given(st.integers(0, 6), st.integers(1, 4), st.integers(1, 300), st.integers(0, 200), st.floats(0.0, 20.0))
+@settings(max_examples=40)
+def test_a_plan_never_leaves_the_bound_and_always_lets_a_step_fill(
+    bound: int, interval: int, places_per_step: int, places: int, learner_s: float
+) -> None:
+    if interval > bound + 1:
+        return
+    groups = tuple(SampledGroup(50 + 37 * (n % 5), 40.0, 3, 0.1) for n in range(64))
+    plan = choose(
+        LoopPace(groups, 0.01, 0.0001, learner_s, 0.2),
+        max_staleness=bound,
+        prompts_per_step=places_per_step,
+        publish_interval=interval,
+        places=places,
+    )
+    assert interval * places_per_step <= plan.window <= (bound + 1) * places_per_step
+    assert 0.0 < plan.share <= 1.0 and plan.unused(1, 0) >= 1
+
+
+def test_a_run_that_knows_nothing_samples_two_steps_at_once() -> None:
+    config = build_config(
+        {"loop": {"max_staleness": 4, "prompts_per_step": 4}, "broadcast": {"snapshots_kept": 6}}
+    )
+    plan = first_plan(config, places=32)
+    assert (plan.window, plan.share) == (20, 0.25) and first_plan(config, places=6).share == 1.0
+    assert "not measured yet" in describe(plan, 4, 4)

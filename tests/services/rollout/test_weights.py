@@ -1,0 +1,70 @@
+"""Weights of a worker: what is being put together stays until that is over."""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from antiphon.core.errors import IntegrityError
+from antiphon.core.records import SnapshotManifest
+from antiphon.services.rollout import weights as weights_module
+from antiphon.services.rollout.weights import WeightSync
+from antiphon.system.wakeup import Wakeup
+from tests.support.loop_model import light_manifest, make_config
+
+
+class Source:
+    """Puts weights together when it is told to, and finds them damaged."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.kept: list[set[int]] = []
+
+    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        self.begun.set()
+        assert self.go_on.wait(30.0)
+        raise IntegrityError("a chunk is damaged")
+
+    def prune(self, kept: Sequence[SnapshotManifest]) -> None:
+        self.kept.append({manifest.version for manifest in kept})
+
+
+async def no_delay() -> None: ...
+
+
+def test_newer_snapshots_do_not_prune_the_one_that_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "MOST_PAUSE_S", 0.0)
+    config = make_config(max_staleness=0)
+    config = config.model_copy(
+        update={"broadcast": config.broadcast.model_copy(update={"snapshots_kept": 2})}
+    )
+    source = Source()
+
+    async def act() -> None:
+        sync = WeightSync(
+            cast("Any", None),
+            cast("Any", source),
+            cast("Any", None),
+            config,
+            "run-1",
+            lambda: (0, 0),
+            Wakeup(),
+            Wakeup(),
+            no_delay,
+        )
+        sync._complete[1] = light_manifest(1)
+        swapping = asyncio.ensure_future(sync._swap(1))
+        await asyncio.to_thread(source.begun.wait, 30.0)
+        for version in range(2, 6):
+            sync._complete[version] = light_manifest(version)
+            sync._prune()
+        assert all(1 in kept for kept in source.kept)
+        source.go_on.set()
+        await asyncio.wait_for(swapping, 30.0)  # it is fetched again, and the worker lives
+        assert sorted(sync._complete) == [4, 5]
+        sync._complete.clear()
+        await sync._swap(1)  # pruned before it began: nothing to do
+
+    asyncio.run(act())
