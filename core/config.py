@@ -86,6 +86,12 @@ class RunConfig(Section):
                 f"makes groups of up to {group / (1 << 20):.1f} MiB, but one message carries at most "
                 f"{(MESSAGE_BYTES - MARGIN_BYTES) >> 20} MiB; lower either"
             )
+        warmup = self.learner.warmup_steps
+        if warmup is not None and warmup >= self.run.steps:
+            raise ValueError(
+                f"learner.warmup_steps={warmup} is no shorter than run.steps={self.run.steps}, so that the "
+                "learning rate is never reached; lower it, or leave it out"
+            )
         if self.evaluation.prompts > self.environment.heldout_size:
             raise ValueError(
                 f"evaluation.prompts={self.evaluation.prompts} exceeds "

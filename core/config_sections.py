@@ -123,6 +123,10 @@ class AlgorithmSection(Section):
     """Largest importance weight."""
     correction_floor: float = Field(default=0.5, ge=0.0)
     """Smallest importance weight that correction=mask keeps."""
+    divisor: Literal["sampled", "trained"] = "sampled"
+    """What the loss is divided by. sampled: also what loop.filter=drop left out of the batch, so that the
+    filter changes the work of a step and not its update; trained: what is in the batch, so that updates
+    grow as fewer groups have reward variance."""
     normalise_advantages: bool = True
     """Divide advantages by the group's standard deviation (dr_grpo never does)."""
     updates_per_step: int = Field(default=1, ge=1, le=16)
@@ -140,8 +144,12 @@ class LearnerSection(Section):
     """AdamW second-moment decay."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """AdamW decoupled weight decay."""
-    warmup_steps: int = Field(default=5, ge=0)
-    """Steps of linear learning-rate warm-up."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps of linear learning-rate warm-up; null: 5, or half of a run of fewer than 10."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up: it stays, or it falls to final_rate_share at step run.steps."""
+    final_rate_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of learning_rate that is left at the last step of schedule=linear and schedule=cosine."""
     gradient_clip: float = Field(default=1.0, gt=0.0)
     """Largest norm of the gradient."""
     zero_stage: Literal[0, 1, 2, 3] = 0

@@ -7,8 +7,9 @@ and the pyarrow release, which the run's manifest records.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,12 @@ BATCH_SCHEMA = pa.schema(
         _column("reward", pa.float64()),
         _column("advantage", pa.float64()),
     ],
-    metadata={"antiphon.table": "batch/1"},
+    metadata={"antiphon.table": "batch/2"},
 )
-"""One row per trajectory; the lists are [P], [T], [T] and one entry per version span."""
+"""One row per trajectory; the lists are [P], [T], [T] and one entry per version span. What was left
+out of the batch stands in the file's metadata (`LeftOut`)."""
+
+_LEFT_OUT = b"antiphon.left_out"
 
 DRAFTING_COLUMNS = ("passes", "drafted", "covered", "accepted")
 """Counts of the group's drafting in the timings, as `core.records.DraftingStatistics` names them."""
@@ -75,8 +79,21 @@ TIMINGS_SCHEMA = pa.schema(
 """One row per trajectory, in the order of the batch; nulls where the engine could not draft."""
 
 
-def encode_batch(rows: Sequence[BatchRow]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What used up places of a batch without being in it: groups whose rewards were all equal."""
+
+    trajectories: int = 0
+    tokens: int = 0
+    """Completion tokens of these trajectories."""
+
+
+def encode_batch(rows: Sequence[BatchRow], left_out: LeftOut = LeftOut()) -> bytes:
     """Write the rows of a batch, in their order, as one Parquet file; no rows are fine.
+
+    Args:
+        rows: what the learner trains on.
+        left_out: what it may divide its loss by besides (`algorithm.divisor`).
 
     Raises:
         ContractError: when a row's logprobs or version spans do not cover its tokens.
@@ -97,6 +114,7 @@ def encode_batch(rows: Sequence[BatchRow]) -> bytes:
             pa.array([float(row.advantage) for row in rows], pa.float64()),
         ],
         BATCH_SCHEMA,
+        {_LEFT_OUT: f"{left_out.trajectories} {left_out.tokens}".encode()},
     )
 
 
@@ -109,6 +127,18 @@ def decode_batch(payload: bytes) -> list[BatchRow]:
     table = _read(payload, BATCH_SCHEMA)
     with _readable(payload, "batch"):
         return _batch_rows(table)
+
+
+def decode_left_out(payload: bytes) -> LeftOut:
+    """Read what was left out of a batch.
+
+    Raises:
+        IntegrityError: when the bytes are no batch table.
+    """
+    table = _read(payload, BATCH_SCHEMA, columns=("group_id",))
+    with _readable(payload, "batch"):
+        trajectories, tokens = map(int, table.schema.metadata[_LEFT_OUT].split())
+    return LeftOut(trajectories, tokens)
 
 
 def _batch_rows(table: Any) -> list[BatchRow]:
@@ -228,7 +258,7 @@ def _split(column: Any, dtype: type[np.generic]) -> list[npt.NDArray[Any]]:
     return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def _write(columns: Sequence[Any], schema: Any) -> bytes:
+def _write(columns: Sequence[Any], schema: Any, facts: Mapping[bytes, bytes] | None = None) -> bytes:
     sink = pa.BufferOutputStream()
     table = pa.Table.from_arrays(list(columns), schema=schema)
     with pq.ParquetWriter(
@@ -243,7 +273,7 @@ def _write(columns: Sequence[Any], schema: Any) -> bytes:
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))
-        writer.add_key_value_metadata(schema.metadata)
+        writer.add_key_value_metadata(schema.metadata | (facts or {}))
     return bytes(sink.getvalue())
 
 

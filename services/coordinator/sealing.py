@@ -17,7 +17,7 @@ from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.events import BatchSealed
 from antiphon.core.loop.group_state import GroupState, Tally
 from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming
-from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, encode_batch, encode_timings
+from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
 
@@ -55,7 +55,11 @@ def seal_batch(
         ingredient = ingredients[group.group_id]
         rows.extend(_rows(ingredient, normalise))
         timings.extend(_timings(ingredient))
-    digest = store.put(encode_batch(rows))
+    left_out = LeftOut(
+        trajectories=sum(group.samples for group in plan.filtered),
+        tokens=sum(sum(group.token_counts) for group in plan.filtered),
+    )
+    digest = store.put(encode_batch(rows, left_out))
     timings_digest = store.put(encode_timings(timings))
     rewarded = (*plan.used, *plan.filtered)
     rewards = [r for group in rewarded for r in group.rewards] + since_seal.rewards

@@ -22,7 +22,8 @@ import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
-from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
+from antiphon.core.learning_rate import rate_share
+from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
 from antiphon.system import failpoints
@@ -102,9 +103,8 @@ class DeepSpeedEngine:
             betas=(section.beta1, section.beta2),
             weight_decay=section.weight_decay,
         )
-        warmup = section.warmup_steps * config.algorithm.updates_per_step
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda update: min(1.0, (update + 1) / warmup) if warmup else 1.0
+            optimizer, rate_share(section, config.run.steps, config.algorithm.updates_per_step)
         )
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, lr_scheduler=schedule, config=_deepspeed_config(config)
@@ -114,6 +114,7 @@ class DeepSpeedEngine:
         self,
         batches: Sequence[MicroBatch],
         proximal_logprobs: Sequence[torch.Tensor] | None = None,
+        left_out: UpdateTotals = NOTHING,
         done: Callable[[], None] = lambda: None,
     ) -> UpdateMetrics:
         """Make one optimizer update from all micro-batches together.
@@ -122,14 +123,15 @@ class DeepSpeedEngine:
             batches: at least one.
             proximal_logprobs: per micro-batch, the logprobs [R, T] at the start of the step;
                 None when this is the step's first update.
+            left_out: what the update divides by besides its own trajectories and tokens.
             done: called after each micro-batch.
 
         Raises:
             IntegrityError: when the loss or the gradient is no number; make a new engine then.
         """
         totals = UpdateTotals(
-            trajectories=sum(len(batch.advantages) for batch in batches),
-            tokens=sum(batch.completion_tokens for batch in batches),
+            trajectories=left_out.trajectories + sum(len(batch.advantages) for batch in batches),
+            tokens=left_out.tokens + sum(batch.completion_tokens for batch in batches),
         )
         loss = 0.0
         metrics = []

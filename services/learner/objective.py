@@ -26,11 +26,14 @@ _LOSS_TYPE = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grp
 
 @dataclass(frozen=True, slots=True)
 class UpdateTotals:
-    """What one optimizer update averages over, all its micro-batches together."""
+    """What one optimizer update divides by, all its micro-batches together."""
 
-    trajectories: int
-    tokens: int
+    trajectories: float
+    tokens: float
     """Completion tokens."""
+
+
+NOTHING = UpdateTotals(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

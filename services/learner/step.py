@@ -17,10 +17,11 @@ from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import BatchRow
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.rollout_table import decode_batch, decode_left_out
 from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
+from antiphon.services.learner.objective import NOTHING, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches, split_updates
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.step_metrics import describe_tokens, drifts, empty_statistics, gather
@@ -73,12 +74,14 @@ class Trainer(Training):
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         begun = time.perf_counter()
         updates = self._micro_batches(decode_batch(payload), step)
+        left_out = self._left_out(payload, len(updates))
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
         self._version = -1
-        metrics, apart = (
-            _train_updates(engine, updates, self.progress.add) if updates else (empty_statistics(), {})
-        )
+        if updates:
+            metrics, apart = _train_updates(engine, updates, left_out, self.progress.add)
+        else:
+            metrics, apart = empty_statistics(), {}
         weights = self._weights(engine)
         digest = weights_digest(weights)
         self._version = step + 1
@@ -95,6 +98,13 @@ class Trainer(Training):
             make_micro_batches(part, step, section.micro_batch_tokens, section.batching)
             for part in split_updates(rows, self._config.algorithm.updates_per_step)
         ]
+
+    def _left_out(self, payload: bytes, updates: int) -> UpdateTotals:
+        """Return what each of a step's updates divides by besides its own rows."""
+        if self._config.algorithm.divisor == "trained" or not updates:
+            return NOTHING
+        found = decode_left_out(payload)
+        return UpdateTotals(found.trajectories / updates, found.tokens / updates)
 
     def save(self) -> int:
         engine = self._held()
@@ -137,7 +147,8 @@ def config_digest(config: RunConfig) -> str:
             config.model.model_dump_json(),
             config.algorithm.model_dump_json(),
             config.learner.model_dump_json(exclude={"checkpoint_interval", "checkpoints_kept"}),
-            f"{config.run.seed} {config.sampling.temperature} {config.sampling.max_tokens}",
+            f"{config.run.seed} {config.run.steps}",
+            f"{config.sampling.temperature} {config.sampling.max_tokens}",
         ]
     )
     return digest_bytes(text.encode())
@@ -152,7 +163,10 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _train_updates(
-    engine: DeepSpeedEngine, updates: list[list[MicroBatch]], count: Callable[[], None]
+    engine: DeepSpeedEngine,
+    updates: list[list[MicroBatch]],
+    left_out: UpdateTotals,
+    count: Callable[[], None],
 ) -> tuple[dict[str, float], dict[str, tuple[SampleStatistics, ...]]]:
     # Later updates clip against the weights the step began with; the first one holds them.
     proximal: list[list[torch.Tensor] | None] = [None]
@@ -162,7 +176,8 @@ def _train_updates(
             held.append(engine.logprobs(batch))
             count()
         proximal.append(held)
-    done = [engine.update(batches, old, count) for batches, old in zip(updates, proximal, strict=True)]
+    pairs = zip(updates, proximal, strict=True)
+    done = [engine.update(batches, old, left_out, count) for batches, old in pairs]
     # Only the first update sees the weights that the step began with.
     return _metrics(updates, done), drifts(updates[0], done[0].tokens)
 

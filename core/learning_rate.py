@@ -1,0 +1,42 @@
+"""Learning rate: the rate of each optimizer update as a share of `learner.learning_rate`.
+
+A linear warm-up to 1, and then constant, linear or cosine to `final_rate_share` at the end of the run
+(cosine: Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+"""
+
+import math
+from collections.abc import Callable
+
+from antiphon.core.config_sections import LearnerSection
+
+WARMUP_STEPS = 5
+"""Steps of warm-up where the configuration names none; at most half of the run."""
+
+
+def warmup_steps(section: LearnerSection, steps: int) -> int:
+    """Return the learner steps of warm-up in a run of so many steps."""
+    return min(WARMUP_STEPS, steps // 2) if section.warmup_steps is None else section.warmup_steps
+
+
+def rate_share(section: LearnerSection, steps: int, updates_per_step: int) -> Callable[[int], float]:
+    """Return the function from an update's number, which begins at 0, to the share of the rate, 0..1.
+
+    Args:
+        section: names the schedule.
+        steps: learner steps of the run.
+        updates_per_step: optimizer updates of each.
+    """
+    warmup = warmup_steps(section, steps) * updates_per_step
+    falling = steps * updates_per_step - warmup
+
+    def share(update: int) -> float:
+        if update < warmup:
+            return (update + 1) / warmup
+        if section.schedule == "constant":
+            return 1.0
+        # The first update after warm-up has the whole rate; one after the run's last would have the least.
+        done = min(1.0, (update - warmup) / falling) if falling > 0 else 1.0
+        height = 1.0 - done if section.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+        return section.final_rate_share + (1.0 - section.final_rate_share) * height
+
+    return share
