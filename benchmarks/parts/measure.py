@@ -41,6 +41,8 @@ class JobRun:
     """Largest sum of the processes' proportional memory, GB."""
     results: Path
     """Folder with metrics.json, timings.json and final.json."""
+    cpu_curve: tuple[tuple[float, float], ...] = ()
+    """About once a second: `time.perf_counter()`, and the CPU seconds that the job had taken by then."""
 
     def metrics(self) -> dict[str, Any]:
         """Return what the configuration decided."""
@@ -53,32 +55,37 @@ class JobRun:
         return loaded
 
 
-class MemoryWatch:
-    """Samples the memory of a process and all its descendants; shared pages count once."""
+class FamilyWatch:
+    """Samples memory and CPU time of a process and all its descendants; shared pages count once."""
 
     def __init__(self, root: psutil.Process) -> None:
         self._root = root
         self._over = threading.Event()
         self.peak_bytes = 0
+        self.cpu_curve: list[tuple[float, float]] = []
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            self.peak_bytes = max(self.peak_bytes, self._now())
+            self._look()
 
-    def _now(self) -> int:
-        total = 0
+    def _look(self) -> None:
+        total, cpu = 0, 0.0
         try:
             family = [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
-            return 0
+            return
         for process in family:
             try:
+                times = process.cpu_times()
                 total += process.memory_full_info().pss
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return total
+            # What its children that ended took is in it: a process that is replaced is not forgotten.
+            cpu += times.user + times.system + times.children_user + times.children_system
+        self.peak_bytes = max(self.peak_bytes, total)
+        self.cpu_curve.append((time.perf_counter(), cpu))
 
     def close(self) -> int:
         """Stop watching and return the peak in bytes."""
@@ -156,7 +163,7 @@ def run_module(
             stdout=out,
             stderr=subprocess.STDOUT,
         )
-        watch = MemoryWatch(psutil.Process(process.pid))
+        watch = FamilyWatch(psutil.Process(process.pid))
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -170,7 +177,8 @@ def run_module(
     if status != 0:
         raise SystemExit(f"{label}: ended with status {status}\n{tail(log)}")
     wait_for_orphans(home, label)
-    return JobRun(seconds, cpu_of_ended_children() - before, peak / 1e9, results)
+    cpu = cpu_of_ended_children() - before
+    return JobRun(seconds, cpu, peak / 1e9, results, tuple(watch.cpu_curve))
 
 
 def adopt_orphans() -> None:

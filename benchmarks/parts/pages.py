@@ -71,6 +71,8 @@ MEASUREMENTS = {
     "drafting": Measurement("drafting.py", 12),
     "drafting_epochs": Measurement("drafting_epochs.py", 25),
     "draft_index": Measurement("draft_index.py", 1),
+    "reward_parity": Measurement("reward_parity.py", 75),
+    "learning": Measurement("learning.py", 180),
 }
 """Name of the result -> how it is measured."""
 

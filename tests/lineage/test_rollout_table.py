@@ -15,7 +15,9 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, RowTiming, VersionSpan
 from antiphon.lineage.rollout_table import (
+    LeftOut,
     decode_batch,
+    decode_left_out,
     decode_timings,
     encode_batch,
     encode_timings,
@@ -53,10 +55,13 @@ def plain(row: BatchRow) -> dict[str, object]:
 @settings(max_examples=40, deadline=None)
 @given(rows=st.lists(batch_rows(), max_size=5))
 def test_rows_come_back_bit_for_bit_and_in_order(rows: list[BatchRow]) -> None:
-    payload = encode_batch(rows)
+    left_out = LeftOut(len(rows), 7)
+    payload = encode_batch(rows, left_out)
     back = decode_batch(payload)
     assert [plain(row) for row in back] == [plain(row) for row in rows]
-    assert encode_batch(back) == payload == encode_batch(rows)
+    assert decode_left_out(payload) == left_out
+    assert encode_batch(back, left_out) == payload == encode_batch(rows, left_out)
+    assert encode_batch(rows) != payload or not rows
 
 
 @settings(max_examples=40, deadline=None)
@@ -144,7 +149,7 @@ def test_another_process_writes_the_same_bytes() -> None:
 
 
 def test_foreign_bytes_are_no_table() -> None:
-    with pytest.raises(IntegrityError, match="no readable batch/1 table"):
+    with pytest.raises(IntegrityError, match="no readable batch/2 table"):
         decode_batch(b"PAR1 or not")
     with pytest.raises(IntegrityError, match="timings/2 table"):
         decode_timings(encode_batch([row()]))

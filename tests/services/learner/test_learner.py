@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from antiphon.core.records import (
     StepCommit,
     VersionSpan,
 )
-from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.rollout_table import LeftOut, encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
@@ -38,6 +39,7 @@ from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rpc.serving import start_server, stop_server
 
@@ -694,3 +696,31 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
                 await Bench(tmp_path, make_config(path)).learner()
 
         run(body)
+
+
+@pytest.mark.parametrize("objective", ["dapo", "grpo", "dr_grpo", "cispo"])
+def test_what_the_filter_leaves_out_changes_the_work_and_not_the_update(
+    model_path: Path, tmp_path: Path, objective: str
+) -> None:
+    config = make_config(model_path, algorithm__objective=objective)
+    rows = [replace(row, advantage=0.0) if row.group_id.endswith("g1") else row for row in make_rows(0)]
+    kept = [row for row in rows if row.advantage]
+    left_out = LeftOut(len(rows) - len(kept), sum(len(row.token_ids) for row in rows if not row.advantage))
+    whole = trained_norm(config, tmp_path / "a", encode_batch(rows))
+    assert trained_norm(config, tmp_path / "b", encode_batch(kept, left_out)) == pytest.approx(
+        whole, rel=1e-5
+    )
+    alone = make_config(model_path, algorithm__objective=objective, algorithm__divisor="trained")
+    found = trained_norm(alone, tmp_path / "c", encode_batch(kept, left_out))
+    assert found > 1.5 * whole  # half of the groups are in it
+    assert trained_norm(config, tmp_path / "d", encode_batch(kept)) == found
+
+
+def trained_norm(config: RunConfig, folder: Path, payload: bytes) -> float:
+    """Return the norm of the gradient of one step, before clipping."""
+    trainer = Trainer(config, CheckpointStore(folder, 1))
+    trainer.start(0)
+    try:
+        return trainer.train(0, payload).metrics["gradient_norm"]
+    finally:
+        trainer.stop()

@@ -1,0 +1,150 @@
+"""Learning: what each choice of the recipe costs in reward, one choice at a time, over several seeds.
+
+The demo's recipe is trained in one process with the trainer, the objective, the filter and the batch files
+of production, where each step trains on what the version `lag` steps before it sampled. So staleness is
+exactly what the recipe says, whatever the machine does, and two recipes of one seed differ in nothing else.
+
+Every version that is evaluated answers all held-out prompts several times. For each recipe: `last` is the
+held-out reward at the end, `last_min` the lowest of the seeds, `fall_max` the farthest that a seed's last
+evaluation lies below its best one, `against` the paired difference to the recipe `on_policy` with its
+standard error. With `--keep FILE` finished runs are kept there, and an interrupted measurement goes on.
+
+    .venv/bin/python benchmarks/learning.py --seeds 0 1 2 3 4
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+
+CONFIG = PROJECT / "examples" / "quickstart.yaml"
+REFERENCE = "on_policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is changed in the demo's recipe."""
+
+    lag: int = 0
+    """A step trains on what the version so many steps before it sampled."""
+    overrides: tuple[str, ...] = ()
+
+
+CONSTANT = ("learner.schedule=constant",)
+RECIPES: Mapping[str, Recipe] = {
+    REFERENCE: Recipe(0, CONSTANT),
+    "divisor_trained": Recipe(0, (*CONSTANT, "algorithm.divisor=trained")),
+    "filter_refill": Recipe(0, (*CONSTANT, "loop.filter=refill")),
+    "lag_1": Recipe(1, CONSTANT),
+    "lag_2": Recipe(2, CONSTANT),
+    "lag_4": Recipe(4, CONSTANT),
+    "lag_2_divisor_trained": Recipe(2, (*CONSTANT, "algorithm.divisor=trained")),
+    "lag_2_uncorrected": Recipe(2, (*CONSTANT, "algorithm.correction=none")),
+    "lag_2_masked": Recipe(2, (*CONSTANT, "algorithm.correction=mask")),
+    "lag_2_clipped": Recipe(2, (*CONSTANT, "algorithm.decoupled=false")),
+    "lag_2_clipped_linear": Recipe(2, ("learner.schedule=linear", "algorithm.decoupled=false")),
+    "lag_2_two_updates": Recipe(2, (*CONSTANT, "algorithm.updates_per_step=2")),
+    "linear": Recipe(0, ("learner.schedule=linear",)),
+    "lag_2_linear": Recipe(2, ("learner.schedule=linear",)),
+    "lag_2_cosine": Recipe(2, ("learner.schedule=cosine",)),
+    "linear_3e-4": Recipe(0, ("learner.schedule=linear", "learner.learning_rate=3e-4")),
+    "lag_2_linear_3e-4": Recipe(2, ("learner.schedule=linear", "learner.learning_rate=3e-4")),
+    "lag_2_linear_4e-4": Recipe(2, ("learner.schedule=linear", "learner.learning_rate=4e-4")),
+}
+"""Each is the demo's recipe with what its name says; the rest is said in docs/concepts/reward.md."""
+
+
+def main() -> int:
+    """Run the recipes with all seeds."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="recipes")
+    parser.add_argument("--steps", type=int, default=60, help="learner steps (default 60)")
+    parser.add_argument("--interval", type=int, default=10, help="versions between evaluations (default 10)")
+    parser.add_argument("--samples", type=int, default=4, help="of each held-out prompt (default 4)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs at the same time")
+    parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for all recipes")
+    options = parser.parse_args()
+    end_on_sigterm()
+    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in options.only}
+    for name, seed, curve in finished_runs(options):
+        runs[name][seed] = curve
+        print(f"{name} seed {seed}: {[round(score, 3) for score in curve['scores']]}", flush=True)
+    table = {name: described(found, runs.get(REFERENCE, {})) for name, found in runs.items()}
+    result = {"seeds": options.seeds, "steps": options.steps, "samples": options.samples, "recipes": table}
+    return finish(result, record=options.record)
+
+
+def finished_runs(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield recipe, seed and curve of each run as it ends, those that were kept first."""
+    kept = _kept(options.keep)
+    common = (f"run.steps={options.steps}", *options.overrides)
+    wanted: dict[str, tuple[str, int]] = {}
+    for seed in options.seeds:
+        for name in options.only:
+            key = json.dumps([asdict(RECIPES[name]), seed, common, options.interval, options.samples])
+            if key in kept:
+                yield name, seed, kept[key]
+            else:
+                wanted[key] = (name, seed)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, mp_context=context, max_tasks_per_child=1) as pool:
+        futures = {
+            pool.submit(run_one, RECIPES[name], seed, common, options.interval, options.samples): key
+            for key, (name, seed) in wanted.items()
+        }
+        for future in as_completed(futures):
+            key, curve = futures[future], future.result()
+            if options.keep is not None:
+                with options.keep.open("a") as out:
+                    out.write(json.dumps([key, curve]) + "\n")
+            yield *wanted[key], curve
+
+
+def _kept(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None or not path.exists():
+        return {}
+    return dict(json.loads(line) for line in path.read_text().splitlines())
+
+
+def run_one(recipe: Recipe, seed: int, common: Sequence[str], interval: int, samples: int) -> dict[str, Any]:
+    """Run one recipe with one seed, in a process of its own."""
+    from antiphon.benchmarks.parts.learning.experiment import run_recipe
+    from antiphon.core.config import load_config
+
+    config = load_config(CONFIG, [f"run.seed={seed}", *common, *recipe.overrides])
+    return asdict(run_recipe(config, recipe.lag, samples, interval))
+
+
+def described(found: Mapping[int, Mapping[str, Any]], reference: Mapping[int, Any]) -> dict[str, float]:
+    """Return what a recipe's runs show together."""
+    last = {seed: curve["scores"][-1] for seed, curve in found.items()}
+    pairs = [score - reference[seed]["scores"][-1] for seed, score in last.items() if seed in reference]
+    row = {
+        "last": fmean(last.values()),
+        "last_min": min(last.values()),
+        "mean_after_half": fmean(fmean(c["scores"][len(c["scores"]) // 2 :]) for c in found.values()),
+        "fall_max": max(max(c["scores"]) - c["scores"][-1] for c in found.values()),
+        "trained_share": fmean(c["trained_share"] for c in found.values()),
+        "gradient_norm": fmean(fmean(c["gradient_norms"][-10:]) for c in found.values()),
+    }
+    if pairs:
+        row["against"] = fmean(pairs)
+    if len(pairs) > 1:
+        row["against_error"] = stdev(pairs) / len(pairs) ** 0.5
+    return {name: round(value, 4) for name, value in row.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Parity: the demo's recipe here and in TRL, judged by one evaluator."""

@@ -1,0 +1,270 @@
+"""Reward parity: the same recipe in TRL, and here without and with overlap.
+
+For each seed four runs in turns, each with the demo's model, prompts in the same order, and the settings of
+the configuration: TRL's GRPOTrainer (on-policy, one process with two threads), and this project at S=0, at
+S=2 in fixed mode and at S=2 in elastic mode, as shipped. One evaluator then samples the held-out prompts
+with the recorded weights of each, several times a prompt.
+
+`s0_minus_trl` and `s2_minus_s0` are means over seeds of the paired differences at the last version, the
+latter of elastic mode (`fixed_minus_s0` of fixed mode); `s2_minus_s0_low` is the lower end of its 95%
+interval (Student). `best_minus_last_max` is the farthest that the last evaluation of any run of this project
+lies below its best one. `seconds_to` says for each side and level of the training reward (mean of five
+steps) the median of the wall and CPU seconds of the loop until then, null when a seed never got there;
+start-up stands apart. TRL is installed into an environment of its own; where that cannot be done, its side
+is left out with the reason. With `--keep FILE` finished runs are kept there, and an interrupted measurement
+goes on.
+
+    .venv/bin/python benchmarks/reward_parity.py --seeds 0 1 2 3 4
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from antiphon.benchmarks.parts.learning.scoring import heldout_score
+from antiphon.benchmarks.parts.measure import (
+    PROJECT,
+    JobRun,
+    end_on_sigterm,
+    run_job,
+    scratch_home,
+)
+from antiphon.benchmarks.parts.parity.trl_environment import MissingTrlError, trl_python
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.config import load_config
+
+CONFIG = PROJECT / "examples" / "quickstart.yaml"
+TRL = "trl"
+SIDES: Mapping[str, tuple[str, ...]] = {
+    TRL: (),
+    "s0": ("loop.max_staleness=0",),
+    "s2_fixed": ("loop.max_staleness=2", "loop.mode=fixed"),
+    "s2_elastic": ("loop.max_staleness=2", "loop.mode=elastic"),
+}
+LEVELS = (0.7, 0.85, 0.9)
+MEAN_OF = 5
+"""Steps whose rewards are averaged before they are compared with a level."""
+RUN_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one side."""
+
+    versions: list[int]
+    scores: list[float]
+    """Held-out reward at these versions."""
+    rewards: list[float]
+    """Training reward of each step."""
+    seconds: list[float]
+    """Of the loop, until each step ended."""
+    cpu_seconds: list[float]
+    """Of all processes, from the loop's begin until each step ended."""
+    start_s: float
+    """Until the loop began."""
+
+
+def main() -> int:
+    """Run all sides with all seeds and compare them."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--samples", type=int, default=8, help="of each held-out prompt (default 8)")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe (default: the demo's)")
+    parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for all sides")
+    options = parser.parse_args()
+    end_on_sigterm()
+    kept = read_kept(options.keep)
+    runs: dict[str, dict[int, Run]] = {side: {} for side in options.sides}
+    missing = ""
+    for place, seed in enumerate(options.seeds):
+        turn = place % len(options.sides)
+        for side in (*options.sides[turn:], *options.sides[:turn]):
+            key = json.dumps([side, seed, str(options.config), options.samples, options.overrides])
+            if key not in kept:
+                try:
+                    kept[key] = run_side(side, seed, options)
+                except MissingTrlError as reason:
+                    missing = str(reason)
+                    continue
+                if options.keep is not None:
+                    with options.keep.open("a") as out:
+                        out.write(json.dumps([key, kept[key]]) + "\n")
+            runs[side][seed] = Run(**kept[key])
+            print(f"{side} seed {seed}: {[round(score, 3) for score in runs[side][seed].scores]}", flush=True)
+    if missing:
+        print(f"without TRL: {missing}", file=sys.stderr, flush=True)
+    result = {"seeds": options.seeds, "samples_per_prompt": options.samples, "without_trl": missing}
+    return finish(result | compare(runs), record=options.record)
+
+
+def read_kept(path: Path | None) -> dict[str, Any]:
+    """Return the runs that a file keeps."""
+    if path is None or not path.exists():
+        return {}
+    return dict(json.loads(line) for line in path.read_text().splitlines())
+
+
+def run_side(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one side once and evaluate its versions.
+
+    Raises:
+        MissingTrlError: when TRL cannot be had.
+    """
+    words = [f"run.seed={seed}", *options.overrides]
+    config = load_config(options.config, words)
+    with scratch_home() as home:
+        if side == TRL:
+            found, weights = run_trl(home, options.config, words)
+        else:
+            found, weights = run_here(home, options.config, [*words, *SIDES[side]], side)
+        versions = sorted(weights)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+            scores = list(
+                pool.map(
+                    heldout_score,
+                    [config] * len(versions),
+                    [weights[version] for version in versions],
+                    [options.samples] * len(versions),
+                    versions,
+                )
+            )
+    return {"versions": versions, "scores": scores, **found}
+
+
+def run_here(
+    home: Path, config: Path, words: Sequence[str], side: str
+) -> tuple[dict[str, Any], dict[int, Path]]:
+    """Run this project's job; return its rewards and times, and the weights of the evaluated versions."""
+    begun = time.perf_counter()
+    job = run_job(home, config, words, side, RUN_S)
+    timings = job.timings()
+    loop_begun = min(span["started_s"] for span in timings["stages"])
+    ended = [span["ended_s"] for span in sorted_steps(timings)]
+    found = {
+        "rewards": [step["reward"] for step in job.metrics()["steps"]],
+        "seconds": [moment - loop_begun for moment in ended],
+        "cpu_seconds": [cpu_at(job, moment) - cpu_at(job, loop_begun) for moment in ended],
+        "start_s": loop_begun - begun,
+    }
+    ledger = next((home / load_config(config, list(words)).record.ledger).glob("*/versions"))
+    evaluated = [entry["version"] for entry in job.metrics()["evaluations"]]
+    return found, {version: ledger / f"v{version:06d}.safetensors" for version in evaluated}
+
+
+def sorted_steps(timings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the spans of the learner's steps, in their order."""
+    spans = [span for span in timings["stages"] if span["stage"] == "step"]
+    return sorted(spans, key=lambda span: int(span["number"]))
+
+
+def cpu_at(job: JobRun, moment: float) -> float:
+    """Return the CPU seconds that a job had taken at a moment of `time.perf_counter`."""
+    moments, seconds = zip(*job.cpu_curve, strict=True)
+    return float(np.interp(moment, moments, seconds))
+
+
+def run_trl(home: Path, config: Path, words: Sequence[str]) -> tuple[dict[str, Any], dict[int, Path]]:
+    """Run TRL; return its rewards and times, and the weights of the evaluated versions.
+
+    Raises:
+        MissingTrlError: when it cannot be installed.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "antiphon"
+    cache.mkdir(parents=True, exist_ok=True)
+    python = trl_python(cache)
+    folder = home / TRL
+    folder.mkdir()
+    module = "antiphon.benchmarks.parts.parity.trl_run"
+    done = subprocess.run(
+        [str(python), "-P", "-m", module, str(config), str(folder), *words],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        cwd=PROJECT,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"TRL ended with status {done.returncode}\n{done.stderr[-3000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    weights = {int(path.stem[1:]): path for path in folder.glob("v*.safetensors")}
+    return {name: found[name] for name in ("rewards", "seconds", "cpu_seconds", "start_s")}, weights
+
+
+def compare(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, Any]:
+    """Return what the sides show together."""
+    last = {side: {seed: run.scores[-1] for seed, run in found.items()} for side, found in runs.items()}
+    found: dict[str, Any] = {
+        "last": {
+            side: [round(score, 4) for score in scores.values()] for side, scores in last.items() if scores
+        }
+    }
+    for name, side, other in (
+        ("s0_minus_trl", "s0", TRL),
+        ("s2_minus_s0", "s2_elastic", "s0"),
+        ("fixed_minus_s0", "s2_fixed", "s0"),
+    ):
+        pairs = [
+            score - last[other][seed]
+            for seed, score in last.get(side, {}).items()
+            if seed in last.get(other, {})
+        ]
+        if pairs:
+            found[name] = round(fmean(pairs), 4)
+        if len(pairs) > 1:
+            found[f"{name}_low"] = round(fmean(pairs) - interval(pairs), 4)
+    falls = [
+        max(r.scores) - r.scores[-1] for side, seeds in runs.items() if side != TRL for r in seeds.values()
+    ]
+    if falls:
+        found["best_minus_last_max"] = round(max(falls), 4)
+    found["seconds_to"] = [
+        reached(side, level, list(seeds.values())) for side, seeds in runs.items() for level in LEVELS
+    ]
+    return found
+
+
+def interval(pairs: Sequence[float]) -> float:
+    """Return half of the 95% interval of a mean (Student's t)."""
+    quantile = float(student.ppf(0.975, len(pairs) - 1))
+    return quantile * stdev(pairs) / len(pairs) ** 0.5
+
+
+def reached(side: str, level: float, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return how long a side's loop took to a level of the training reward."""
+    wall: list[float] = []
+    cpu: list[float] = []
+    for run in runs:
+        means = np.convolve(run.rewards, np.ones(MEAN_OF) / MEAN_OF, mode="valid")
+        over = np.flatnonzero(means >= level)
+        if over.size:
+            step = int(over[0]) + MEAN_OF - 1
+            wall.append(run.seconds[step])
+            cpu.append(run.cpu_seconds[step])
+    everyone = bool(runs) and len(wall) == len(runs)
+    return {
+        "side": side,
+        "level": level,
+        "seconds": round(median(wall), 1) if everyone else None,
+        "cpu_seconds": round(median(cpu), 1) if everyone else None,
+        "seeds_reached": len(wall),
+        "start_s": round(median(run.start_s for run in runs), 1) if runs else None,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
