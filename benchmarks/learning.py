@@ -9,7 +9,7 @@ held-out reward at the end, `last_min` the lowest of the seeds, `fall_max` the f
 evaluation lies below its best one, `against` the paired difference to the recipe `on_policy` with its
 standard error. With `--keep FILE` finished runs are kept there, and an interrupted measurement goes on.
 
-    .venv/bin/python benchmarks/learning.py --seeds 0 1 2 3 4
+    .venv/bin/python benchmarks/learning.py --seeds 5
 """
 
 import argparse
@@ -67,7 +67,8 @@ RECIPES: Mapping[str, Recipe] = {
 def main() -> int:
     """Run the recipes with all seeds."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, default=5, help="how many seeds (default 5)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--only", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="recipes")
     parser.add_argument("--steps", type=int, default=60, help="learner steps (default 60)")
     parser.add_argument("--interval", type=int, default=10, help="versions between evaluations (default 10)")
@@ -76,6 +77,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all recipes")
     options = parser.parse_args()
+    options.seeds = list(range(options.first, options.first + options.seeds))
     end_on_sigterm()
     runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in options.only}
     for name, seed, curve in finished_runs(options):

@@ -14,11 +14,12 @@ start-up stands apart. TRL is installed into an environment of its own; where th
 is left out with the reason. With `--keep FILE` finished runs are kept there, and an interrupted measurement
 goes on.
 
-    .venv/bin/python benchmarks/reward_parity.py --seeds 0 1 2 3 4
+    .venv/bin/python benchmarks/reward_parity.py --seeds 5
 """
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -80,13 +81,15 @@ class Run:
 def main() -> int:
     """Run all sides with all seeds and compare them."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, default=5, help="how many seeds (default 5)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--samples", type=int, default=8, help="of each held-out prompt (default 8)")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe (default: the demo's)")
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for all sides")
     options = parser.parse_args()
+    options.seeds = list(range(options.first, options.first + options.seeds))
     end_on_sigterm()
     kept = read_kept(options.keep)
     runs: dict[str, dict[int, Run]] = {side: {} for side in options.sides}
@@ -241,7 +244,7 @@ def compare(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, Any]:
 def interval(pairs: Sequence[float]) -> float:
     """Return half of the 95% interval of a mean (Student's t)."""
     quantile = float(student.ppf(0.975, len(pairs) - 1))
-    return quantile * stdev(pairs) / len(pairs) ** 0.5
+    return quantile * stdev(pairs) / math.sqrt(len(pairs))
 
 
 def reached(side: str, level: float, runs: Sequence[Run]) -> dict[str, Any]:

@@ -113,20 +113,20 @@ def test_a_result_is_made_of_every_number() -> None:
         "equal": True,
         "samples": {"pass_after": [0.4, 0.6]},
     }
-    made = results.make("demo", "benchmarks/demo.py --seeds 0 1", said, 2.0)
+    made = results.make("demo", "benchmarks/demo.py --seeds 2", said, 2.0)
     assert [(f.name, f.value, f.repetitions, f.spread) for f in made.figures] == [
         ("lost", 0.0, 1, None),
         ("ratio.c4", 0.97, 1, None),
         ("pass_after", 0.5, 2, [0.4, 0.6]),
     ]
-    assert made.result == said and made.command == ".venv/bin/python benchmarks/demo.py --seeds 0 1"
+    assert made.result == said and made.command == ".venv/bin/python benchmarks/demo.py --seeds 2"
     assert set(made.machine) == {"cpu", "cores", "memory_gb", "gpus"}
 
 
 def test_a_violation_gives_status_1_and_is_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["benchmarks/demo.py", "--seeds", "0", "--record"])
+    monkeypatch.setattr("sys.argv", ["benchmarks/demo.py", "--seeds", "1", "--record"])
     monkeypatch.setattr(results, "write", lambda made: made_results.append(made))
     made_results: list[Result] = []
     assert results.finish({"lost": 1}, record=True, violated=["a group was lost"]) == 1
@@ -135,7 +135,7 @@ def test_a_violation_gives_status_1_and_is_not_recorded(
     assert "violated: a group was lost" in said.err and not made_results
     assert results.finish({"lost": 0}, record=True, samples={"ratio": [1.0, 3.0, 1.5]}) == 0
     (made,) = made_results
-    assert (made.name, made.command) == ("demo", ".venv/bin/python benchmarks/demo.py --seeds 0")
+    assert (made.name, made.command) == ("demo", ".venv/bin/python benchmarks/demo.py --seeds 1")
     assert json.loads(capsys.readouterr().out)["ratio"] == 1.5
 
 
