@@ -40,7 +40,8 @@ class Recipe:
     overrides: tuple[str, ...] = ()
 
 
-CONSTANT = ("learner.schedule=constant",)
+CONSTANT = ("learner.schedule=constant", "learner.beta1=0.9")
+LINEAR = ("learner.schedule=linear", "learner.beta1=0.9")
 RECIPES: Mapping[str, Recipe] = {
     REFERENCE: Recipe(0, CONSTANT),
     "divisor_trained": Recipe(0, (*CONSTANT, "algorithm.divisor=trained")),
@@ -52,22 +53,24 @@ RECIPES: Mapping[str, Recipe] = {
     "lag_2_uncorrected": Recipe(2, (*CONSTANT, "algorithm.correction=none")),
     "lag_2_masked": Recipe(2, (*CONSTANT, "algorithm.correction=mask")),
     "lag_2_clipped": Recipe(2, (*CONSTANT, "algorithm.decoupled=false")),
-    "lag_2_clipped_linear": Recipe(2, ("learner.schedule=linear", "algorithm.decoupled=false")),
+    "lag_2_clipped_linear": Recipe(2, (*LINEAR, "algorithm.decoupled=false")),
     "lag_2_cap_1": Recipe(2, (*CONSTANT, "algorithm.correction_cap=1.0")),
-    "lag_2_momentum_0.5": Recipe(2, (*CONSTANT, "learner.beta1=0.5")),
-    "lag_2_clipped_momentum_0.5": Recipe(2, (*CONSTANT, "algorithm.decoupled=false", "learner.beta1=0.5")),
-    "momentum_0.5": Recipe(0, (*CONSTANT, "learner.beta1=0.5")),
+    "lag_2_momentum_0.5": Recipe(2, ("learner.schedule=constant", "learner.beta1=0.5")),
+    "lag_2_clipped_momentum_0.5": Recipe(
+        2, ("learner.schedule=constant", "learner.beta1=0.5", "algorithm.decoupled=false")
+    ),
+    "momentum_0.5": Recipe(0, ("learner.schedule=constant", "learner.beta1=0.5")),
     "lag_2_two_updates": Recipe(2, (*CONSTANT, "algorithm.updates_per_step=2")),
-    "linear": Recipe(0, ("learner.schedule=linear",)),
-    "lag_2_linear": Recipe(2, ("learner.schedule=linear",)),
-    "lag_2_cosine": Recipe(2, ("learner.schedule=cosine",)),
+    "linear": Recipe(0, LINEAR),
+    "lag_2_linear": Recipe(2, LINEAR),
+    "lag_2_cosine": Recipe(2, ("learner.schedule=cosine", "learner.beta1=0.9")),
     "lag_2_linear_momentum_0.5": Recipe(2, ("learner.schedule=linear", "learner.beta1=0.5")),
-    "lag_2_linear_cap_1": Recipe(2, ("learner.schedule=linear", "algorithm.correction_cap=1.0")),
-    "linear_3e-4": Recipe(0, ("learner.schedule=linear", "learner.learning_rate=3e-4")),
-    "lag_2_linear_3e-4": Recipe(2, ("learner.schedule=linear", "learner.learning_rate=3e-4")),
-    "lag_2_linear_4e-4": Recipe(2, ("learner.schedule=linear", "learner.learning_rate=4e-4")),
+    "lag_2_linear_cap_1": Recipe(2, (*LINEAR, "algorithm.correction_cap=1.0")),
+    "linear_3e-4": Recipe(0, (*LINEAR, "learner.learning_rate=3e-4")),
+    "lag_2_linear_3e-4": Recipe(2, (*LINEAR, "learner.learning_rate=3e-4")),
+    "lag_2_linear_4e-4": Recipe(2, (*LINEAR, "learner.learning_rate=4e-4")),
 }
-"""Each is the demo's recipe with what its name says; the rest is said in docs/concepts/reward.md."""
+"""Each is the demo's recipe with what its name says; the rest is said in docs/concepts/recipe.md."""
 
 
 def main() -> int:
