@@ -4,9 +4,10 @@ Shares of groups are of all that were sampled to their end. `stale_share` counts
 were dropped as too old, `stale_token_share` tokens that were sampled and thrown away, for whatever
 reason; `length_bias` is how far the mean length of one staleness is from that of the same batches, at
 most (of staleness that at least 5% of the groups have). `filtered_share` counts groups whose rewards were
-all the same. `idle_share` is the learner's time without a batch. The base model was taught the careful
-method and then had it buried (docs/concepts/demo-model.md), so the score says how fast a buried habit
-comes back.
+all the same. `idle_share` is the learner's time without a batch. `drafts_rested_share`: of the tokens that
+were sampled while over 0.8 of the newest drafts were right, the share sampled without drafts. The base
+model was taught the careful method and then had it buried (docs/concepts/demo-model.md), so the score
+says how fast a buried habit comes back.
 
     .venv/bin/python benchmarks/demo.py --seeds 5
 
@@ -120,6 +121,7 @@ def measured(job: JobRun, home: Path) -> dict[str, float]:
         "cpu_s": job.cpu_s,
         "peak_memory_gb": job.peak_gb,
         **{f"drafting_{name}": drafting[name] for name in ("acceptance", "tokens_per_pass") if drafting},
+        **({"drafts_rested_share": drafting["rested_share"]} if drafting else {}),
     }
 
 

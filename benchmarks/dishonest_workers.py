@@ -147,7 +147,7 @@ def audited(auditor: Auditor, make: workers.Make, leases: Sequence[Lease]) -> li
         part = leases[start : start + BATCH]
         for lease, group in zip(part, make(part), strict=True):
             submission = GroupSubmission(lease.lease_id, lease.group_id, "w-1", group, 1.0)
-            found.append(auditor.examine(GroupToAudit(submission, lease.prompt.token_ids)))
+            found.append(auditor.examine(GroupToAudit(submission, lease.prompt.token_ids, lease.sampling)))
     return found
 
 

@@ -1,10 +1,11 @@
 """Drafting, measured: tokens per CPU-second with drafts against the same model without.
 
 Both sides run in one process, an engine each, and take turns of a tenth of a second until both have
-done the same work. A figure is the median over rounds of the ratio within a round, after one round
-that is not counted (the warm-up, in which gate and windows get to know the load; its ratio is
-printed too). Unless said otherwise the other side is vLLM's own sampler in an engine built without
-drafting; like ours it keeps log-probabilities and draws each request from its own seed.
+done the same work: they sample the same number of tokens for each request, or the benchmark fails. A
+figure is the median over rounds of the ratio within a round, after one round that is not counted (the
+warm-up, in which gate and windows get to know the load; its ratio is printed too). Unless said
+otherwise the other side is vLLM's own sampler in an engine built without drafting; like ours it keeps
+log-probabilities and draws each request from its own seed.
 
 - greedy: chain model, greedy, history holds the same outputs: every draft is right, an upper bound.
 - sampled: the demo's policy at temperature 1, groups of 8 with fresh seeds under the weights of one
@@ -41,9 +42,9 @@ from antiphon.services.rollout.engine.environment import child_environment
 CONCURRENCIES = (1, 4, 16, 64)
 SAMPLED_PROMPTS = {4: 6, 16: 16, 64: 32}
 """Concurrency -> groups of eight in one run of the load; about a second undrafted."""
-UNSEEN_PROMPTS = {1: 8, 4: 24, 16: 64, 64: 192}
-WANDERING_PROMPTS = {1: 3, 4: 8, 16: 32, 64: 128}
-"""Concurrency -> requests in one run of the load."""
+UNSEEN_PROMPTS = {1: 24, 4: 64, 16: 96, 64: 192}
+WANDERING_PROMPTS = {1: 16, 4: 48, 16: 64, 64: 128}
+"""Concurrency -> requests in one run of the load; with fewer, a run is over before it can be timed."""
 WANDERING_SCALE = 9.0
 """The next token of a chain has probability 0.5, so what was said before hardly recurs."""
 WANDERING_TOKENS = 48
@@ -153,8 +154,8 @@ class Report:
         model_dir = policy_directory(run, tensors, folder)
         bench = open_bench(model_dir, tensors, run.config.rollout.max_model_tokens, self._drafting)
         if "sampled" in self._wanted:
-            past = restore_history(run, bench.keyed, epoch - 1)
-            serve(bench.keyed, version, tensors)
+            past = restore_history(run, bench.ending, epoch - 1)
+            serve(bench.ending, version, tensors)
             self.result["history"] = {
                 "epoch": epoch - 1,
                 "version_served": version,
@@ -200,8 +201,9 @@ class Report:
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, native_alike: bool = False
     ) -> None:
         """Measure a load where drafts should help."""
-        from antiphon.benchmarks.parts.drafting.load import compare, run_load
+        from antiphon.benchmarks.parts.drafting.load import compare, run_load, with_lengths
 
+        work = with_lengths(bench.ending, work, concurrency)
         found = compare(bench.sides(("native", "drafted"), work, concurrency), self._pairs)
         # Greedy tokens need no seeds, so vLLM's own sampler must agree as well.
         reference = found.warm_up["native"] if native_alike else run_load(bench.keyed, work, concurrency)
@@ -223,8 +225,9 @@ class Report:
         self, name: str, bench: Any, work: Sequence[Any], concurrency: int, keyed: bool = False
     ) -> None:
         """Measure a load where drafts cannot help."""
-        from antiphon.benchmarks.parts.drafting.load import compare
+        from antiphon.benchmarks.parts.drafting.load import compare, with_lengths
 
+        work = with_lengths(bench.ending, work, concurrency)
         plain = [side for side in bench.others if side == "plain"]
         found = compare(bench.sides(("native", "keyed", "drafted", *plain), work, concurrency), self._pairs)
         self._identity(found.warm_up["drafted"], found.warm_up["keyed"])
@@ -238,6 +241,8 @@ class Report:
             self.result.setdefault("no_history", {})[key] = round(against["keyed"], 3)
             own = self.result.setdefault("keyed_undrafted", {})
             own[key] = round(found.ratio("keyed", "native"), 3)
+            spread = [round(ratio, 3) for ratio in found.spread("keyed", "native")]
+            self.result.setdefault("keyed_undrafted_spread", {})[key] = spread
         self._detail(f"{name}.{key}", found)
         if plain:
             self._to_plain(f"{name}.{key}", found)

@@ -29,6 +29,7 @@ for _verb, _place, _help in (
     ("config", "config:config", "Print the tree that a configuration resolves to."),
     ("status", "status:status", "Show a run as it is now."),
     ("events", "events:events", "Print what happened to a run."),
+    ("void", "void:void", "Take a sealed batch back that the learner cannot train on."),
     ("report", "report:report", "Write one self-contained HTML page about a run."),
     ("replay", "replay:replay", "Execute recorded steps again and compare every bit."),
     ("simulate", "simulate:simulate", "Simulate whole runs with faults and check every event."),

@@ -1,6 +1,7 @@
 """config: print the tree that a configuration and its overrides resolve to."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ def config(
 ) -> None:
     """Print the resolved configuration with every default filled in; nothing is started.
 
+    A note on the error output names each key that was set and cannot act with the others.
+
     Args:
         path: the YAML file.
         overrides: key=value pairs, such as loop.max_staleness=4.
@@ -20,6 +23,8 @@ def config(
     from antiphon.core.config import dump_config, load_config
 
     resolved = load_config(path, list(overrides))
+    for sentence in resolved.idle_keys():
+        print(f"note: {sentence}", file=sys.stderr)
     if as_json:
         print(json.dumps(resolved.model_dump(mode="json"), indent=2))
     else:

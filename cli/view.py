@@ -123,6 +123,9 @@ def picture(
     rows.add_row("staleness", staleness_words(status.staleness_histogram))
     if drafts := drafting_words(status.last_commit):
         rows.add_row("drafts", drafts)
+    for batch in status.voided:
+        said = f"batch {batch.digest[:12]} of step {batch.step}, by {batch.operator}: {batch.reason}"
+        rows.add_row("voided", Text(said))
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for name in ("plane", "state", "tokens/s", "waits for"):
         table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=name != "waits for")

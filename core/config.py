@@ -12,26 +12,26 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ValidationError, model_validator
 
+from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config_sections import (
-    AlgorithmSection,
     BroadcastSection,
     CoordinatorSection,
     DraftingSection,
     EnvironmentSection,
-    EvaluationSection,
     LearnerSection,
     LoopSection,
     ModelSection,
     RecordSection,
+    RewardSection,
     RolloutSection,
     RunSection,
-    SamplingSection,
     Section,
     ServicesSection,
     TrustSection,
 )
 from antiphon.core.errors import ConfigError
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
+from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -43,6 +43,7 @@ class RunConfig(Section):
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
     environment: EnvironmentSection = EnvironmentSection()
+    reward: RewardSection = RewardSection()
     loop: LoopSection = LoopSection()
     sampling: SamplingSection = SamplingSection()
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -72,6 +73,11 @@ class RunConfig(Section):
                 f"sampling.sampler={self.sampling.sampler} cannot repeat a run in loop.mode=fixed; "
                 "use sampling.sampler=keyed"
             )
+        if loop.accept_uneven and loop.mode != "fixed":
+            raise ValueError(
+                f"loop.accept_uneven=true has no effect with loop.mode={loop.mode}, which takes uneven "
+                "engines in any case; leave it out, or use loop.mode=fixed"
+            )
         if self.sampling.max_tokens >= self.rollout.max_model_tokens:
             raise ValueError(
                 f"sampling.max_tokens={self.sampling.max_tokens} leaves no room for a prompt in "
@@ -92,6 +98,11 @@ class RunConfig(Section):
                 f"learner.warmup_steps={warmup} is no shorter than run.steps={self.run.steps}, so that the "
                 "learning rate is never reached; lower it, or leave it out"
             )
+        if self.algorithm.updates_per_step > loop.prompts_per_step:
+            raise ValueError(
+                f"algorithm.updates_per_step={self.algorithm.updates_per_step} needs as many groups, but "
+                f"loop.prompts_per_step={loop.prompts_per_step}; lower the former"
+            )
         if self.evaluation.prompts > self.environment.heldout_size:
             raise ValueError(
                 f"evaluation.prompts={self.evaluation.prompts} exceeds "
@@ -108,6 +119,10 @@ class RunConfig(Section):
                 f"loop.max_staleness + 2 = {loop.max_staleness + 2}; raise it"
             )
         return self
+
+    def idle_keys(self) -> tuple[str, ...]:
+        """Return a sentence for every key that was set and cannot act with the others."""
+        return (*self.algorithm.idle_keys(), *self.learner.idle_keys())
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
@@ -153,6 +168,16 @@ def parse_config(text: str) -> RunConfig:
         ConfigError: with one sentence per wrong field.
     """
     return build_config(yaml.load(text, Loader=_LOADER) or {})
+
+
+def with_rule(config: RunConfig, rule: Rule) -> RunConfig:
+    """Return the configuration with the rule that was decided in place of `sampling.rule: auto`.
+
+    vLLM's own sampler has none.
+    """
+    if config.sampling.sampler == "native":
+        return config
+    return config.model_copy(update={"sampling": config.sampling.model_copy(update={"rule": rule})})
 
 
 def dump_config(config: RunConfig) -> str:

@@ -5,8 +5,6 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from antiphon.core.records import SamplingParameters
-
 _STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?|/.*")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
 
@@ -52,6 +50,25 @@ class EnvironmentSection(Section):
     """Number of held-out prompts."""
 
 
+class RewardSection(Section):
+    """Where answers are scored, and what scoring one may take."""
+
+    sandbox: Literal["auto", "always", "process"] = "auto"
+    """auto: scorers that only compare texts run in the reward service, all others in a sandbox (bubblewrap)
+    without network, files and rights; always: all run in the sandbox; process: the others run in a child
+    process with limits of time and memory, but without a sandbox: only for models and workers that you
+    trust."""
+    answer_timeout_s: float = Field(default=5.0, gt=0.0, le=3600.0)
+    """Seconds that scoring one answer may take; then the answer has failed."""
+    memory_mib: int = Field(default=2048, ge=256)
+    """Address space that scoring one answer may use, in MiB."""
+    processes: int = Field(default=2, ge=1, le=256)
+    """Scoring processes of a reward service, where it does not score itself. It scores one group at a time;
+    the others stand by for answers that end theirs."""
+    attempts: int = Field(default=3, ge=1, le=100)
+    """Processes that one answer may end while it is scored before it has failed."""
+
+
 class LoopSection(Section):
     """How far the stages may run ahead of each other."""
 
@@ -60,6 +77,9 @@ class LoopSection(Section):
     which makes a run independent of timing."""
     max_staleness: int = Field(default=2, ge=0, le=64)
     """Staleness bound S, in policy versions: nothing older trains. 0 is the synchronous loop."""
+    accept_uneven: bool = False
+    """Fixed mode: sample also on an engine whose log-probabilities depend on the batch. Two runs of one
+    configuration may then differ, and groups of lost workers begin anew."""
     publish_interval: int = Field(default=1, ge=1, le=64)
     """Learner steps between snapshots."""
     run_ahead: Literal["measured", "bound"] = "measured"
@@ -79,58 +99,6 @@ class LoopSection(Section):
     def unpublished_limit(self) -> int:
         """Return the most versions whose weights may wait to be published at the same time."""
         return self.max_staleness // self.publish_interval + 2
-
-
-class SamplingSection(Section):
-    """How workers draw tokens."""
-
-    temperature: float = Field(default=1.0, ge=0.0, le=10.0)
-    """Divides the logits; 0 means greedy."""
-    top_k: int = Field(default=0, ge=0)
-    """Keep only this many most probable tokens; 0 keeps all."""
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Keep the smallest set of tokens with at least this probability mass."""
-    max_tokens: int = Field(default=192, ge=1)
-    """Longest completion, in tokens."""
-    sampler: Literal["keyed", "native"] = "keyed"
-    """keyed: tokens depend on weights, prompt and seed alone; native: the engine's own sampler."""
-
-    def parameters(self) -> SamplingParameters:
-        """Return the record that travels with a lease."""
-        return SamplingParameters(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, max_tokens=self.max_tokens
-        )
-
-
-class AlgorithmSection(Section):
-    """The objective of a learner step."""
-
-    objective: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
-    """Policy-gradient loss: how ratios are clipped and tokens are averaged."""
-    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
-    """Lower clip: ratios below 1 - clip_low get no gradient."""
-    clip_high: float = Field(default=0.28, ge=0.0)
-    """Upper clip: ratios above 1 + clip_high get no gradient (for cispo the cap is 1 + clip_high)."""
-    decoupled: bool = True
-    """Clip against the policy at the start of the step instead of the behaviour policy; the
-    difference between the two becomes an importance weight (decoupled objective)."""
-    correction: Literal["none", "truncate", "mask"] = "truncate"
-    """Importance weight of stale or mismatched tokens: ignored, truncated at correction_cap, or
-    masked outside [correction_floor, correction_cap]."""
-    correction_level: Literal["token", "sequence"] = "token"
-    """Whether the weight is taken per token or per trajectory."""
-    correction_cap: float = Field(default=2.0, gt=0.0)
-    """Largest importance weight."""
-    correction_floor: float = Field(default=0.5, ge=0.0)
-    """Smallest importance weight that correction=mask keeps."""
-    divisor: Literal["sampled", "trained"] = "sampled"
-    """What the loss is divided by. sampled: also what loop.filter=drop left out of the batch, so that the
-    filter changes the work of a step and not its update; trained: what is in the batch, so that updates
-    grow as fewer groups have reward variance."""
-    normalise_advantages: bool = True
-    """Divide advantages by the group's standard deviation (dr_grpo never does)."""
-    updates_per_step: int = Field(default=1, ge=1, le=16)
-    """Optimizer updates one batch is split into."""
 
 
 class LearnerSection(Section):
@@ -168,6 +136,15 @@ class LearnerSection(Section):
     """Newest checkpoints kept on disk."""
     gradient_checkpointing: bool = False
     """Trade compute for memory in the backward pass."""
+
+    def idle_keys(self) -> list[str]:
+        """Return a sentence for every choice that cannot act with the others."""
+        if self.schedule == "constant" and self.final_rate_share:
+            return [
+                f"learner.final_rate_share={self.final_rate_share:g} cannot act with "
+                "learner.schedule=constant; use linear or cosine, or leave it out"
+            ]
+        return []
 
 
 class RolloutSection(Section):
@@ -232,7 +209,7 @@ class CoordinatorSection(Section):
     speculation: float = Field(default=0.05, ge=0.0, le=1.0)
     """Share of a batch whose last groups an idle worker may sample a second time, once their leases are
     older than 95% of leases get; the first submission wins. 0 switches it off. Only with
-    sampling.sampler=keyed, where both holders sample the same tokens."""
+    sampling.sampler=keyed, and between engines of equal numerics: both holders sample the same tokens."""
     partials_mib: int = Field(default=256, ge=0)
     """Memory of unfinished groups, kept from heartbeats so that another worker can continue them; 0
     keeps none, and lost groups are begun anew."""
@@ -275,15 +252,6 @@ class BroadcastSection(Section):
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
     """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
     before it counts as broadcast; 0: one worker that holds it is enough."""
-
-
-class EvaluationSection(Section):
-    """Held-out evaluation during training, on the workers, without stopping it."""
-
-    interval: int = Field(default=10, ge=0)
-    """Versions between evaluations; 0 evaluates only the first and the last version."""
-    prompts: int = Field(default=192, ge=1)
-    """Held-out prompts per evaluation, one sample each at the sampling temperature."""
 
 
 class RecordSection(Section):

@@ -10,6 +10,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.voided_batch import VoidedBatch
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -140,10 +142,7 @@ class PastCompletion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptHistory:
-    """Past completions of one prompt, an immutable snapshot that travels with a lease.
-
-    Drafts made from it are verified, so nothing here can change a token; it only decides speed.
-    """
+    """Past completions of one prompt, sent with a lease; drafts are verified, so it decides speed alone."""
 
     prompt_key: str
     epoch: int
@@ -174,8 +173,11 @@ class DraftingStatistics:
     """Seconds in the sampler, shared out the same way."""
     gain: float
     """Tokens per second relative to the last undrafted probe; 0 before there was one."""
-    completions: int = 1
-    """How many completions these are about."""
+    completions: int = 1  # that these are about
+    promising: int = 0
+    """Tokens sampled while so many of the newest drafted tokens were right that drafts should pay."""
+    rested: int = 0
+    """Those of them that were sampled in steps for which the gate let drafts rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,8 @@ class GroupToAudit:
 
     submission: GroupSubmission
     prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParameters | None = None  # as leased; None: as the configuration says of training
+    rule: str = "inverse_cdf"  # as in `sampling.rule`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,8 +297,7 @@ class RowTiming:
     rewarded_at_s: float
     """Coordinator's monotonic seconds; only differences mean anything."""
     passes: int | None = None
-    """Forward passes of the whole group, as the next three: see `DraftingStatistics`. None from an
-    engine that cannot draft."""
+    """Of the whole group, as the next three: see `DraftingStatistics`; None: its engine cannot draft."""
     drafted: int | None = None
     covered: int | None = None
     accepted: int | None = None
@@ -328,6 +331,8 @@ class BatchRef:
     """What drafting did for the rewarded trajectories of the step; None where no engine could draft."""
     reward_std: float = 0.0
     """Standard deviation of the rewards that `reward_mean` is the mean of."""
+    replaced: tuple[VoidedBatch, ...] = ()
+    """Batches of this step that were voided before, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,12 +389,3 @@ class StepCommit:
     """Names as in `core.metrics`."""
     published: bool = False
     """Whether the version is (to be) published as a snapshot."""
-
-
-class WorkerState(StrEnum):
-    """Where a worker stands in the fleet."""
-
-    JOINING = "joining"
-    """Registered; its engine holds no version yet, so nothing waits for it."""
-    ACTIVE = "active"
-    LOST = "lost"

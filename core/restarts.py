@@ -24,6 +24,11 @@ class RestartRule:
         self._in_a_row = 0
         """Ends since the service last worked for a while."""
 
+    def begin_anew(self) -> None:
+        """Forget the restarts so far: what made the service end was taken away."""
+        self._restarts.clear()
+        self._in_a_row = 0
+
     def after_end(self, now: float, ready_s: float) -> float | None:
         """Return the seconds to wait before a service that ended is started again; None gives it up.
 

@@ -1,8 +1,19 @@
 """Status: a run at a glance, as the coordinator reports it and everyone shows it."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from antiphon.core.records import StepCommit, WorkerState
+from antiphon.core.records import StepCommit
+from antiphon.core.voided_batch import VoidedBatch
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands in the fleet."""
+
+    JOINING = "joining"
+    """Registered; its engine holds no version yet, so nothing waits for it."""
+    ACTIVE = "active"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,8 @@ class RunStatus:
     """Use -> seconds of workers, each booked once: see `core.loop.work_account`."""
     tokens_by_use: dict[str, int] = field(default_factory=dict)
     """Use -> completion tokens."""
+    voided: tuple[VoidedBatch, ...] = ()
+    """Batches that operators voided, oldest void first."""
     work_done: int = 0
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
 

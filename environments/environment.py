@@ -25,6 +25,9 @@ class Environment(Protocol):
     """What a task must provide to be trained on."""
 
     name: str
+    only_compares: bool
+    """Whether rewarding is known to do no more with a text than compare it with another, or with a number
+    that it stands for. Everything else is done in a sandbox."""
 
     def problem(self, split: str, index: int) -> Problem:
         """Return problem `index` of `split` ("train" or "heldout").

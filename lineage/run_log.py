@@ -6,6 +6,7 @@ mode). It is written before any record leaves the process, so that whatever MLfl
 ledger missed can be brought in from it later.
 """
 
+import dataclasses
 import json
 import os
 import time
@@ -121,8 +122,15 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
             "completion_tokens_mean": batch.completion_tokens_mean,
             "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
         }
+        line["batch"] |= replaced_batches(batch)
         line["timings"]["timings_digest"] = batch.timings_digest
     return line
+
+
+def replaced_batches(batch: BatchRef) -> dict[str, Any]:
+    """Return what records say of the voided batches that a batch replaced; empty where there was none."""
+    found = [dataclasses.asdict(voided) for voided in batch.replaced]
+    return {"replaced": found} if found else {}
 
 
 def is_timing(name: str) -> bool:

@@ -87,6 +87,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.FromString,
                 _registered_method=True)
+        self.VoidBatch = channel.unary_unary(
+                '/antiphon.Coordinator/VoidBatch',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.VoidRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.VoidedBatch.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/antiphon.Coordinator/Pause',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.PauseRequest.SerializeToString,
@@ -192,6 +197,12 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LatestManifest(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VoidBatch(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -303,6 +314,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.LatestManifest,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.SerializeToString,
+            ),
+            'VoidBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.VoidBatch,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.VoidRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.VoidedBatch.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -620,6 +636,33 @@ class Coordinator:
             '/antiphon.Coordinator/LatestManifest',
             antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
             antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VoidBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/VoidBatch',
+            antiphon_dot_protos_dot_coordinator__pb2.VoidRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.VoidedBatch.FromString,
             options,
             channel_credentials,
             insecure,

@@ -119,7 +119,7 @@ class PromptHistory(_message.Message):
     def __init__(self, prompt_key: _Optional[str] = ..., epoch: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., sample_indices: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class DraftingStatistics(_message.Message):
-    __slots__ = ("tokens", "passes", "drafted", "covered", "accepted", "with_history", "drafter_s", "sampler_s", "gain", "completions")
+    __slots__ = ("tokens", "passes", "drafted", "covered", "accepted", "with_history", "drafter_s", "sampler_s", "gain", "completions", "promising", "rested")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,8 @@ class DraftingStatistics(_message.Message):
     SAMPLER_S_FIELD_NUMBER: _ClassVar[int]
     GAIN_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMISING_FIELD_NUMBER: _ClassVar[int]
+    RESTED_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     passes: int
     drafted: int
@@ -140,7 +142,9 @@ class DraftingStatistics(_message.Message):
     sampler_s: float
     gain: float
     completions: int
-    def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ...) -> None: ...
+    promising: int
+    rested: int
+    def __init__(self, tokens: _Optional[int] = ..., passes: _Optional[int] = ..., drafted: _Optional[int] = ..., covered: _Optional[int] = ..., accepted: _Optional[int] = ..., with_history: _Optional[int] = ..., drafter_s: _Optional[float] = ..., sampler_s: _Optional[float] = ..., gain: _Optional[float] = ..., completions: _Optional[int] = ..., promising: _Optional[int] = ..., rested: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "group_id", "prompt", "epoch", "seeds", "sampling", "version", "duration_s", "attempt", "history", "prefix")
@@ -211,12 +215,16 @@ class GroupToReward(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
 
 class GroupToAudit(_message.Message):
-    __slots__ = ("submission", "prompt_token_ids")
+    __slots__ = ("submission", "prompt_token_ids", "sampling", "rule")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
     submission: GroupSubmission
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, submission: _Optional[_Union[GroupSubmission, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    sampling: SamplingParameters
+    rule: str
+    def __init__(self, submission: _Optional[_Union[GroupSubmission, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., rule: _Optional[str] = ...) -> None: ...
 
 class SampleStatistics(_message.Message):
     __slots__ = ("sample_index", "tokens", "missed", "impossible", "drift")
@@ -232,8 +240,26 @@ class SampleStatistics(_message.Message):
     drift: float
     def __init__(self, sample_index: _Optional[int] = ..., tokens: _Optional[int] = ..., missed: _Optional[int] = ..., impossible: _Optional[int] = ..., drift: _Optional[float] = ...) -> None: ...
 
+class VoidedBatch(_message.Message):
+    __slots__ = ("step", "digest", "groups", "groups_filtered", "trajectories", "reason", "operator")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FILTERED_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    digest: str
+    groups: int
+    groups_filtered: int
+    trajectories: int
+    reason: str
+    operator: str
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., trajectories: _Optional[int] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
+
 class BatchRef(_message.Message):
-    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std")
+    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std", "replaced")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +280,7 @@ class BatchRef(_message.Message):
     COMPLETION_TOKENS_MEAN_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
     REWARD_STD_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: str
     timings_digest: str
@@ -267,7 +294,8 @@ class BatchRef(_message.Message):
     completion_tokens_mean: float
     drafting: DraftingStatistics
     reward_std: float
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ...) -> None: ...
+    replaced: _containers.RepeatedCompositeFieldContainer[VoidedBatch]
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "length")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/rollout.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"g\n\x0bWorkerHello\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x19\n\x11\x63oncurrent_groups\x18\x04 \x01(\x05\"q\n\rWorkerWelcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_yaml\x18\x03 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x13\n\x0blearner_key\x18\x05 \x01(\x0c\"N\n\rLeaseProgress\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x06pieces\x18\x02 \x03(\x0b\x32\x1b.antiphon.PartialTrajectory\"0\n\x0cKeptProgress\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\"\xcd\x02\n\x0fWorkerHeartbeat\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0eweights_digest\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x11\n\tlease_ids\x18\x04 \x03(\t\x12\x18\n\x10tokens_generated\x18\x05 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x06 \x01(\x01\x12\x10\n\x08uptime_s\x18\x07 \x01(\x01\x12\x10\n\x08sampling\x18\x0c \x01(\x08\x12)\n\x08progress\x18\x08 \x03(\x0b\x32\x17.antiphon.LeaseProgress\x12\x17\n\x0freleased_leases\x18\t \x03(\t\x12\x0f\n\x07leaving\x18\n \x01(\x08\x12\x15\n\rbytes_fetched\x18\x0b \x01(\x03\x42\x0f\n\r_held_versionB\x11\n\x0f_weights_digest\"\xb5\x01\n\x0eHeartbeatReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x18\n\x10\x63\x61ncelled_leases\x18\x02 \x03(\t\x12\x1b\n\x0enewest_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x0crun_finished\x18\x05 \x01(\x08\x12$\n\x04kept\x18\x06 \x03(\x0b\x32\x16.antiphon.KeptProgress\x12\x0e\n\x06next_s\x18\x07 \x01(\x01\x42\x11\n\x0f_newest_version\"\x84\x01\n\x0cLeaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06groups\x18\x03 \x01(\x05\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12\x15\n\rwants_history\x18\x05 \x01(\x08\x42\x0f\n\r_held_version\"\xb3\x01\n\nLeaseReply\x12\x1f\n\x06leases\x18\x01 \x03(\x0b\x32\x0f.antiphon.Lease\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1b\n\x0enewest_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ewanted_version\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x0crun_finished\x18\x05 \x01(\x08\x42\x11\n\x0f_newest_versionB\x11\n\x0f_wanted_version\"\x1e\n\x0bSubmitReply\x12\x0f\n\x07verdict\x18\x01 \x01(\t\"\xbd\x01\n\x0bWorkRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.antiphon.WorkerHeartbeatH\x00\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x16.antiphon.LeaseRequestH\x00\x12/\n\nsubmission\x18\x04 \x01(\x0b\x32\x19.antiphon.GroupSubmissionH\x00\x12\x10\n\x06\x63\x61ncel\x18\x05 \x01(\x08H\x00\x42\x06\n\x04\x62ody\"7\n\x0cWorkRequests\x12\'\n\x08requests\x18\x01 \x03(\x0b\x32\x15.antiphon.WorkRequest\",\n\tWorkError\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t\"\xc8\x01\n\tWorkReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.antiphon.HeartbeatReplyH\x00\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x14.antiphon.LeaseReplyH\x00\x12+\n\nsubmission\x18\x04 \x01(\x0b\x32\x15.antiphon.SubmitReplyH\x00\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.antiphon.WorkErrorH\x00\x42\x06\n\x04\x62ody\"3\n\x0bWorkReplies\x12$\n\x07replies\x18\x01 \x03(\x0b\x32\x13.antiphon.WorkReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/rollout.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"w\n\x0bWorkerHello\x12\x13\n\x0bworker_name\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x19\n\x11\x63oncurrent_groups\x18\x04 \x01(\x05\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"q\n\rWorkerWelcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_yaml\x18\x03 \x01(\t\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x13\n\x0blearner_key\x18\x05 \x01(\x0c\"N\n\rLeaseProgress\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12+\n\x06pieces\x18\x02 \x03(\x0b\x32\x1b.antiphon.PartialTrajectory\"0\n\x0cKeptProgress\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\"\xdf\x02\n\x0fWorkerHeartbeat\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0eweights_digest\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x11\n\tlease_ids\x18\x04 \x03(\t\x12\x18\n\x10tokens_generated\x18\x05 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x06 \x01(\x01\x12\x10\n\x08uptime_s\x18\x07 \x01(\x01\x12\x10\n\x08sampling\x18\x0c \x01(\x08\x12)\n\x08progress\x18\x08 \x03(\x0b\x32\x17.antiphon.LeaseProgress\x12\x17\n\x0freleased_leases\x18\t \x03(\t\x12\x0f\n\x07leaving\x18\n \x01(\x08\x12\x15\n\rbytes_fetched\x18\x0b \x01(\x03\x12\x10\n\x08numerics\x18\r \x01(\tB\x0f\n\r_held_versionB\x11\n\x0f_weights_digest\"\xb5\x01\n\x0eHeartbeatReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x18\n\x10\x63\x61ncelled_leases\x18\x02 \x03(\t\x12\x1b\n\x0enewest_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x0crun_finished\x18\x05 \x01(\x08\x12$\n\x04kept\x18\x06 \x03(\x0b\x32\x16.antiphon.KeptProgress\x12\x0e\n\x06next_s\x18\x07 \x01(\x01\x42\x11\n\x0f_newest_version\"\x84\x01\n\x0cLeaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06groups\x18\x03 \x01(\x05\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12\x15\n\rwants_history\x18\x05 \x01(\x08\x42\x0f\n\r_held_version\"\xb3\x01\n\nLeaseReply\x12\x1f\n\x06leases\x18\x01 \x03(\x0b\x32\x0f.antiphon.Lease\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1b\n\x0enewest_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ewanted_version\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x0crun_finished\x18\x05 \x01(\x08\x42\x11\n\x0f_newest_versionB\x11\n\x0f_wanted_version\"\x1e\n\x0bSubmitReply\x12\x0f\n\x07verdict\x18\x01 \x01(\t\"\xbd\x01\n\x0bWorkRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.antiphon.WorkerHeartbeatH\x00\x12\'\n\x05lease\x18\x03 \x01(\x0b\x32\x16.antiphon.LeaseRequestH\x00\x12/\n\nsubmission\x18\x04 \x01(\x0b\x32\x19.antiphon.GroupSubmissionH\x00\x12\x10\n\x06\x63\x61ncel\x18\x05 \x01(\x08H\x00\x42\x06\n\x04\x62ody\"7\n\x0cWorkRequests\x12\'\n\x08requests\x18\x01 \x03(\x0b\x32\x15.antiphon.WorkRequest\",\n\tWorkError\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t\"\xc8\x01\n\tWorkReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.antiphon.HeartbeatReplyH\x00\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x14.antiphon.LeaseReplyH\x00\x12+\n\nsubmission\x18\x04 \x01(\x0b\x32\x15.antiphon.SubmitReplyH\x00\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.antiphon.WorkErrorH\x00\x42\x06\n\x04\x62ody\"3\n\x0bWorkReplies\x12$\n\x07replies\x18\x01 \x03(\x0b\x32\x13.antiphon.WorkReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,31 +33,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'antiphon.protos.rollout_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERHELLO']._serialized_start=74
-  _globals['_WORKERHELLO']._serialized_end=177
-  _globals['_WORKERWELCOME']._serialized_start=179
-  _globals['_WORKERWELCOME']._serialized_end=292
-  _globals['_LEASEPROGRESS']._serialized_start=294
-  _globals['_LEASEPROGRESS']._serialized_end=372
-  _globals['_KEPTPROGRESS']._serialized_start=374
-  _globals['_KEPTPROGRESS']._serialized_end=422
-  _globals['_WORKERHEARTBEAT']._serialized_start=425
-  _globals['_WORKERHEARTBEAT']._serialized_end=758
-  _globals['_HEARTBEATREPLY']._serialized_start=761
-  _globals['_HEARTBEATREPLY']._serialized_end=942
-  _globals['_LEASEREQUEST']._serialized_start=945
-  _globals['_LEASEREQUEST']._serialized_end=1077
-  _globals['_LEASEREPLY']._serialized_start=1080
-  _globals['_LEASEREPLY']._serialized_end=1259
-  _globals['_SUBMITREPLY']._serialized_start=1261
-  _globals['_SUBMITREPLY']._serialized_end=1291
-  _globals['_WORKREQUEST']._serialized_start=1294
-  _globals['_WORKREQUEST']._serialized_end=1483
-  _globals['_WORKREQUESTS']._serialized_start=1485
-  _globals['_WORKREQUESTS']._serialized_end=1540
-  _globals['_WORKERROR']._serialized_start=1542
-  _globals['_WORKERROR']._serialized_end=1586
-  _globals['_WORKREPLY']._serialized_start=1589
-  _globals['_WORKREPLY']._serialized_end=1789
-  _globals['_WORKREPLIES']._serialized_start=1791
-  _globals['_WORKREPLIES']._serialized_end=1842
+  _globals['_WORKERHELLO']._serialized_end=193
+  _globals['_WORKERWELCOME']._serialized_start=195
+  _globals['_WORKERWELCOME']._serialized_end=308
+  _globals['_LEASEPROGRESS']._serialized_start=310
+  _globals['_LEASEPROGRESS']._serialized_end=388
+  _globals['_KEPTPROGRESS']._serialized_start=390
+  _globals['_KEPTPROGRESS']._serialized_end=438
+  _globals['_WORKERHEARTBEAT']._serialized_start=441
+  _globals['_WORKERHEARTBEAT']._serialized_end=792
+  _globals['_HEARTBEATREPLY']._serialized_start=795
+  _globals['_HEARTBEATREPLY']._serialized_end=976
+  _globals['_LEASEREQUEST']._serialized_start=979
+  _globals['_LEASEREQUEST']._serialized_end=1111
+  _globals['_LEASEREPLY']._serialized_start=1114
+  _globals['_LEASEREPLY']._serialized_end=1293
+  _globals['_SUBMITREPLY']._serialized_start=1295
+  _globals['_SUBMITREPLY']._serialized_end=1325
+  _globals['_WORKREQUEST']._serialized_start=1328
+  _globals['_WORKREQUEST']._serialized_end=1517
+  _globals['_WORKREQUESTS']._serialized_start=1519
+  _globals['_WORKREQUESTS']._serialized_end=1574
+  _globals['_WORKERROR']._serialized_start=1576
+  _globals['_WORKERROR']._serialized_end=1620
+  _globals['_WORKREPLY']._serialized_start=1623
+  _globals['_WORKREPLY']._serialized_end=1823
+  _globals['_WORKREPLIES']._serialized_start=1825
+  _globals['_WORKREPLIES']._serialized_end=1876
 # @@protoc_insertion_point(module_scope)

@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_name", "protocol_version", "run_id", "concurrent_groups")
+    __slots__ = ("worker_name", "protocol_version", "run_id", "concurrent_groups", "device")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CONCURRENT_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     protocol_version: int
     run_id: str
     concurrent_groups: int
-    def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ...) -> None: ...
+    device: str
+    def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
     __slots__ = ("worker_id", "run_id", "config_yaml", "heartbeat_s", "learner_key")
@@ -50,7 +52,7 @@ class KeptProgress(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerHeartbeat(_message.Message):
-    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s", "sampling", "progress", "released_leases", "leaving", "bytes_fetched")
+    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s", "sampling", "progress", "released_leases", "leaving", "bytes_fetched", "numerics")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +65,7 @@ class WorkerHeartbeat(_message.Message):
     RELEASED_LEASES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BYTES_FETCHED_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     held_version: int
     weights_digest: str
@@ -75,7 +78,8 @@ class WorkerHeartbeat(_message.Message):
     released_leases: _containers.RepeatedScalarFieldContainer[str]
     leaving: bool
     bytes_fetched: int
-    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., sampling: _Optional[bool] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_fetched: _Optional[int] = ...) -> None: ...
+    numerics: str
+    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., sampling: _Optional[bool] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_fetched: _Optional[int] = ..., numerics: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "cancelled_leases", "newest_version", "run_finished", "kept", "next_s")

@@ -169,6 +169,9 @@ def open_run(
         stack.enter_context(run_directory.lock(place.directory))
         claimed(place.directory)
         view.message(f"{'continuing' if place.resumed else 'starting'} run {place.run_id}")
+        for sentence in config.idle_keys():
+            view.message(f"note: {sentence}")
+            _log.warning("config.idle", reason=sentence)
         failure: list[str] = []
         services = config.services
         supervisor = Supervisor(
@@ -203,7 +206,7 @@ def open_run(
                 catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         live = LiveRun(context, supervisor, committed, opened, view, options)
-        stack.callback(show_progress(context, view))
+        stack.callback(show_progress(context, view, supervisor.begin_anew))
         view.started(place.run_id, _links(place.directory))
         yield live
 

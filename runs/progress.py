@@ -46,13 +46,17 @@ def _learner(run: RunContext) -> LearnerProgress | None:
         return None
 
 
-def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
-    """Feed the view about once a second until the returned function is called."""
+def show_progress(run: RunContext, view: RunView, voided: Callable[[], None]) -> Callable[[], None]:
+    """Feed the view about once a second until the returned function is called.
+
+    `voided` is called when an operator has voided a batch: services that could not work on it may now.
+    """
     over = threading.Event()
     rates = _Rates(run)
     alarms = AlarmWatch(run.config, run.run_dir, time.perf_counter())
 
     def show() -> None:
+        known: int | None = None
         while not over.wait(STATUS_S):
             try:
                 status = run.clients.run(run.coordinator.status(), 5.0)
@@ -66,6 +70,10 @@ def show_progress(run: RunContext, view: RunView) -> Callable[[], None]:
             except AntiphonError as error:
                 _log.warning("view.failed", error=str(error))
                 return
+            if known is not None and len(status.voided) > known:
+                voided()
+                view.message(f"batch {status.voided[-1].digest[:12]} was voided: {status.voided[-1].reason}")
+            known = len(status.voided)
             learner = _learner(run)
             view.status(status, planes_of(status, rates.take(status), learner))
             for line in alarms.look(status, time.perf_counter(), learner):

@@ -141,6 +141,17 @@ class Supervisor:
         """Return how often each service was started again."""
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
+    def begin_anew(self) -> None:
+        """Forget the restarts so far, and start at once what waits for its next one."""
+
+        def forget() -> None:
+            for child in self._children.values():
+                child.rule.begin_anew()
+                if child.restart_at_s is not None:
+                    child.restart_at_s = self._clock()
+
+        self._orders.put(forget)
+
     def expect_end(self) -> None:
         """Accept from now on that a service ends by itself."""
         self._ending.set()

@@ -89,6 +89,10 @@ class FaultInjector:
         slow_s = self._slow_chunk_s if self._left_s(FaultKind.SLOW_LINK, name) else 0.0
         return self._left_s(FaultKind.DEAD_TRANSFER, name) or slow_s
 
+    def voided(self) -> None:
+        """Notice that a batch was voided: what comes after it begins now."""
+        self._trouble(0.0)
+
     def written(self) -> None:
         """Notice that a transaction is on the disk: the coordinator may have to end right now."""
         if self._kill_at_write:

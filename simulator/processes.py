@@ -12,6 +12,7 @@ from typing import Any
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.schedule import Stage, StageKey, schedule
+from antiphon.environments.scoring.pool import InProcess
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
@@ -158,7 +159,13 @@ def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: 
     stall_timeout_s = shared.config.services.stall_timeout_s
     decoder = engines.JsonDecoder()
     return RewardService(
-        coordinator, environment, decoder, RUN_ID, client_id, stall_timeout_s, pull_wait_s=PULL_WAIT_S
+        coordinator,
+        InProcess(environment),
+        decoder,
+        RUN_ID,
+        client_id,
+        stall_timeout_s,
+        pull_wait_s=PULL_WAIT_S,
     )
 
 

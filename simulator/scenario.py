@@ -42,6 +42,9 @@ class Scenario(BaseModel):
     """Rewards are 1 once in this number + 1, else 0; the higher, the more groups lack variance."""
     faults: FaultMix = FaultMix()
     """What goes wrong."""
+    voids: tuple[int, ...] = ()
+    """Steps whose batch an operator voids; one that stands here twice is voided twice. In fixed mode the
+    learner cannot train on these batches."""
     limit_s: float = Field(default=2000.0, gt=0.0)
     """Virtual seconds after which the run counts as endless."""
     span_s: float | None = Field(default=None, gt=0.0)
@@ -109,7 +112,7 @@ def drawn_scenario(seed: int) -> Scenario:
     straggles = not fixed and not long and links.happens(0.15)
     bound = min(bound, 1) if straggles else bound
     ahead = "bound" if straggles else RandomStream("run-ahead", seed).choose(("measured", "bound"))
-    return Scenario(
+    scenario = Scenario(
         run={
             "run": {"steps": 7 if long else 3 + shape.index(3), "seed": pattern},
             "loop": {
@@ -141,3 +144,14 @@ def drawn_scenario(seed: int) -> Scenario:
         learner_step_s=random.choose(((0.3, 1.5), (1.0, 6.0))),
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )
+    return scenario.model_copy(
+        update={"voids": _draw_voids(scenario, RandomStream("taken-back", int(fixed), pattern))}
+    )
+
+
+def _draw_voids(scenario: Scenario, random: RandomStream) -> tuple[int, ...]:
+    """Return the steps whose batch is voided: none in most runs, else up to three."""
+    if not random.happens(0.3):
+        return ()
+    steps = scenario.run["run"]["steps"]
+    return tuple(sorted(random.index(steps) for _ in range(1 + random.index(3))))

@@ -24,6 +24,7 @@ from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.checks.witnessed import Witnessed
 from antiphon.simulator.faults import Fault, draw_faults
 from antiphon.simulator.injector import FaultInjector
+from antiphon.simulator.operator import Operator
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.standins import training
@@ -92,6 +93,12 @@ class World:
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
         self.witness = Witness(self.config, scenario.reward_rarity, self.loop.time)
+        self._operator = Operator(
+            scenario.voids,
+            self.config.loop.mode == "fixed",
+            self.witness,
+            RandomStream("simulate-voids", seed),
+        )
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
         self._reward_services = [f"reward-{index}" for index in range(scenario.reward_services)]
         self._processes = {
@@ -132,7 +139,7 @@ class World:
             chunk_s=self._injector.chunk_s,
             upload_s=self._injector.upload_s,
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
-            trained=self.witness.trained,
+            trained=self._operator.train,
             state_machines=[],
             wall_clock=self._wall_clock,
         )
@@ -170,6 +177,7 @@ class World:
             self.loop.call_at(self.scenario.span_s, self._over.set)
         await self._over.wait()
         self._injector.end_all()
+        self._operator.leave()
         if self.scenario.span_s is not None:
             await self._stop_the_others()
         until = self.loop.time() + LEAVE_S
@@ -260,6 +268,8 @@ class World:
 
     def _on_disk(self, rows: Any) -> None:
         self.witness.on_disk(rows)
+        if self._operator.look(rows, self.shared):
+            self._injector.voided()
         self._injector.written()
 
     # The end.

@@ -73,6 +73,9 @@ MEASUREMENTS = {
     "draft_index": Measurement("draft_index.py", 1),
     "reward_parity": Measurement("reward_parity.py", 75),
     "learning": Measurement("learning.py", 180),
+    "gradient_sums": Measurement("gradient_sums.py", 5),
+    "sampling_rules": Measurement("sampling_rules.py", 3),
+    "sandbox": Measurement("sandbox.py", 2),
 }
 """Name of the result -> how it is measured."""
 

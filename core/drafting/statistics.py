@@ -12,10 +12,12 @@ from typing import Any
 
 from antiphon.core.records import DraftingStatistics, GroupSubmission
 
-COUNTS = ("tokens", "passes", "drafted", "covered", "accepted", "with_history")
+COUNTS = ("tokens", "passes", "drafted", "covered", "accepted", "with_history", "promising", "rested")
 """Counts of the statistics that a worker reports."""
 EPOCH_RATES = ("acceptance", "coverage", "tokens_per_pass", "history_share")
 """The rates that are reported epoch by epoch."""
+PROMISING = 0.8
+"""Where a larger share of the newest drafted tokens was right, drafts are expected to pay."""
 MOST_COUNT = 2**40
 """No count of one group is larger; sums over a run stay exact in int64."""
 MOST_SECONDS = 1e9
@@ -93,7 +95,8 @@ def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | Non
     """Return the statistics a submission carries, or None where they cannot be true.
 
     They can be true when every count is a whole number in [0, MOST_COUNT],
-    accepted <= covered <= min(drafted, tokens), tokens are no more than the trajectories have,
+    accepted <= covered <= min(drafted, tokens), rested <= promising <= tokens, tokens are no more than the
+    trajectories have,
     with_history no more than there are trajectories, and times and gain are finite and in
     [0, MOST_SECONDS] and [0, MOST_GAIN]. How many completions there are is counted here.
     """
@@ -118,6 +121,7 @@ def _is_possible(statistics: DraftingStatistics) -> bool:
         # A comparison with NaN is false, so that NaN is out of every bound.
         and all(isinstance(value, int | float) and 0 <= value <= most for value, most in limits)
         and statistics.accepted <= statistics.covered <= min(statistics.drafted, statistics.tokens)
+        and statistics.rested <= statistics.promising <= statistics.tokens
     )
 
 
@@ -125,14 +129,15 @@ def drafting_rates(statistics: DraftingStatistics) -> dict[str, float]:
     """Return what the counts mean, every value finite; a share of nothing is 0.
 
     Keys: acceptance (accepted / drafted), coverage (covered / tokens), tokens_per_pass,
-    history_share (completions with history / completions), drafter_ms and sampler_ms
-    (milliseconds per forward pass of a completion), gain.
+    history_share (completions with history / completions), rested_share (rested / promising),
+    drafter_ms and sampler_ms (milliseconds per forward pass of a completion), gain.
     """
     return {
         "acceptance": _share(statistics.accepted, statistics.drafted),
         "coverage": _share(statistics.covered, statistics.tokens),
         "tokens_per_pass": _share(statistics.tokens, statistics.passes),
         "history_share": _share(statistics.with_history, statistics.completions),
+        "rested_share": _share(statistics.rested, statistics.promising),
         "drafter_ms": _share(1e3 * statistics.drafter_s, statistics.passes),
         "sampler_ms": _share(1e3 * statistics.sampler_s, statistics.passes),
         "gain": statistics.gain,
@@ -157,7 +162,7 @@ def drafting_summary(by_epoch: Mapping[int, DraftingStatistics]) -> dict[str, An
         rates = drafting_rates(statistics)
         kept = {name: rates[name] for name in EPOCH_RATES}
         epochs.append({"epoch": epoch, **kept, "tokens": statistics.tokens})
-    counts = {name: getattr(whole, name) for name in ("tokens", "passes", "drafted", "covered", "accepted")}
+    counts = {name: getattr(whole, name) for name in COUNTS if name != "with_history"}
     return {**drafting_rates(whole), **counts, "completions": whole.completions, "by_epoch": epochs}
 
 

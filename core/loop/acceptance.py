@@ -182,7 +182,7 @@ def accept_commit(state: RunState, commit: StepCommit) -> list[e.JournalEvent]:
         raise IntegrityError(
             f"step {commit.step} cannot be committed: steps 0..{done - 1} are, so step {done} is next"
         )
-    if commit.step >= state.next_seal:
+    if not state.is_sealed(commit.step):
         raise IntegrityError(f"step {commit.step} cannot be committed: its batch is not sealed yet")
     sealed = state.sealed[commit.step].digest
     if commit.batch_digest != sealed:

@@ -20,6 +20,7 @@ from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.places import training_step
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound, oldest_allowed_version
+from antiphon.core.records import SamplingParameters
 from antiphon.core.seeds import derive_id, derive_seed, prompt_order, refill_order, request_seeds
 
 
@@ -54,9 +55,18 @@ def group_seeds(config: RunConfig, group: GroupState, prompt_key: str) -> tuple[
     if group.evaluation is not None:
         return (derive_seed("evaluation", seed, prompt_key, group.evaluation),)
     if group.refill:
-        # A spare prompt may also be a primary one of the same epoch; it must not repeat its tokens.
-        seed = derive_seed("refill", seed, group.step or 0)
+        # A spare prompt may also be a primary one of the same epoch; it must not repeat its tokens. After
+        # voided batches a step may come to the same prompt twice.
+        repeated = (group.number,) if group.number >= config.environment.train_size else ()
+        seed = derive_seed("refill", seed, group.step or 0, *repeated)
     return request_seeds(seed, prompt_key, group.epoch, group.samples)
+
+
+def sampling_of(config: RunConfig, group: GroupState) -> SamplingParameters:
+    """Return how a group is sampled: held-out prompts have keys of their own."""
+    if group.evaluation is None:
+        return config.sampling.parameters()
+    return config.evaluation.parameters(config.sampling)
 
 
 def lease_id_of(run_id: str, group_id: str, attempt: int) -> str:
@@ -65,7 +75,7 @@ def lease_id_of(run_id: str, group_id: str, attempt: int) -> str:
 
 
 def fixed_limit(config: RunConfig) -> int:
-    """Return the most groups that one step of fixed mode may open."""
+    """Return the most groups that one batch of fixed mode may open."""
     places = config.loop.prompts_per_step
     if config.loop.filter != "refill":
         return places
@@ -73,7 +83,11 @@ def fixed_limit(config: RunConfig) -> int:
 
 
 def fixed_openings(config: RunConfig, step: int, count: int) -> list[e.GroupOpened]:
-    """Return the first `count` groups of `step` in index order: a function of (seed, step) alone."""
+    """Return the first `count` groups of `step` in index order: a function of (seed, step) alone.
+
+    Those behind the first P are spare prompts: all that the step did not begin with, then, after many voided
+    batches, the whole split again and again.
+    """
     loop, size = config.loop, config.environment.train_size
     places = loop.prompts_per_step
     version = oldest_allowed_version(step, loop.max_staleness, loop.publish_interval)
@@ -82,7 +96,9 @@ def fixed_openings(config: RunConfig, step: int, count: int) -> list[e.GroupOpen
     if count > places:
         order = refill_order(config.run.seed, step, size, [prompt for prompt, _ in primary])
         epoch = step * places // size
-        spare = [(int(prompt), epoch) for prompt in order[: count - places]]
+        again = refill_order(config.run.seed, step, size, []) if count - places > len(order) else order[:0]
+        turns = -(-max(0, count - places - len(order)) // size)
+        spare = [(int(p), epoch) for p in [*order, *(again.tolist() * turns)][: count - places]]
     return [
         e.GroupOpened(
             group_id=f"s{step:06d}-g{index:03d}",
@@ -116,12 +132,12 @@ def refills(state: RunState, config: RunConfig, step: int) -> list[e.GroupOpened
     """
     if config.loop.mode != "fixed" or config.loop.filter != "refill":
         return []
-    opened = state.of_step(step)
+    opened, spent = state.of_step(step), len(state.sealed_groups.get(step, ()))
     lacking = sum(1 for group in opened if group.phase is GroupPhase.REWARDED and not group.varied)
     wanted = min(config.loop.prompts_per_step + lacking, fixed_limit(config))
     if wanted <= len(opened):
         return []
-    return fixed_openings(config, step, wanted)[len(opened) :]
+    return fixed_openings(config, step, spent + wanted)[spent + len(opened) :]
 
 
 def plan_leases(
@@ -179,7 +195,7 @@ def _plan_elastic(
         return LeasePlan((), (), "the worker holds no weights yet", None)
     loop = config.loop
     places, bound = loop.prompts_per_step, StalenessBound(loop.max_staleness)
-    first = state.next_seal * places
+    first = state.batches * places
     ranks = _ranks(state)
     candidates = [
         group

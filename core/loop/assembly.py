@@ -70,7 +70,7 @@ def plan_seal(state: RunState, config: RunConfig) -> SealPlan | None:
         # What was filtered since the last batch used up a part of what this step may open.
         allowed = int(places * config.loop.refill_limit)
         wanted = max(0, min(places, allowed - state.since_seal.groups_filtered))
-    size = batch_size(line, step, places, wanted, config.loop.max_staleness)
+    size = batch_size(line, state.batches, places, wanted, config.loop.max_staleness)
     front = line[:size]
     if len(front) < size or any(group.phase is not GroupPhase.REWARDED for group in front):
         return None
@@ -90,11 +90,13 @@ def _plan_fixed(state: RunState, config: RunConfig, step: int) -> SealPlan | Non
 
 def step_progress(state: RunState, config: RunConfig, step: int, *phases: GroupPhase) -> float:
     """Return the share of a step's groups that are in one of `phases`, 0..1; 1 for a sealed step."""
-    if step < state.next_seal:
+    if state.is_sealed(step):
         return 1.0
     places = config.loop.prompts_per_step
     if config.loop.mode == "fixed":
         groups = state.of_step(step)
         return sum(group.phase in phases for group in groups) / max(len(groups), places)
-    first = (step - state.next_seal) * places
+    # Steps that have no batch get one in their order.
+    before = sum(1 for other in state.unsealed_steps() if other < step)
+    first = before * places
     return sum(group.phase in phases for group in islice(state.training(), first, first + places)) / places

@@ -26,6 +26,9 @@ from antiphon.core.spans import check_cover
 _TOKENS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 LOGPROB_CEILING = 1e-6
 """Log-probabilities are at most 0; this much is forgiven to float32 arithmetic."""
+LOGPROB_FLOOR = -50.0
+"""No token less probable than e^-50 is ever sampled, so a lower log-probability is an engine's error. One of
+-1e5 would make a loss that is no number."""
 
 
 def check_submission(
@@ -121,8 +124,8 @@ def _check_completion(
             raise ContractError(f"{where}: token id {int(tokens.min())} is negative")
         if not _in_range(logprobs):
             raise ContractError(
-                f"{where}: behaviour logprobs must be finite and at most 0, "
-                f"but lie in [{logprobs.min()}, {logprobs.max()}]"
+                f"{where}: behaviour logprobs must lie in [{LOGPROB_FLOOR:g}, 0] nats, but lie in "
+                f"[{logprobs.min():g}, {logprobs.max():g}]; look at the worker's engine"
             )
     check_cover(x.spans, start, stop, where, versions)
 
@@ -138,7 +141,7 @@ def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:
 
 def _in_range(logprobs: FloatArray) -> bool:
     # What is no number is neither above nor below anything, so it fails this too.
-    return float(logprobs.min()) > -math.inf and float(logprobs.max()) <= LOGPROB_CEILING
+    return float(logprobs.min()) >= LOGPROB_FLOOR and float(logprobs.max()) <= LOGPROB_CEILING
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ def check_rewards(group_id: str, sample_rewards: Sequence[SampleReward], samples
     """Return the rewards [G] of a group by sample.
 
     Raises:
-        ContractError: when one is missing, doubled or not finite.
+        ContractError: when one is missing, doubled or outside [0, 1], which `Environment.reward` promises.
     """
     by_sample = {sample_reward.sample_index: sample_reward.reward for sample_reward in sample_rewards}
     if len(sample_rewards) != samples or set(by_sample) != set(range(samples)):
@@ -190,9 +193,10 @@ def check_rewards(group_id: str, sample_rewards: Sequence[SampleReward], samples
             f"{sorted(sample_reward.sample_index for sample_reward in sample_rewards)}"
         )
     for index, reward in by_sample.items():
-        if not math.isfinite(reward):
+        if not 0.0 <= reward <= 1.0:  # what is no number is outside too
             raise ContractError(
-                f"group {group_id}: the reward of sample {index} is {reward}; rewards must be finite"
+                f"group {group_id}: the reward of sample {index} is {reward}; environments must score in "
+                "[0, 1]"
             )
     return tuple(by_sample[index] for index in range(samples))
 

@@ -219,6 +219,17 @@ class BatchSealed(JournalEvent):
     """What drafting did for the rewarded trajectories; None where no engine could draft."""
 
 
+@_event("batch.voided")
+@dataclass(frozen=True, slots=True)
+class BatchVoided(JournalEvent):
+    """An operator took back a sealed batch that no step trained on; other groups make another."""
+
+    step: int
+    digest: str
+    reason: str
+    operator: str
+
+
 @_event("step.committed")
 @dataclass(frozen=True, slots=True)
 class StepCommitted(JournalEvent):
@@ -270,6 +281,8 @@ class WorkerRegistered(JournalEvent):
     worker_name: str
     concurrent_groups: int
     at_s: float | None = None
+    sampling_rule: str = ""
+    """How this run's keyed random numbers choose a token; the first worker's holds for all."""
 
 
 @_event("worker.loaded")

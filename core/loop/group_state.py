@@ -1,4 +1,4 @@
-"""Group state: what a run knows of one group, one evaluation and the groups between two batches.
+"""Group state: what a run knows of one group, one evaluation, one batch, and the groups between two batches.
 
 The life of a group. Each arrow is an event of the journal; a group that ended is no longer in the table.
 
@@ -29,10 +29,13 @@ opened for it, under a new id.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from antiphon.core.records import DraftingStatistics
+from antiphon.core.loop.events import BatchSealed
+from antiphon.core.records import BatchRef, DraftingStatistics
+from antiphon.core.voided_batch import VoidedBatch
 
 
 class GroupPhase(StrEnum):
@@ -143,3 +146,32 @@ class Tally:
             token_counts=self.token_counts[booked:],
             drafting=self.drafting[filtered:],
         )
+
+
+def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[VoidedBatch]) -> BatchRef:
+    """Return what is kept of a sealed batch.
+
+    `rewards` are those that `event.reward_mean` is the mean of, `voided` the voided batches of the run.
+    """
+    return BatchRef(
+        step=event.step,
+        digest=event.digest,
+        timings_digest=event.timings_digest,
+        trajectories=event.trajectories,
+        groups=len(event.group_ids),
+        groups_filtered=event.groups_filtered,
+        groups_dropped_stale=event.groups_dropped_stale,
+        tokens=event.tokens,
+        reward_mean=event.reward_mean,
+        reward_std=math.sqrt(math.fsum((r - event.reward_mean) ** 2 for r in rewards) / max(1, len(rewards))),
+        staleness_histogram=dict(event.staleness),
+        completion_tokens_mean=event.completion_tokens_mean,
+        drafting=event.drafting,
+        replaced=tuple(batch for batch in voided if batch.step == event.step),
+    )
+
+
+def voided_batch(batch: BatchRef, reason: str, operator: str) -> VoidedBatch:
+    """Return what is kept of a batch that is voided."""
+    sizes = (batch.groups, batch.groups_filtered, batch.trajectories)
+    return VoidedBatch(batch.step, batch.digest, *sizes, reason, operator)

@@ -119,6 +119,8 @@ class LoopMeasures:
                 for group_id in (*event.group_ids, *event.filtered_ids):
                     self._use(group_id)
                 self._sealed_at[event.step] = now
+            case e.BatchVoided():
+                self._sealed_at.pop(event.step, None)
             case e.StepCommitted():
                 sealed_at = self._sealed_at.pop(event.step, None)
                 if sealed_at is not None:

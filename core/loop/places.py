@@ -1,10 +1,14 @@
 """Places: the order in which the groups of elastic mode train; a group keeps its place whatever its length.
 
 The living training groups stand in a line, in the order of `RunState.training`. The group of rank r, counted
-from 0, trains at step ``next_seal + r // P`` (P = loop.prompts_per_step): batches are cut off the front of
-the line, P by P, and a batch waits until all of its groups are rewarded. A group joins the line at its end
-when it is opened, and is leased only to a worker whose version v meets ``v + S >= step of its place``
-(S = loop.max_staleness).
+from 0, trains at step ``batches + r // P`` (P = loop.prompts_per_step; `RunState.batches` steps have a
+batch): batches are cut off the front of the line, P by P, and a batch waits until all of its groups are
+rewarded. A group joins the line at its end when it is opened, and is leased only to a worker whose version v
+meets ``v + S >= step of its place`` (S = loop.max_staleness).
+
+A batch that an operator voids leaves its step without one, and the front of the line goes there first: these
+groups train earlier than their places say, and all others when their places say, since one batch fewer is
+sealed and one step more comes before theirs.
 
 Nothing ever moves a group to a later step than that: what leaves the line (sealed, dropped) and what is moved
 behind others only lowers the ranks of the rest. So the bound that was checked at the lease holds when the
@@ -22,7 +26,7 @@ def training_step(state: RunState, group: GroupState, prompts_per_step: int) -> 
     """Return the latest step at which a living training group of elastic mode can train."""
     for rank, other in enumerate(state.training()):
         if other is group:
-            return state.next_seal + rank // prompts_per_step
+            return state.batches + rank // prompts_per_step
     raise ValueError(f"group {group.group_id} is no living training group")
 
 
@@ -40,14 +44,14 @@ def last_step(group: GroupState, max_staleness: int) -> int | None:
 def batch_size(
     line: Sequence[GroupState], step: int, prompts_per_step: int, wanted: int, max_staleness: int
 ) -> int:
-    """Return how many groups of the front of the line the batch of `step` must take, at least `wanted`.
+    """Return how many groups of the front of the line the next batch must take, at least `wanted`.
 
     A batch of fewer than P groups (filter=refill at its limit) would move everyone behind it to a later
     step; it takes as many more as keep each within its bound.
 
     Args:
         line: the living training groups, in order.
-        step: the oldest step whose batch is not sealed.
+        step: of the first place in the line.
         prompts_per_step: P, groups of a full batch.
         wanted: groups that the batch should have, 0..P.
         max_staleness: S, in policy versions.
@@ -73,5 +77,5 @@ def place_to_move_to(
     rank = next(index for index, other in enumerate(line) if other is group)
     furthest = len(line) - 1
     if last is not None:
-        furthest = min(furthest, (last - state.next_seal + 1) * prompts_per_step - 1)
+        furthest = min(furthest, (last - state.batches + 1) * prompts_per_step - 1)
     return line[furthest].group_id if furthest > rank else None

@@ -16,12 +16,15 @@ from dataclasses import dataclass, replace
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.loop_measures import LoopPace, SampledGroup
+from antiphon.core.seeds import generator
 
 TOLERANCE = 0.005
 """Share of the fastest plan's seconds per step that less run-ahead may cost."""
 MARGIN, MARGIN_WITH_LOSSES = 1.05, 1.2
 """Completions are taken to be slower by this factor than they were: batches of unusual lengths come, and
 where leases were lost lately, groups that are begun anew."""
+MEASURED_STEPS = 16
+"""Steps of a walk that count at least."""
 WALKED_GROUPS = 64
 """Groups of a step that are walked one by one; in larger steps several are walked as one."""
 GAIN = 0.05
@@ -181,18 +184,21 @@ def walk(
     prompts_per_step: int,
     interval: int,
 ) -> tuple[float, float]:
-    """Walk the loop and return (seconds per step, mean staleness) of its later half.
+    """Walk the loop and return (seconds per step, mean staleness), measured once it is under way.
 
     One pool has room for the completions of `places` groups and samples at most `at_once` groups;
-    `interval` is the publish interval.
+    `interval` is the publish interval. Every measured group is sampled about twice, in two orders, and
+    others follow behind the last step that counts: while the loop runs empty, it is faster than it is.
     """
     merged = -(-prompts_per_step // WALKED_GROUPS)
     size, groups = -(-prompts_per_step // merged), _merge(pace.groups, merged)
     window = max(interval * size, round(window * size / prompts_per_step))
     places = max(1, round(places * size / prompts_per_step))
     at_once = max(1.0, at_once * size / prompts_per_step)
-    steps = 2 * (max_staleness + 2) + max(8, len(groups) // size)
-    begin = steps // 2
+    begin = max_staleness + 4
+    steps = begin + max(MEASURED_STEPS, 2 * len(groups) // size)
+    order = generator("run-ahead").permutation(len(groups))
+    groups = (*groups, *(groups[index] for index in order))
     now = tokens = load = 0.0  # `tokens`: what a completion has got that ran from the beginning on
     # (value of `tokens` at its end, number) of each group's longest completion; of its others -1 - number
     running: list[tuple[float, int]] = []
@@ -202,12 +208,12 @@ def walk(
     opened = held = commits = sealed = 0
     held_at: list[tuple[float, int]] = []
     learner_ends = math.inf
-    done = bytearray(steps * size)
+    done = bytearray((steps + max_staleness + 2) * size)
     versions: list[int] = []
     begun_s, stale, counted = 0.0, 0, 0
     gate = (max_staleness + 1) * size
     while commits < steps:
-        limit = min(held * size + min(window, gate), steps * size)
+        limit = held * size + min(window, gate)
         while opened < limit:
             group = groups[opened % len(groups)]
             if load + group.count + 1 > room or sampling >= at_once:

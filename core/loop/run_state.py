@@ -1,12 +1,10 @@
 """Run state: the fold of a run's events, and nothing that is not in them.
 
-`RunState.apply` is the only way anything changes, so a state rebuilt from the journal equals
-the one that was lost. It decides nothing: what may be opened, leased, dropped or sealed is
-decided in `core.loop.admission` and `core.loop.assembly`, which return events.
+`RunState.apply` is the only way anything changes, so a state rebuilt from the journal equals the one that
+was lost. What may be done is decided in `core.loop.admission` and `core.loop.assembly`, which return events.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +12,20 @@ from typing import Any
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import EvaluationState, GroupPhase, GroupState, Receipt, Tally
+from antiphon.core.loop.group_state import (
+    EvaluationState,
+    GroupPhase,
+    GroupState,
+    Receipt,
+    Tally,
+    sealed_batch,
+    voided_batch,
+)
 from antiphon.core.loop.work_account import Use, WorkAccounts
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
+from antiphon.core.voided_batch import VoidedBatch
 
 
 @dataclass(slots=True)
@@ -39,8 +46,13 @@ class RunState:
     """How many of `groups` are held-out prompts."""
     receipts: dict[str, Receipt] = field(default_factory=dict)
     sealed: list[BatchRef] = field(default_factory=list)
+    """The newest batch of each step, by step; that of a step in `reopened` is voided."""
+    reopened: list[int] = field(default_factory=list)
+    """Steps whose batch was voided and that have no other yet, ascending."""
+    voided: list[VoidedBatch] = field(default_factory=list)
+    """Every voided batch, oldest void first."""
     sealed_groups: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Step -> groups whose payloads the journal still keeps."""
+    """Step -> groups whose payloads the journal still keeps; those of voided batches stand last."""
     commits: list[StepCommit] = field(default_factory=list)
     snapshots: dict[int, str] = field(default_factory=dict)
     """Announced version -> digest of its weights."""
@@ -53,6 +65,7 @@ class RunState:
     groups_requeued: int = 0
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     registrations: dict[str, int] = field(default_factory=dict)
+    sampling_rule: str = ""  # of the first worker; "" also in journals from before there was a choice
     revoked: dict[str, str] = field(default_factory=dict)
     """Token id or worker name -> why it counts no more."""
     standings: dict[str, Standing] = field(default_factory=dict)
@@ -63,8 +76,21 @@ class RunState:
 
     @property
     def next_seal(self) -> int:
-        """Return the oldest step whose batch is not sealed; the earliest a new group may train at."""
-        return len(self.sealed)
+        """Return the oldest step that has no batch: the one that is sealed next."""
+        return self.reopened[0] if self.reopened else len(self.sealed)
+
+    @property
+    def batches(self) -> int:
+        """Return how many steps have a batch, voided ones left out."""
+        return len(self.sealed) - len(self.reopened)
+
+    def is_sealed(self, step: int) -> bool:
+        """Return whether a step has a batch that is not voided."""
+        return 0 <= step < len(self.sealed) and step not in self.reopened
+
+    def unsealed_steps(self) -> list[int]:
+        """Return the opened steps that have no batch, ascending: in this order batches are sealed."""
+        return [*self.reopened, *range(len(self.sealed), self.opened_steps)]
 
     @property
     def training_groups(self) -> int:
@@ -249,7 +275,8 @@ def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
 
 
 def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
-    if event.step != state.next_seal:
+    again = event.step in state.reopened
+    if not again and event.step != len(state.sealed):
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was sealed out of order")
     dropped = event.groups_filtered - len(event.filtered_ids)
     rewards = state.since_seal.rewards[: dropped * state.group_size]
@@ -259,31 +286,30 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
     state.groups_filtered += len(event.filtered_ids)
     for staleness, count in event.staleness:
         state.staleness_histogram[staleness] = state.staleness_histogram.get(staleness, 0) + count
-    state.sealed.append(
-        BatchRef(
-            step=event.step,
-            digest=event.digest,
-            timings_digest=event.timings_digest,
-            trajectories=event.trajectories,
-            groups=len(event.group_ids),
-            groups_filtered=event.groups_filtered,
-            groups_dropped_stale=event.groups_dropped_stale,
-            tokens=event.tokens,
-            reward_mean=event.reward_mean,
-            reward_std=math.sqrt(
-                math.fsum((r - event.reward_mean) ** 2 for r in rewards) / max(1, len(rewards))
-            ),
-            staleness_histogram=dict(event.staleness),
-            completion_tokens_mean=event.completion_tokens_mean,
-            drafting=event.drafting,
-        )
-    )
-    state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids)
+    reference = sealed_batch(event, rewards, state.voided)
+    if again:
+        state.reopened.remove(event.step)
+        state.sealed[event.step] = reference
+    else:
+        state.sealed.append(reference)
+    spent = state.sealed_groups.get(event.step, ())
+    state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids, *spent)
     state.since_seal = state.since_seal.without(dropped, event.groups_dropped_stale, state.group_size)
 
 
+def _batch_voided(event: e.BatchVoided, state: RunState) -> None:
+    if not state.is_sealed(event.step) or event.step < len(state.commits):
+        raise IntegrityError(f"the journal contradicts itself: step {event.step} had no batch to void")
+    batch = state.sealed[event.step]
+    for staleness, count in batch.staleness_histogram.items():
+        state.staleness_histogram[staleness] -= count
+    state.staleness_histogram = {age: count for age, count in state.staleness_histogram.items() if count}
+    state.reopened = sorted([*state.reopened, event.step])
+    state.voided.append(voided_batch(batch, event.reason, event.operator))
+
+
 def _step_committed(event: e.StepCommitted, state: RunState) -> None:
-    if event.step != len(state.commits):
+    if event.step != len(state.commits) or not state.is_sealed(event.step):
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was committed out of order")
     state.commits.append(StepCommit(**dataclasses.asdict(event)))
     oldest_kept = event.step - state.payload_retention_steps
@@ -316,33 +342,28 @@ def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
 
 def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:
     state.registrations[event.worker_name] = state.registrations.get(event.worker_name, 0) + 1
+    state.sampling_rule = state.sampling_rule or event.sampling_rule
 
 
 def _access_revoked(event: e.AccessRevoked, state: RunState) -> None:
     state.revoked.setdefault(event.name, event.reason)
 
 
-def _standing(state: RunState, name: str) -> Standing:
-    return state.standings.get(name, Standing())
+def _standing_after(change: Callable[[Standing, Any], Standing]) -> Callable[[Any, RunState], None]:
+    """Return what a handler does that changes what is known of one worker."""
+
+    def handle(event: Any, state: RunState) -> None:
+        known = state.standings.get(event.worker_name, Standing())
+        state.standings[event.worker_name] = change(known, event)
+
+    return handle
 
 
-def _group_audited(event: e.GroupAudited, state: RunState) -> None:
-    state.standings[event.worker_name] = _standing(state, event.worker_name).pass_group(
-        event.tokens, event.missed
-    )
-
-
-def _worker_struck(event: e.WorkerStruck, state: RunState) -> None:
-    audited = event.check != "refused"
-    state.standings[event.worker_name] = _standing(state, event.worker_name).strike(audited)
-
-
-def _worker_quarantined(event: e.WorkerQuarantined, state: RunState) -> None:
-    state.standings[event.worker_name] = _standing(state, event.worker_name).shut_out(event.reason)
+_pardon = _standing_after(lambda standing, event: standing.pardon())
 
 
 def _worker_pardoned(event: e.WorkerPardoned, state: RunState) -> None:
-    state.standings[event.worker_name] = _standing(state, event.worker_name).pardon()
+    _pardon(event, state)
     state.revoked.pop(event.worker_name, None)
 
 
@@ -361,14 +382,15 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.GroupRewarded: _group_rewarded,
     e.GroupDropped: _group_dropped,
     e.BatchSealed: _batch_sealed,
+    e.BatchVoided: _batch_voided,
     e.StepCommitted: _step_committed,
     e.SnapshotAnnounced: _snapshot_announced,
     e.EvaluationOpened: _evaluation_opened,
     e.WorkerRegistered: _worker_registered,
     e.AccessRevoked: _access_revoked,
-    e.GroupAudited: _group_audited,
-    e.WorkerStruck: _worker_struck,
-    e.WorkerQuarantined: _worker_quarantined,
+    e.GroupAudited: _standing_after(lambda known, event: known.pass_group(event.tokens, event.missed)),
+    e.WorkerStruck: _standing_after(lambda known, event: known.strike(event.check != "refused")),
+    e.WorkerQuarantined: _standing_after(lambda known, event: known.shut_out(event.reason)),
     e.WorkerPardoned: _worker_pardoned,
 }
 

@@ -4,8 +4,8 @@ A duplicate is given only to a worker that has nothing else to do, only for the 
 ``ceil(share * P)`` groups of the batch that is waited for, and only when a lease is older than most
 leases ever get. The first complete submission wins; the other lease is cancelled and billed as waste.
 
-It cannot choose between outcomes. Seeds belong to the group, so under one version both holders
-sample the same tokens; a duplicate is given only to a worker that holds the version of the first.
+It cannot choose between outcomes. Seeds belong to the group, so under one version two engines of the
+same numerics sample the same tokens; a duplicate is given only to a worker that has both from the first.
 """
 
 import math
@@ -61,6 +61,7 @@ def group_to_duplicate(
     worker_id: str,
     held_version: int | None,
     holders: Mapping[str, int | None],
+    numerics: Mapping[str, str],
     ages_s: Mapping[str, float],
     slow_s: float | None,
 ) -> str | None:
@@ -72,6 +73,7 @@ def group_to_duplicate(
         worker_id: who asks; it never duplicates its own group.
         held_version: version that the asking worker holds.
         holders: worker id -> version that it holds.
+        numerics: worker id -> what decides its engine's bits; "" or none: nobody samples the same.
         ages_s: lease id -> seconds since it was granted.
         slow_s: the age from which a lease is slow; None: not known yet.
     """
@@ -80,6 +82,9 @@ def group_to_duplicate(
         return None
     if config.sampling.sampler != "keyed" or not missing_groups(state, config):
         return None
+    own_numerics = numerics.get(worker_id, "")
+    if not own_numerics:
+        return None  # its answer might be another one, and the shorter of two would win
     fixed = config.loop.mode == "fixed"
     groups = state.of_step(step) if fixed else list(islice(state.training(), config.loop.prompts_per_step))
     if any(group.phase is GroupPhase.OPEN for group in groups):
@@ -92,6 +97,7 @@ def group_to_duplicate(
             and group.worker_id != worker_id
             and ages_s.get(group.lease_id, 0.0) > slow_s
             and holders.get(group.worker_id, held_version) == held_version
+            and numerics.get(group.worker_id, "") == own_numerics
             and (group.version is None or group.version == held_version)
         )
 

@@ -27,6 +27,8 @@ class Use(StrEnum):
     """Its worker was lost and no other could continue from it."""
     FILTERED = "filtered"
     """Its group lacked variance of rewards."""
+    VOIDED = "voided"
+    """An operator voided its batch before that was trained."""
     IDLE = "idle"
     """The worker held no lease."""
     OPEN = "open"
@@ -48,7 +50,7 @@ class WorkAccount:
 
     def wasted_share(self) -> float:
         """Return the share of the seconds with a lease that are known to be wasted; 0 without any."""
-        wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED)
+        wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED, Use.VOIDED)
         busy = self.total_s - self.seconds.get(Use.IDLE, 0.0)
         return sum(self.seconds.get(use, 0.0) for use in wastes) / busy if busy > 0 else 0.0
 
@@ -105,6 +107,8 @@ class WorkAccounts:
     _workers: dict[str, _WorkerHours] = field(default_factory=dict)
     _running: dict[str, _Running] = field(default_factory=dict)
     _costs: dict[str, _Cost] = field(default_factory=dict)
+    _sealed: dict[int, _Cost] = field(default_factory=dict)
+    """Step -> what the groups of its batch had cost, until it is committed: it may still be voided."""
 
     def apply(self, event: e.JournalEvent) -> None:
         """Book what an event says; events of no concern are ignored."""
@@ -120,10 +124,19 @@ class WorkAccounts:
             case e.GroupDropped():
                 self.close_group(event.group_id, Use.FILTERED if event.reason == "filtered" else Use.STALE)
             case e.BatchSealed():
-                for group_id in event.group_ids:
-                    self.close_group(group_id, Use.USEFUL)
+                costs = [self.close_group(group_id, Use.USEFUL) for group_id in event.group_ids]
+                self._sealed[event.step] = _Cost(
+                    sum(cost.seconds for cost in costs), sum(cost.tokens for cost in costs)
+                )
                 for group_id in event.filtered_ids:
                     self.close_group(group_id, Use.FILTERED)
+            case e.BatchVoided():
+                cost = self._sealed.pop(event.step, _Cost())
+                for use, sign in ((Use.USEFUL, -1), (Use.VOIDED, 1)):
+                    self.seconds[use] += sign * cost.seconds
+                    self.tokens[use] += sign * cost.tokens
+            case e.StepCommitted():
+                self._sealed.pop(event.step, None)
             case e.WorkerRegistered():
                 self._registered(event)
             case e.WorkerLost():
@@ -134,11 +147,12 @@ class WorkAccounts:
             case _:
                 pass
 
-    def close_group(self, group_id: str, use: Use) -> None:
-        """Book what a group cost; a group that cost nothing known is ignored."""
+    def close_group(self, group_id: str, use: Use) -> _Cost:
+        """Book what a group cost and return it; nothing where nothing is known."""
         cost = self._costs.pop(group_id, _Cost())
         self.seconds[use] += cost.seconds
         self.tokens[use] += cost.tokens
+        return cost
 
     def account(self, now: float) -> WorkAccount:
         """Return the account at `now`, on the coordinator's clock; nothing is changed by it."""

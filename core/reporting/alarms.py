@@ -28,9 +28,11 @@ DIVERGED_NATS = 0.1
 """kl_k3 per token between the weights that sampled and the same weights in the learner. Rounding of
 bf16 makes less than 0.01; another model or temperature makes several tenths."""
 USEFUL_SHARE = 0.3
-"""Effective sample share below which most tokens of a batch carry no weight."""
+"""Effective sample share of the weights that were applied, below which most tokens carry no weight."""
 AT_BOUND_SHARE = 0.95
 """Of the bound; a mean staleness above it leaves no room for a late worker."""
+IDLE_STEPS = 5
+"""So many steps in a row without any reward variance are worth a sentence; a single one is ordinary."""
 LEAST_FREE_BYTES = 1 << 30
 """Free space below which the next snapshots may not fit."""
 
@@ -79,8 +81,13 @@ ALARMS: tuple[AlarmKind, ...] = (
     ),
     AlarmKind(
         "useless_batches",
-        f"effective sample share below {USEFUL_SHARE:.0%}: stale tokens carry the batch no more",
-        "lower loop.max_staleness or the learning rate",
+        f"effective sample share below {USEFUL_SHARE:.0%}: most tokens were masked, clipped or outweighed",
+        "lower loop.max_staleness or the learning rate; with correction=mask widen its bounds",
+    ),
+    AlarmKind(
+        "no_variance",
+        f"in {IDLE_STEPS} steps in a row no group's rewards differed, so nothing was learned",
+        "raise sampling.temperature or loop.group_size, or take prompts that are neither solved nor hopeless",
     ),
     AlarmKind(
         "staleness_at_bound",
@@ -108,9 +115,10 @@ def find_alarms(
     `commits` are all commits so far, in step order; without a `vocabulary` (number of tokens V) the
     entropy's upper end is not watched.
     """
+    idle = _no_variance(commits)
     window = min(WINDOW, len(commits) // 4)
     if window < LEAST_WINDOW:
-        return ()
+        return () if idle is None else (idle,)
     recent = commits[-window:]
     last = commits[-1].step
     means = {
@@ -118,7 +126,11 @@ def find_alarms(
         for name in ("entropy_estimate", "kl_k3.staleness_0", "effective_sample_share", "staleness_mean")
         if (values := _values(recent, name))
     }
-    found = [_reward(commits, window, last), *(_level(means, last, rule) for rule in _levels(vocabulary))]
+    found = [
+        idle,
+        _reward(commits, window, last),
+        *(_level(means, last, rule) for rule in _levels(vocabulary)),
+    ]
     if max_staleness > 0 and means.get("staleness_mean", 0.0) > AT_BOUND_SHARE * max_staleness:
         said = (
             f"mean staleness {means['staleness_mean']:.2f} over {window} steps; the bound is {max_staleness}"
@@ -176,6 +188,21 @@ def space_alarm(free_bytes: int, place: str) -> Alarm | None:
     if free_bytes >= LEAST_FREE_BYTES:
         return None
     return Alarm("no_space", -1, f"only {free_bytes / (1 << 30):.2f} GiB are free for {place}")
+
+
+def _no_variance(commits: Sequence[StepCommit]) -> Alarm | None:
+    """Say that the last steps trained on nothing: without variance advantages and gradient are zero."""
+    streak = 0
+    for commit in reversed(commits):
+        figures = commit.metrics
+        if figures.get("trajectories", 1.0) > 0 and figures.get("gradient_norm", 1.0) > 0:
+            break
+        streak += 1
+    if streak < IDLE_STEPS:
+        return None
+    reward = commits[-1].metrics.get("reward_mean")
+    level = "" if reward is None else f"; the mean reward is {reward:.3g}"
+    return Alarm("no_variance", commits[-1].step, f"{streak} steps in a row had no reward variance{level}")
 
 
 def _reward(commits: Sequence[StepCommit], window: int, last: int) -> Alarm | None:

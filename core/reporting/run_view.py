@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon.core.records import StepCommit, WorkerState
-from antiphon.core.status import LearnerProgress, RunStatus
+from antiphon.core.records import StepCommit
+from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class ReasoningEnvironment:
             if value < 1:
                 raise ConfigError(f"environment.{key}={value} must be at least 1")
         self.name = f"{FAMILY}/{task}"
+        self.only_compares = reward.only_compares(task)
         self.seed = seed
         own = dict(parameters)
         self._suffix = own.pop(SUFFIX, "")
@@ -119,7 +120,7 @@ class ReasoningEnvironment:
         split, index = self._place(problem.key)
         stream = self._streams[split]
         entry = stream.entry(index)
-        return [reward.score(stream.dataset, entry, completion) for completion in completions]
+        return [reward.score(stream.task, stream.dataset, entry, completion) for completion in completions]
 
     def _place(self, key: str) -> tuple[str, int]:
         split, _, rest = key.partition("-")

@@ -8,6 +8,11 @@ alone between `<answer>` and `</answer>` at the very end, and only a full score 
 import tokenize
 from typing import Any, Protocol
 
+from reasoning_gym.dataset import ProceduralDataset
+from reasoning_gym.factory import DATASETS
+
+from antiphon.environments.reasoning.expressions import may_be_scored
+
 ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
 
@@ -38,11 +43,23 @@ stay outside it.
 """
 
 
+COMPARE_DECIMALS = frozenset({"chain_sum", "products"})
+"""Tasks with a scorer of their own that only reads the answer as a decimal number and compares it."""
+
+
 class Scorer(Protocol):
     """The part of a library dataset that scores answers."""
 
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
         """Score an answer to an entry in [0, 1]."""
+
+
+def only_compares(task: str) -> bool:
+    """Return whether a task's scorer only compares: it is the library's common one, or a known other.
+
+    The common one looks whether the answer is, or contains, the reference answer.
+    """
+    return task in COMPARE_DECIMALS or DATASETS[task][0].score_answer is ProceduralDataset.score_answer
 
 
 def extract_answer(completion: str) -> str | None:
@@ -64,12 +81,19 @@ def extract_answer(completion: str) -> str | None:
     return None if ANSWER_CLOSE in answer else answer.strip()
 
 
-def score(scorer: Scorer, entry: dict[str, Any], completion: str) -> float:
+def score(task: str, scorer: Scorer, entry: dict[str, Any], completion: str) -> float:
     """Reward one completion: 1.0 for a fully right answer between the tags, else 0.0."""
     answer = extract_answer(completion)
-    if not answer or len(answer) > MAX_ANSWER_CHARS:
+    if not answer or len(answer) > MAX_ANSWER_CHARS or not may_be_scored(_task_of(task, entry), answer):
         return 0.0
     try:
         return 1.0 if scorer.score_answer(answer, entry) == 1.0 else 0.0
     except SCORER_FAILURES:
         return 0.0
+
+
+def _task_of(task: str, entry: dict[str, Any]) -> str:
+    """Return the task whose scorer decides: a composite task's entries name theirs."""
+    metadata = entry.get("metadata")
+    source = metadata.get("source_dataset") if isinstance(metadata, dict) else None
+    return source if task == "composite" and isinstance(source, str) else task

@@ -167,6 +167,11 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
             f"{status.groups_requeued} groups were offered again after a lease was lost; "
             f"{lost} times a worker was lost or replaced."
         )
+    notes += [
+        f"{batch.operator} voided batch {batch.digest[:SHORT_DIGEST]} of step {batch.step}, "
+        f"{batch.groups} groups that never trained: {batch.reason}"
+        for batch in status.voided
+    ]
     if resumed:
         notes.append(f"The journal was opened again {resumed} times; gaps in the timeline are such breaks.")
     if len(picture.steps) < status.steps_total:

@@ -59,6 +59,7 @@ USE_COLOURS = {
     Use.STALE: ORANGE,
     Use.DUPLICATE: MUTED,
     Use.PREEMPTED: RED,
+    Use.VOIDED: INK,
     Use.IDLE: GRID,
 }
 """What became of work, in the order in which it is drawn."""

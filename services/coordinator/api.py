@@ -23,6 +23,7 @@ from antiphon.core.records import (
 )
 from antiphon.core.status import EvaluationRecord, Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
+from antiphon.core.voided_batch import VoidedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class WorkerHello:
     """The run it means to serve, or "" for whichever the coordinator serves."""
     concurrent_groups: int
     """Groups it samples at the same time; 0: as many as the run's configuration says."""
+    device: str = "cpu"
+    """cpu or gpu: what its engine samples on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class WorkerWelcome:
     worker_id: str
     run_id: str
     config_yaml: str
-    """The resolved run configuration."""
+    """The resolved run configuration; sampling.rule is the one that the run was decided to have."""
     heartbeat_s: float
     learner_key: bytes = b""
     """Public key that manifests are signed with, 32 bytes; empty: this run's are not signed."""
@@ -77,6 +80,8 @@ class WorkerHeartbeat:
     """The last heartbeat: the worker needs no more replies and counts as gone."""
     bytes_fetched: int = 0
     """Bytes of snapshots that arrived since the worker started."""
+    numerics: str = ""
+    """What decides its engine's bits; workers that say the same sample the same. "": nobody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ class Coordinator(Protocol):
         """Take the rewards of a group; False when they were already there or the group is gone.
 
         Raises:
-            ContractError: when a reward is missing or not finite.
+            ContractError: when a reward is missing or outside [0, 1].
         """
 
     async def open_step(self, step: int) -> None:
@@ -238,6 +243,16 @@ class Coordinator(Protocol):
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
         """Return the manifest of `version`, or of the newest one, or None."""
+
+    async def void_batch(self, step: int, digest: str, reason: str, operator: str) -> VoidedBatch:
+        """Take the sealed batch of a step back, so that other groups make another; return what was voided.
+
+        `digest` are its first digits or all of them; "" means the step's newest batch. Voiding the same batch
+        again changes nothing.
+
+        Raises:
+            ContractError: when there is no such batch, or its step is committed.
+        """
 
     async def pause(self, reason: str) -> None:
         """Stop granting leases until the run is started again, and say why."""

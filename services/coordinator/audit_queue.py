@@ -15,8 +15,9 @@ from blake3 import blake3
 
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
+from antiphon.core.loop.admission import sampling_of
 from antiphon.core.message_sizes import group_bytes, page
-from antiphon.core.records import GroupSubmission, GroupToAudit
+from antiphon.core.records import GroupSubmission, GroupToAudit, SamplingParameters
 from antiphon.core.trust.audit import Band, Finding, SampleStatistics, audit_group, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
 from antiphon.core.trust.worker_names import name_of_worker
@@ -39,6 +40,7 @@ class _Waiting:
 
     submission: GroupSubmission
     prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParameters | None = None
     free_at_s: float = 0.0
     """When it may be handed out (again)."""
 
@@ -74,7 +76,9 @@ class AuditQueue:
         if group is None or drawn >= standing.share:
             return
         prompt = self._state_machine.prompts.prompt(group.split, group.prompt_index)
-        self._waiting[submission.group_id] = _Waiting(submission, prompt.token_ids)
+        self._waiting[submission.group_id] = _Waiting(
+            submission, prompt.token_ids, sampling_of(self._state_machine.config, group)
+        )
         while len(self._waiting) > QUEUE_LIMIT:
             self._waiting.popitem(last=False)
         self._asked.notify()
@@ -94,7 +98,8 @@ class AuditQueue:
         taken = page(free[: max(0, limit)], _bytes)
         for waiting in taken:
             waiting.free_at_s = now + AUDIT_S
-        return [GroupToAudit(waiting.submission, waiting.prompt_token_ids) for waiting in taken]
+        rule = self._state.sampling_rule or "inverse_cdf"
+        return [GroupToAudit(w.submission, w.prompt_token_ids, w.sampling, rule) for w in taken]
 
     async def submit(self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "") -> None:
         """Take what an audit found; a group that was not asked for changes nothing.

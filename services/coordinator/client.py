@@ -92,6 +92,7 @@ class CoordinatorClient(Client, Coordinator):
     commit_step = asks(CALLS, Coordinator.commit_step)
     announce_snapshot = asks(CALLS, Coordinator.announce_snapshot)
     latest_manifest = asks(CALLS, Coordinator.latest_manifest)
+    void_batch = asks(CALLS, Coordinator.void_batch)
     pause = asks(CALLS, Coordinator.pause)
     finish = asks(CALLS, Coordinator.finish)
     revoke = asks(CALLS, Coordinator.revoke)

@@ -7,8 +7,7 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 from dataclasses import dataclass
 
 from antiphon.core.loop.leases import heartbeat_pause_s
-from antiphon.core.records import WorkerState
-from antiphon.core.status import WorkerRecord
+from antiphon.core.status import WorkerRecord, WorkerState
 from antiphon.services.coordinator.api import WorkerHeartbeat
 from antiphon.services.coordinator.running_leases import RunningLeases
 
@@ -32,6 +31,7 @@ class Member:
     busy_s: float = 0.0
     uptime_s: float = 0.0
     bytes_fetched: int = 0
+    numerics: str = ""
     pause_s: float = 0.0
     """Until its next heartbeat, as the reply to the last one said; 0 for the usual pause."""
     max_leases: int | None = None
@@ -91,6 +91,7 @@ class Fleet:
         self.work_done += max(0, heartbeat.bytes_fetched - member.bytes_fetched)
         member.tokens_generated, member.busy_s = heartbeat.tokens_generated, heartbeat.busy_s
         member.uptime_s, member.bytes_fetched = heartbeat.uptime_s, heartbeat.bytes_fetched
+        member.numerics = heartbeat.numerics
         return self.holds(member, heartbeat.held_version)
 
     def holds(self, member: Member, version: int | None) -> bool:

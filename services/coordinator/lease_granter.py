@@ -92,7 +92,7 @@ class LeaseGranter:
         if plan is None:
             return None
         places = self._config.loop.prompts_per_step
-        issued = self._state.next_seal * places + self._state.training_groups
+        issued = self._state.batches * places + self._state.training_groups
         unused = plan.unused(member.concurrent_groups, len(self._leases.of_worker(member.worker_id)))
         return max(0, int(min(unused, plan.room(issued, self._fleet.newest_held(), places))))
 
@@ -168,6 +168,7 @@ class LeaseGranter:
             worker_id=request.worker_id,
             held_version=request.held_version,
             holders={member.worker_id: member.held_version for member in self._fleet.living()},
+            numerics={member.worker_id: member.numerics for member in self._fleet.living()},
             ages_s=self._leases.ages_s(now),
             slow_s=self._leases.times.slow_s,
         )
@@ -196,7 +197,7 @@ class LeaseGranter:
             prompt=self._state_machine.prompts.prompt(group.split, group.prompt_index),
             epoch=group.epoch,
             seeds=self._state_machine.seeds(group),
-            sampling=config.sampling.parameters(),
+            sampling=admission.sampling_of(config, group),
             version=group.version if config.loop.mode == "fixed" else None,
             duration_s=config.coordinator.lease_s,
             attempt=attempt,

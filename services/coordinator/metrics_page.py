@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.core.records import StepCommit, WorkerState
+from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import ALARMS, find_alarms
-from antiphon.core.status import RunStatus
+from antiphon.core.status import RunStatus, WorkerState
 from antiphon.services.coordinator.api import Coordinator
 
 HOST = "127.0.0.1"

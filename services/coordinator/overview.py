@@ -62,6 +62,7 @@ class Overview:
             barred=state.revoked | {n: s.quarantined for n, s in state.standings.items() if s.quarantined},
             worker_seconds=account.seconds,
             tokens_by_use=account.tokens,
+            voided=tuple(state.voided),
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
         )

@@ -117,7 +117,7 @@ class RewardQueue:
         """Take the rewards of a group; False when they were already there or the group is gone.
 
         Raises:
-            ContractError: when a reward is missing or not finite.
+            ContractError: when a reward is missing or outside [0, 1].
         """
         state_machine = self._state_machine
         state_machine.check_open()

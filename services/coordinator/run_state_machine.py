@@ -39,7 +39,7 @@ from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY
 from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import PromptSource, model_digest_of
 from antiphon.services.coordinator.running_leases import RunningLeases
-from antiphon.services.coordinator.sealing import Ingredient, seal_batch
+from antiphon.services.coordinator.sealing import Ingredient, looked_at, seal_batch
 from antiphon.services.loop.run_ahead import RunAheadPlanner
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup, WorkQueue
@@ -191,7 +191,7 @@ class RunStateMachine:
         dropped = assembly.dropped(self.state, self.config)
         gone = [event.group_id for event in dropped]
         found: list[e.JournalEvent] = list(dropped)
-        for step in range(self.state.next_seal, self.state.opened_steps):
+        for step in self.state.unsealed_steps():
             found.extend(admission.refills(self.state, self.config, step))
         written = self.record(*found, forget=gone)
         if found:
@@ -349,12 +349,10 @@ class RunStateMachine:
                 await self.submissions.get(group.group_id),
                 self.prompts.prompt(group.split, group.prompt_index),
             )
-            for group in plan.used
+            for group in looked_at(plan, self.config)
         }
-        section = self.config.algorithm
-        normalise = section.normalise_advantages and section.objective != "dr_grpo"
         tally = self.state.since_seal.copy()
-        sealing = partial(seal_batch, plan, ingredients, tally, normalise, self.store)
+        sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
         await self.record(event)

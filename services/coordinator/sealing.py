@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from antiphon.core.algorithm import AlgorithmSection
+from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.events import BatchSealed
 from antiphon.core.loop.group_state import GroupState, Tally
-from antiphon.core.records import BatchRow, GroupSubmission, Prompt, RowTiming
+from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Prompt, RowTiming
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 
@@ -34,16 +37,16 @@ def seal_batch(
     plan: SealPlan,
     ingredients: Mapping[str, Ingredient],
     since_seal: Tally,
-    normalise: bool,
+    config: RunConfig,
     store: ArtifactStore,
 ) -> BatchSealed:
     """Write the files of a batch and return the event that makes it final.
 
     Args:
         plan: which groups, in order.
-        ingredients: every used group, by id.
+        ingredients: every used group, by id; of filtered ones those that `looked_at` names.
         since_seal: what left the buffer since the batch before.
-        normalise: divide advantages by the group's standard deviation.
+        config: says how advantages are made and what counts.
         store: takes the files; they are on disk when this returns.
 
     Raises:
@@ -53,12 +56,12 @@ def seal_batch(
     timings: list[RowTiming] = []
     for group in plan.used:
         ingredient = ingredients[group.group_id]
-        rows.extend(_rows(ingredient, normalise))
+        rows.extend(_rows(ingredient, config.algorithm))
         timings.extend(_timings(ingredient))
-    left_out = LeftOut(
-        trajectories=sum(group.samples for group in plan.filtered),
-        tokens=sum(sum(group.token_counts) for group in plan.filtered),
-    )
+    # With filter=refill their places went to other groups, so that the step divides by those.
+    dropped = plan.filtered if config.loop.filter == "drop" else ()
+    lengths_out = [n for group in dropped for n in _counted_lengths(group, ingredients, config.algorithm)]
+    left_out = LeftOut(trajectories=len(lengths_out), tokens=sum(lengths_out))
     digest = store.put(encode_batch(rows, left_out))
     timings_digest = store.put(encode_timings(timings))
     rewarded = (*plan.used, *plan.filtered)
@@ -82,10 +85,39 @@ def seal_batch(
     )
 
 
-def _rows(ingredient: Ingredient, normalise: bool) -> list[BatchRow]:
+def looked_at(plan: SealPlan, config: RunConfig) -> tuple[GroupState, ...]:
+    """Return the groups whose trajectories sealing needs: those that train, and to know which completions of
+    the others were cut off, where these do not count, all.
+    """
+    masks = config.algorithm.truncated_completions == "mask"
+    return (*plan.used, *plan.filtered) if masks else plan.used
+
+
+def _counts(submission: GroupSubmission, algorithm: AlgorithmSection) -> npt.NDArray[np.bool_]:
+    """Return which trajectories [G] count as sampled."""
+    if algorithm.truncated_completions == "train":
+        return np.ones(len(submission.trajectories), dtype=np.bool_)
+    return np.array([x.finish_reason is not FinishReason.LENGTH for x in submission.trajectories])
+
+
+def _counted_lengths(
+    group: GroupState, ingredients: Mapping[str, Ingredient], algorithm: AlgorithmSection
+) -> list[int]:
+    if algorithm.truncated_completions == "train":
+        return list(group.token_counts)
+    counts = _counts(ingredients[group.group_id].submission, algorithm)
+    return [length for length, counted in zip(group.token_counts, counts, strict=True) if counted]
+
+
+def _rows(ingredient: Ingredient, algorithm: AlgorithmSection) -> list[BatchRow]:
     group, prompt = ingredient.group, ingredient.prompt
     prompt_ids = np.asarray(prompt.token_ids, dtype=np.int32)
-    advantages = group_advantages(np.asarray(group.rewards, dtype=np.float64), normalise)
+    advantages = group_advantages(
+        np.asarray(group.rewards, dtype=np.float64),
+        algorithm.divides_by_deviation,
+        algorithm.baseline,
+        _counts(ingredient.submission, algorithm),
+    )
     return [
         BatchRow(
             group_id=group.group_id,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 
 from antiphon.core.errors import ContractError
-from antiphon.core.loop import acceptance, admission
+from antiphon.core.loop import acceptance, admission, voiding
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import check_token_rules
 from antiphon.core.loop.run_state import RunState
@@ -25,6 +25,7 @@ from antiphon.core.records import (
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.core.trust.worker_names import name_of_worker
+from antiphon.core.voided_batch import VoidedBatch
 from antiphon.services.broadcast.signature import check_signature
 from antiphon.services.coordinator.api import (
     CommitsReply,
@@ -44,9 +45,9 @@ from antiphon.services.coordinator.lease_granter import LeaseGranter
 from antiphon.services.coordinator.overview import Overview
 from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.reward_queue import RewardQueue
-from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 from antiphon.services.coordinator.stage_watch import StageWatch
-from antiphon.services.coordinator.worker_registry import WorkerRegistry
+from antiphon.services.coordinator.worker_registry import NO_REASON, WorkerRegistry
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""
@@ -203,6 +204,22 @@ class CoordinatorService(Coordinator):
         await self.state_machine.record()  # the announcement may still be on its way to the disk
         body = await self.state_machine.journal.payload(payloads.manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
+
+    async def void_batch(self, step: int, digest: str, reason: str, operator: str) -> VoidedBatch:
+        state_machine = self.state_machine
+        state_machine.check_open()
+        reason = reason[:LONGEST_REASON] or NO_REASON
+        voided, found = voiding.void_batch(
+            self._state, self._config, step, digest, reason, operator[:LONGEST_REASON]
+        )
+        written = state_machine.record(*found)
+        if found:
+            _log.warning("batch.voided", step=step, digest=voided.digest[:12], reason=voided.reason)
+            state_machine.fleet.work_done += 1  # patience with whoever waits for this step begins anew
+            state_machine.offer(self._config.loop.prompts_per_step)
+            state_machine.wake_all()
+        await written
+        return voided
 
     async def pause(self, reason: str) -> None:
         await self.state_machine.record(e.RunPaused(reason or "no reason was given"))

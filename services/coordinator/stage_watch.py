@@ -65,7 +65,7 @@ class StageWatch:
 
     def _reward(self, step: int) -> StageReply:
         machine = self._state_machine
-        if 0 <= step < machine.state.next_seal:
+        if machine.state.is_sealed(step):
             return StageReply(True, batch=machine.state.sealed[step])
         share = step_progress(machine.state, machine.config, step, GroupPhase.REWARDED)
         return StageReply(False, progress=share)
@@ -98,7 +98,7 @@ class StageWatch:
             found = (group for group in state.groups.values() if group.evaluation == number)
             return any(group.phase not in sampled for group in found)
         # A batch waits for those before it, whose groups may have been lost.
-        steps = range(state.next_seal, min(number + 1, state.opened_steps))
+        steps = [step for step in state.unsealed_steps() if step <= number]
         return any(step_progress(state, machine.config, step, *sampled) < 1.0 for step in steps)
 
     def _evaluate(self, version: int) -> StageReply:

@@ -2,12 +2,13 @@
 
 import structlog
 
-from antiphon.core.config import dump_config
+from antiphon.core.config import dump_config, with_rule
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import check_piece
 from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
+from antiphon.core.sampling_config import Rule, decide_rule
 from antiphon.core.trust.worker_names import WORKER_NAME
 from antiphon.services.coordinator.api import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.services.coordinator.fleet import Member
@@ -26,7 +27,6 @@ class WorkerRegistry:
         self._config, self._state = state_machine.config, state_machine.state
         self._fleet, self._leases = state_machine.fleet, state_machine.leases
         self._learner_key = learner_key
-        self._config_yaml = dump_config(state_machine.config)
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
         """Admit a worker; one of the same name that is not lost is replaced.
@@ -58,15 +58,22 @@ class WorkerRegistry:
         now = state_machine.clock()
         places = hello.concurrent_groups or self._config.rollout.concurrent_groups
         self._fleet.add(worker_id, name, places, now)
-        await state_machine.record(e.WorkerRegistered(worker_id, name, places, now))
-        _log.info("worker.registered", worker=worker_id)
+        rule = self._rule(hello)
+        await state_machine.record(e.WorkerRegistered(worker_id, name, places, now, rule))
+        _log.info("worker.registered", worker=worker_id, sampling_rule=rule)
         return WorkerWelcome(
             worker_id=worker_id,
             run_id=state_machine.run_id,
-            config_yaml=self._config_yaml,
+            config_yaml=dump_config(with_rule(self._config, rule)),
             heartbeat_s=self._config.coordinator.heartbeat_s,
             learner_key=self._learner_key,
         )
+
+    def _rule(self, hello: WorkerHello) -> Rule:
+        """Return the run's rule, which the first worker's device decides where the configuration does not."""
+        if self._state.registrations:  # journals from before there was a choice name none
+            return "gumbel" if self._state.sampling_rule == "gumbel" else "inverse_cdf"
+        return decide_rule(self._config.sampling.rule, hello.device)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases, keep what they made so far, and say what to give up.

@@ -3,7 +3,8 @@
 It holds a second copy of the model, filled with the published snapshot of each version it needs:
 the weights that workers sampled with, bit for bit, whatever the learner has become meanwhile. One
 forward pass over prompt and completion gives the distribution of every token; the production
-sampler's own arithmetic shows where each token's uniform had to fall.
+sampler's own arithmetic shows where each token's uniform had to fall, or under the Gumbel rule by how
+much its sum of logit and noise falls short of the largest.
 
 Legend: G samples of a group, W positions of the longest, T completion tokens, V vocabulary.
 """
@@ -27,12 +28,23 @@ from antiphon.services.broadcast.snapshot import rebuild
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.row_sampling import row_sampling
-from antiphon.services.rollout.engine.keyed_sampler import intervals, request_key, score, uniforms
+from antiphon.services.rollout.engine import gumbel
+from antiphon.services.rollout.engine.keyed_sampler import (
+    RowSampling,
+    intervals,
+    request_key,
+    score,
+    uniforms,
+)
 from antiphon.services.rpc.retry import MOST_PAUSE_S
 
-ROUNDING = {"float32": 1e-4, "bfloat16": 1e-2}
-"""How far outside its interval a uniform may lie and still be rounding, by the weights' precision.
-Engines sum in another order than one forward pass, which moves the ends of intervals."""
+ROUNDING = {
+    "inverse_cdf": {"float32": 1e-4, "bfloat16": 1e-2},
+    "gumbel": {"float32": 1e-3, "bfloat16": 1e-1},
+}
+"""How far a token may miss and still be rounding, by the rule and the weights' precision: how far outside
+its interval its uniform lies, or by how many nats its sum falls short. Engines sum in another order than
+one forward pass, which moves the ends of intervals and the logits."""
 PULL_S = 20.0
 """How long one question for groups stays open at the coordinator."""
 GROUPS_PER_PULL = 4
@@ -49,7 +61,6 @@ class Auditor:
         self._chunks = chunks
         self._model = model
         self._version: int | None = None
-        self._rounding = ROUNDING[config.model.dtype]
 
     def examine(self, group: GroupToAudit) -> list[SampleStatistics]:
         """Return what the scores say, a sample each; tokens of versions that were dropped are left out.
@@ -70,8 +81,9 @@ class Auditor:
                     trajectory,
                     np.flatnonzero(mask),
                     len(group.prompt_token_ids),
-                    self._config.sampling.parameters(),
-                    self._rounding if self._config.sampling.sampler == "keyed" else None,
+                    group.sampling or self._config.sampling.parameters(),
+                    group.rule if self._config.sampling.sampler == "keyed" else None,
+                    self._config.model.dtype,
                 )
                 scored[trajectory.sample_index].append(found)
         return [_added(index, parts) for index, parts in scored.items()]
@@ -114,7 +126,8 @@ def examine_tokens(
     places: np.ndarray[Any, np.dtype[np.int64]],
     prompt_tokens: int,
     sampling: SamplingParameters,
-    rounding: float | None,
+    rule: str | None,
+    dtype: str,
 ) -> tuple[int, int, int, float]:
     """Compare tokens with the distributions they are said to come from.
 
@@ -124,7 +137,8 @@ def examine_tokens(
         places: [K] indices into the completion.
         prompt_tokens: length of the prompt; positions count from its start.
         sampling: as leased.
-        rounding: how far outside its interval a uniform may lie; None for a sampler without keys.
+        rule: how keyed random numbers choose a token; None for a sampler without keys.
+        dtype: precision of the weights.
 
     Returns:
         Tokens, missed tokens, tokens that were cut off, and the sum of |auditor - worker| logprobs.
@@ -139,12 +153,41 @@ def examine_tokens(
     reported = trajectory.logprobs[places].astype(np.float64)
     differences = np.abs(own - reported)[~cut]
     missed = 0
-    if rounding is not None:
-        low, high = (end.numpy() for end in intervals(logits, tokens, rows))
+    if rule is not None:
         keys = np.full(count, request_key(trajectory.seed), dtype=np.uint64)
-        u = uniforms(keys, prompt_tokens + places)
-        missed = int((np.maximum(low - u, u - high) > rounding).sum())
+        by = _misses(rule, logits, tokens, keys, prompt_tokens + places, rows)
+        missed = int((by > ROUNDING[rule][dtype]).sum())
     return count, missed, int(cut.sum()), float(differences.sum())
+
+
+def _misses(
+    rule: str,
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    keys: np.ndarray[Any, np.dtype[np.uint64]],
+    positions: np.ndarray[Any, np.dtype[np.int64]],
+    rows: RowSampling,
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return by how much each token misses what the rule draws, [K], in the rule's own unit."""
+    if rule == "gumbel":
+        numbers = torch.from_numpy(gumbel.row_keys(keys, positions))
+        # Chunks like those of drawing: the noise takes many times the memory of the logits.
+        most = max(1, gumbel.CHUNK_GPU // logits.shape[-1])
+        parts = [
+            gumbel.shortfalls(
+                logits[at : at + most],
+                tokens[at : at + most],
+                numbers[at : at + most],
+                rows.part(at, at + most),
+            )
+            for at in range(0, len(tokens), most)
+        ]
+        short: np.ndarray[Any, np.dtype[np.float64]] = torch.cat(parts).numpy()
+        return short
+    low, high = (end.numpy() for end in intervals(logits, tokens, rows))
+    u = uniforms(keys, positions)
+    outside: np.ndarray[Any, np.dtype[np.float64]] = np.maximum(low - u, u - high)
+    return outside
 
 
 def _added(index: int, parts: list[tuple[int, int, int, float]]) -> SampleStatistics:

@@ -57,11 +57,12 @@ def _open_deepspeed() -> Any:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     import deepspeed
-    from deepspeed.utils import logger
+    from deepspeed.utils import groups, logger
 
     logger.setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__[_SHARED_MEMORY_EXTENSION] = False
     if not torch.distributed.is_initialized():
+        groups._WORLD_GROUP = None  # its copy of a process group that was left
         folder = Path(tempfile.mkdtemp(prefix="antiphon-rank-"))
         # Process groups made later meet here too, so it stays until the process ends.
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -95,7 +96,7 @@ class DeepSpeedEngine:
         )
         self._names = published_names(causal_model)
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
-        self._stage = section.zero_stage
+        self._stage = _zero_stage(config)
         policy = Policy(causal_model, objective)
         optimizer = torch.optim.AdamW(
             policy.parameters(),
@@ -133,6 +134,22 @@ class DeepSpeedEngine:
             trajectories=left_out.trajectories + sum(len(batch.advantages) for batch in batches),
             tokens=left_out.tokens + sum(batch.completion_tokens for batch in batches),
         )
+        loss, metrics = self.sum_gradients(batches, totals, proximal_logprobs, done)
+        learning_rate = float(self._engine.get_lr()[0])
+        return UpdateMetrics(loss, self._apply(), learning_rate, tuple(metrics))
+
+    def sum_gradients(
+        self,
+        batches: Sequence[MicroBatch],
+        totals: UpdateTotals,
+        proximal_logprobs: Sequence[torch.Tensor] | None = None,
+        done: Callable[[], None] = lambda: None,
+    ) -> tuple[float, list[TokenMetrics]]:
+        """Add the gradients of micro-batches to those of the update under way; `update` does this first.
+
+        Returns:
+            The loss of these micro-batches as a share of the update's, and what it did with their tokens.
+        """
         loss = 0.0
         metrics = []
         for place, batch in enumerate(batches):
@@ -142,13 +159,23 @@ class DeepSpeedEngine:
             loss += float(share.detach())
             if not math.isfinite(loss):
                 raise IntegrityError(
-                    f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}; {_FIX}"
+                    f"the loss is {loss} at micro-batch {place + 1} of {len(batches)}: "
+                    f"{_culprit(batch, found)}; {_FIX}"
                 )
             self._engine.backward(share)
-            metrics.append(TokenMetrics(found.learner_logprobs.cpu(), found.altered.cpu(), found.clip_share))
+            metrics.append(TokenMetrics(**{f.name: getattr(found, f.name).cpu() for f in fields(found)}))
             done()
-        learning_rate = float(self._engine.get_lr()[0])
-        return UpdateMetrics(loss, self._apply(), learning_rate, tuple(metrics))
+        return loss, metrics
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Return the sums of the gradients since the last optimizer step, on the CPU, by parameter.
+
+        They have the type in which they are summed, float32. For a float32 learner only stage 0 has them.
+        """
+        from deepspeed.utils import safe_get_full_grad
+
+        named = self._engine.module.named_parameters()
+        return {name: safe_get_full_grad(parameter).cpu() for name, parameter in named}
 
     def _apply(self) -> float:
         norm = _norm_of(self._engine.module.parameters()) if self._stage == 0 else None
@@ -159,8 +186,15 @@ class DeepSpeedEngine:
             found = self._engine.get_global_grad_norm()
             norm = float("nan") if found is None else float(found)
         if not math.isfinite(norm):
-            raise IntegrityError(f"the norm of the gradient is {norm}; {_FIX}")
+            raise IntegrityError(f"the norm of the gradient is {norm}{self._worst()}; {_FIX}")
         return norm
+
+    def _worst(self) -> str:
+        """Name the first parameter whose gradient is no number, where the gradients are still there."""
+        for name, parameter in self._engine.module.named_parameters():
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                return f", that of {name.removeprefix(_PREFIX)} is no number"
+        return ""
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU."""
@@ -235,6 +269,15 @@ def pin_numerics(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
+def _zero_stage(config: RunConfig) -> int:
+    """Return DeepSpeed's stage: its stage 0 sums gradients of bfloat16 in bfloat16 and cannot do otherwise.
+
+    Stage 1 can, and on one rank it is the same arithmetic, since one partition is the whole.
+    """
+    section = config.learner
+    return max(section.zero_stage, 1) if section.dtype == "bfloat16" else section.zero_stage
+
+
 def _deepspeed_config(config: RunConfig) -> dict[str, Any]:
     section = config.learner
     tree: dict[str, Any] = {
@@ -244,16 +287,32 @@ def _deepspeed_config(config: RunConfig) -> dict[str, Any]:
         "managed_gradient_accumulation": False,
         "gradient_clipping": section.gradient_clip,
         "zero_optimization": {
-            "stage": section.zero_stage,
+            "stage": _zero_stage(config),
             "overlap_comm": False,
             "stage3_gather_16bit_weights_on_model_save": True,
         },
+        # In bfloat16 a sum of many micro-batches stops growing once it is 256 times as large as they are.
+        "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
     }
     if section.dtype == "bfloat16":
         tree["bf16"] = {"enabled": True}
     return tree
+
+
+def _culprit(batch: MicroBatch, found: TokenMetrics) -> str:
+    """Say which of the loss's ingredients is no number."""
+    for tensor, what in (
+        (batch.advantages[:, None], "the advantage"),
+        (batch.behaviour_logprobs, "a behaviour logprob"),
+        (found.learner_logprobs, "the learner's logprob"),
+    ):
+        wrong = (~torch.isfinite(tensor)).any(1).nonzero()
+        if len(wrong):
+            group_id, sample = batch.rows[int(wrong[0])]
+            return f"{what} of sample {sample} of group {group_id} is no number"
+    return "it overflows"
 
 
 def _norm_of(parameters: Any) -> float:

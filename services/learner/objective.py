@@ -6,7 +6,8 @@ over micro-batches equal the loss of the whole update.
 
 The decoupled objective clips exp(learner - proximal) and weighs each token by
 exp(proximal - behaviour), where the proximal policy is the learner at the start of the step.
-With one update a step the two are the same weights, so no second forward pass is needed.
+With one update a step the two are the same weights, so no second forward pass is needed. Formulas and
+sources: docs/concepts/objectives.md.
 
 Legend: R trajectories of a micro-batch, T completion tokens, H hidden, V vocabulary.
 """
@@ -18,8 +19,12 @@ import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOLoss
 
-from antiphon.core.config_sections import AlgorithmSection
+from antiphon.core.algorithm import AlgorithmSection
 from antiphon.services.learner.packing import MicroBatch
+
+LOG_RATIO_LIMIT = 20.0
+"""Nats. No policy moves a token's probability e^20-fold between two versions: a log-probability is wrong
+there. Ratios and weights are bounded by it, and such a token gets no gradient."""
 
 _LOSS_TYPE = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grpo", "cispo": "cispo"}
 
@@ -38,14 +43,17 @@ NOTHING = UpdateTotals(0, 0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMetrics:
-    """What the loss saw of each completion token, kept for the step's metrics."""
+    """What the loss did with each completion token, kept for the step's metrics."""
 
     learner_logprobs: torch.Tensor
     """[R, T] float32, nats, detached."""
     altered: torch.Tensor
     """[R, T] bool: the importance weight was truncated or masked."""
-    clip_share: float
-    """Share of the micro-batch's tokens whose ratio was clipped."""
+    clipped: torch.Tensor
+    """[R, T] bool: the ratio was clipped; except for cispo the token gave no gradient."""
+    applied: torch.Tensor
+    """[R, T] float32: what the gradient of the token's logprob was multiplied by, besides the advantage:
+    ratio times weight after cap, mask and clip. 0 where it was masked or clipped away, and on padding."""
 
 
 class Objective:
@@ -62,14 +70,15 @@ class Objective:
         self._algorithm = algorithm
         self._temperature = temperature or 1.0
         name = algorithm.objective
-        # liger takes cispo's upper bound as the cap itself, and the others' as its distance from 1.
-        high = algorithm.clip_high + 1.0 if name == "cispo" else algorithm.clip_high
+        low, high = algorithm.clips
         self._options: dict[str, Any] = {
             "beta": 0.0,
             "compiled": False,
             "use_ref_model": False,
-            "epsilon_low": algorithm.clip_low,
-            "epsilon_high": high,
+            "epsilon_low": low,
+            # liger takes cispo's upper bound as the cap itself, and the others' as its distance from 1.
+            "epsilon_high": high + 1.0 if name == "cispo" else high,
+            "delta": algorithm.dual_clip,
             "loss_type": _LOSS_TYPE[name],
             "importance_sampling_level": "sequence" if name == "gspo" else "token",
             "max_completion_length": max_completion_tokens,
@@ -116,8 +125,17 @@ class Objective:
         else:
             old = batch.behaviour_logprobs
             weight, altered = None, torch.zeros_like(batch.mask, dtype=torch.bool)
+        applied = batch.mask if weight is None else weight * batch.mask
+        clipped = torch.zeros_like(altered)
+        if old is not None:
+            factor, clipped, beyond = self._clip(learner, old, batch)
+            clipped &= applied > 0
+            applied = applied * factor
+            # Further apart than this would overflow, or be 0 times infinity.
+            old = torch.where(beyond, learner - (learner - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), old)
+            weight = torch.where(beyond, 0.0, torch.ones_like(batch.mask) if weight is None else weight)
         criterion = LigerFusedLinearGRPOLoss(chunk_size=len(batch.advantages), **self._options)
-        loss, metrics = criterion(
+        loss, _ = criterion(
             hidden,
             head,
             batch.token_ids,
@@ -130,23 +148,53 @@ class Objective:
         if self._options["loss_type"] in ("grpo", "dr_grpo"):
             # These two average over the trajectories they see; make it the update's average.
             loss = loss * (len(batch.advantages) / totals.trajectories)
-        return loss, TokenMetrics(learner, altered, float(metrics[-1]))
+        return loss, TokenMetrics(learner, altered, clipped, applied)
+
+    def _clip(
+        self, learner: torch.Tensor, old: torch.Tensor, batch: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what the clip leaves of the ratio's part in the gradient, which tokens it acts on, and
+        which are further apart than LOG_RATIO_LIMIT; [R, T] each.
+        """
+        low, high = self._algorithm.clips
+        dual = self._algorithm.dual_clip
+        gap = (learner - old) * batch.mask
+        beyond = ~(gap.abs() <= LOG_RATIO_LIMIT)
+        gap = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        if self._options["importance_sampling_level"] == "sequence":
+            beyond = beyond.any(1, keepdim=True).expand_as(gap)
+            gap = (gap.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)).expand_as(gap)
+        ratio = gap.exp()
+        if self._algorithm.objective == "cispo":
+            clipped = ratio > 1.0 + high
+            left = ratio.clamp(max=1.0 + high)
+        else:
+            advantage = batch.advantages[:, None]
+            clipped = ((ratio > 1.0 + high) & (advantage > 0)) | ((ratio < 1.0 - low) & (advantage < 0))
+            if dual is not None:
+                clipped |= (ratio > dual) & (advantage < 0)
+            left = ratio.masked_fill(clipped, 0.0)
+        return left.masked_fill(beyond, 0.0), (clipped | beyond) & (batch.mask > 0), beyond
 
     def importance_weights(
         self, proximal: torch.Tensor, batch: MicroBatch
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the weights [R, T] of exp(proximal - behaviour) and which of them were altered.
 
-        At sequence level a trajectory's weight is the product over its tokens.
+        At sequence level a trajectory's weight is the product over its tokens, at geometric level the
+        geometric mean. A weight is at most e^LOG_RATIO_LIMIT, whatever the cap.
         """
         algorithm = self._algorithm
         untouched = torch.zeros_like(batch.mask, dtype=torch.bool)
         if algorithm.correction == "none":
             return None, untouched
         distance = (proximal - batch.behaviour_logprobs) * batch.mask
-        if algorithm.correction_level == "sequence":
-            distance = distance.sum(1, keepdim=True).expand_as(batch.mask)
-        weight = distance.exp()
+        if algorithm.weight_level != "token":
+            distance = distance.sum(1, keepdim=True)
+            if algorithm.weight_level == "geometric":
+                distance = distance / batch.mask.sum(1, keepdim=True)
+            distance = distance.expand_as(batch.mask)
+        weight = distance.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         if algorithm.correction == "truncate":
             altered = weight > algorithm.correction_cap
             weight = weight.clamp(max=algorithm.correction_cap)

@@ -3,7 +3,8 @@
 Training runs on one thread of its own and publishing on another, so that status, chunks and
 health are answered meanwhile. A call that is repeated joins the one under way, and a step that
 was trained but whose commit went astray is committed again, never trained twice. After a loss
-that is no number the weights of the version before are back, and the run is paused.
+that is no number the weights of the version before are back, and the run is paused. A batch that was voided
+meanwhile is dropped, whatever became of it here, and the step waits for the one that replaces it.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.api import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
 from antiphon.services.learner.shared_calls import SharedCalls
-from antiphon.services.learner.training import Publishing, TrainedStep, Training
+from antiphon.services.learner.training import Publishing, TrainedStep, Training, check_repeated
 from antiphon.services.loop.stages import stalled
 from antiphon.services.rpc.retry import OUTAGE_S, retry_unavailable
 from antiphon.system import failpoints
@@ -35,6 +36,10 @@ POLL_S = 10.0
 """How long one question for a batch stays open at the coordinator."""
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
+
+
+class _Voided(Exception):
+    """The batch at hand was voided; the weights of the version before are back."""
 
 
 class LearnerService(Learner):
@@ -69,9 +74,7 @@ class LearnerService(Learner):
         self._restored = asyncio.Event()
         self._announced: dict[int, str] = {}
         self._version = -1
-        sampling = config.sampling
-        # The learner's logprobs know no cut-off.
-        self._audits = audits and not sampling.top_k and sampling.top_p == 1.0
+        self._audits = audits
         self._drifts: Mapping[str, tuple[SampleStatistics, ...]] = {}
         self._last_commit: StepCommit | None = None
         self._uncommitted: StepCommit | None = None
@@ -145,17 +148,11 @@ class LearnerService(Learner):
                 raise ContractError(
                     f"step {step} is not the next one; the learner holds version {self._version}"
                 )
-            batch = await self._batch(step)
-            begun_s = loop.time()
-            self._state = "training"
-            progress.begin(f"training step {step}", "micro-batch")
-            try:
-                await self._train(step, batch)
-            finally:
-                self._state = "idle"
-            progress.begin(f"committing step {step}", "answer of the coordinator")
-            commit = await self._commit()
-            progress.add()
+            commit = None
+            while commit is None:
+                batch = await self._batch(step)
+                begun_s = loop.time()
+                commit = await self._train_and_commit(batch)
             await self._report_drifts(batch)
             ended_s = loop.time()
             idle_s = 0.0 if self._last_end_s is None else begun_s - self._last_end_s
@@ -168,12 +165,42 @@ class LearnerService(Learner):
             progress.end()
             return StepResult(commit, idle_s, ended_s - begun_s)
 
+    async def _train_and_commit(self, batch: BatchRef) -> StepCommit | None:
+        """Make the step of a batch; None when that was voided meanwhile."""
+        step, progress = batch.step, self._trainer.progress
+        self._state = "training"
+        progress.begin(f"training step {step}", "micro-batch")
+        try:
+            await self._train(step, batch)
+            progress.begin(f"committing step {step}", "answer of the coordinator")
+            commit = await self._commit(batch)
+        except _Voided:
+            return None
+        finally:
+            self._state = "idle"
+        progress.add()
+        return commit
+
+    async def _unless_voided(self, batch: BatchRef) -> None:
+        """Raise `_Voided` if a batch is not that of its step any more; nothing of it is left then."""
+        ask = partial(self._coordinator.await_stage, "reward", batch.step, 0.0)
+        reply = await self._retried(f"asking for the batch of step {batch.step}", ask)
+        if reply.batch is not None and reply.batch.digest == batch.digest:
+            return
+        _log.warning("batch.dropped", step=batch.step, digest=batch.digest[:12])
+        if self._trainer.version != self._version:
+            await self._restore()
+        raise _Voided
+
     async def _train(self, step: int, batch: BatchRef) -> None:
         if self._uncommitted is not None:
-            return  # trained already; only the commit did not get through
+            if self._uncommitted.batch_digest == batch.digest:
+                return  # trained already; only the commit did not get through
+            await self._restore()  # that batch was voided meanwhile
         try:
             trained = await self._on_thread(lambda: self._trainer.train(step, self._store.get(batch.digest)))
         except IntegrityError as error:
+            await self._unless_voided(batch)
             await self._refuse(step, batch, error)
         self._keep(trained)
         self._drifts = trained.drifts
@@ -189,7 +216,8 @@ class LearnerService(Learner):
     async def _refuse(self, step: int, batch: BatchRef, error: IntegrityError) -> NoReturn:
         """Pause the run over an altered batch or a loss that is no number; have the weights back."""
         reason = (
-            f"step {step} on batch {batch.digest[:12]} was not committed: {error}; then start the run again"
+            f"step {step} on batch {batch.digest[:12]} was not committed: {error}; or take another "
+            f"batch with `antiphon void RUN {step} --reason TEXT`; then start the run again"
         )
         _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
         await self._retried("pausing the run", lambda: self._coordinator.pause(reason))
@@ -197,14 +225,18 @@ class LearnerService(Learner):
             await self._restore()
         raise IntegrityError(reason) from error
 
-    async def _commit(self) -> StepCommit:
+    async def _commit(self, batch: BatchRef) -> StepCommit:
         commit = self._uncommitted
         if commit is None:
             raise IntegrityError("there is nothing to commit; restore the learner")
         failpoints.reach("learner.commit.before")
-        await self._unless_blocked(
-            f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit)
-        )
+        try:
+            await self._unless_blocked(
+                f"committing step {commit.step}", lambda: self._coordinator.commit_step(commit)
+            )
+        except IntegrityError:
+            await self._unless_voided(batch)
+            raise
         failpoints.reach("learner.commit.after")
         self._version = commit.version
         self._last_commit = commit
@@ -320,14 +352,14 @@ class LearnerService(Learner):
         held = await self._on_thread(lambda: trainer.start(self._first_version(len(commits))))
         progress.add()
         if held.version:
-            _compare(commits[held.version - 1], held)
+            check_repeated(commits[held.version - 1], held)
         for commit in commits[held.version :]:
             self._keep(held)
             progress.begin(f"restoring: step {commit.step} of {len(commits)}", "micro-batch")
             payload = await asyncio.to_thread(self._store.get, commit.batch_digest)
             held = await self._on_thread(partial(trainer.train, commit.step, payload))
             progress.add()
-            _compare(commit, held)
+            check_repeated(commit, held)
             _log.info("step.repeated", step=commit.step)
         self._keep(held)
 
@@ -363,12 +395,3 @@ class LearnerService(Learner):
     async def _unless_blocked(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Make a call for the flow, which hears at once that the coordinator is blocked and asks again."""
         return await self._retried(what, attempt, outage_s=0.0)
-
-
-def _compare(commit: StepCommit, held: TrainedStep) -> None:
-    if commit.weights_digest != held.weights_digest:
-        raise IntegrityError(
-            f"version {commit.version} was committed with weights {commit.weights_digest}, but repeating "
-            f"its steps gave {held.weights_digest}; the machine, the libraries or learner.threads differ "
-            "from those of the run"
-        )

@@ -14,7 +14,7 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
-from antiphon.core.records import BatchRow
+from antiphon.core.records import BatchRow, FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import decode_batch, decode_left_out
@@ -73,7 +73,10 @@ class Trainer(Training):
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         begun = time.perf_counter()
-        updates = self._micro_batches(decode_batch(payload), step)
+        rows = decode_batch(payload)
+        if self._config.algorithm.truncated_completions == "mask":
+            rows = [row for row in rows if row.finish_reason is not FinishReason.LENGTH]
+        updates = self._micro_batches(rows, step)
         left_out = self._left_out(payload, len(updates))
         torch.manual_seed(derive_seed("learner", self._config.run.seed, step) % 2**63)
         # Until the update is done the engine stands between two versions.
@@ -187,14 +190,10 @@ def _metrics(updates: list[list[MicroBatch]], done: list[UpdateMetrics]) -> dict
     tokens = [found for update in done for found in update.tokens]
     total = sum(batch.completion_tokens for batch in batches)
     positions = sum(batch.positions for batch in batches)
-    clipped = sum(
-        found.clip_share * batch.completion_tokens for batch, found in zip(batches, tokens, strict=True)
-    )
     return {
         "loss": sum(update.loss for update in done) / len(done),
         "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
         "learning_rate": done[-1].learning_rate,
-        "clip_share": clipped / total,
         "completion_tokens": float(total),
         "trajectories": float(sum(len(batch.advantages) for batch in batches)),
         "padding_share": 1.0 - sum(batch.real_tokens for batch in batches) / positions,

@@ -1,26 +1,26 @@
 """Step metrics: what a step reports about its tokens, overall and by how stale they were.
 
-All of them compare the learner at the start of an update with the behaviour policy, token by
-token, in float64. Estimates of KL(behaviour || learner) use the tokens the behaviour policy
-sampled: k1 is the mean of -log r, k3 the mean of r - 1 - log r, with r the importance ratio.
+Ratios compare the learner at the start of an update with the behaviour policy, token by token, in
+float64; the effective sample share is of the weights that were applied, after cap, mask and clip.
+Estimates of KL(behaviour || learner) use the tokens the behaviour policy sampled: k1 is the mean of
+-log r, k3 the mean of r - 1 - log r, with r the importance ratio.
 
 Legend: K completion tokens of the step.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.services.learner.objective import TokenMetrics
+from antiphon.services.learner.objective import LOG_RATIO_LIMIT, TokenMetrics
 from antiphon.services.learner.packing import MicroBatch
 
 Floats = npt.NDArray[np.float64]
-_LOG_RATIO_LIMIT = 80.0
-"""exp() of more would only say that the policies have nothing in common."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,20 +31,23 @@ class TokenTable:
     """Learner minus behaviour logprob, nats."""
     learner_logprobs: Floats
     altered: npt.NDArray[np.bool_]
+    clipped: npt.NDArray[np.bool_]
+    applied: Floats
+    """As in `TokenMetrics`."""
     staleness: npt.NDArray[np.int64]
 
 
 def gather(batches: Sequence[MicroBatch], metrics: Sequence[TokenMetrics]) -> TokenTable:
     """Collect the unmasked tokens of all micro-batches."""
-    parts: list[tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.int64]]] = []
+    parts: list[tuple[npt.NDArray[np.generic], ...]] = []
     for batch, found in zip(batches, metrics, strict=True):
         real = batch.mask.numpy() > 0
         learner = found.learner_logprobs.numpy()[real].astype(np.float64)
         behaviour = batch.behaviour_logprobs.numpy()[real].astype(np.float64)
-        parts.append(
-            (learner - behaviour, learner, found.altered.numpy()[real], batch.staleness.numpy()[real])
-        )
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        seen = (found.altered.numpy()[real], found.clipped.numpy()[real])
+        applied = found.applied.numpy()[real].astype(np.float64)
+        parts.append((learner - behaviour, learner, *seen, applied, batch.staleness.numpy()[real]))
+    columns: list[npt.NDArray[Any]] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return TokenTable(*columns)
 
 
@@ -72,15 +75,16 @@ def drifts(
 
 def describe_tokens(table: TokenTable) -> dict[str, float]:
     """Return the token metrics of `core.metrics`; at least one token is needed."""
-    bounded = np.clip(table.log_ratio, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    bounded = np.clip(table.log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = np.exp(bounded)
     metrics = {
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
+        "clip_share": table.clipped.mean(),
         "truncated_share": table.altered.mean(),
         "kl_k1": _k1(bounded),
         "kl_k3": _k3(bounded),
-        "effective_sample_share": ratio.sum() ** 2 / (ratio**2).sum() / ratio.size,
+        "effective_sample_share": _effective_share(table.applied),
         "entropy_estimate": -table.learner_logprobs.mean(),
     }
     for staleness in np.unique(table.staleness):
@@ -94,6 +98,12 @@ def describe_tokens(table: TokenTable) -> dict[str, float]:
 def empty_statistics() -> dict[str, float]:
     """Return the metrics of a step without a single trajectory."""
     return {metric.name: 0.0 for metric in LEARNER_METRICS}
+
+
+def _effective_share(weights: Floats) -> float:
+    """Return (sum w)^2 / sum w^2 / K (Kish 1965); 0 where no weight is left."""
+    squares = float((weights**2).sum())
+    return float(weights.sum()) ** 2 / squares / weights.size if squares else 0.0
 
 
 def _k1(log_ratio: Floats) -> float:

@@ -1,14 +1,17 @@
 """The reward process of one run; it pulls its work, so all its server answers is the health check."""
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable
 
 from antiphon.core.config import RunConfig
 from antiphon.environments.environment import Environment
+from antiphon.environments.scoring.messages import ScoringTask
+from antiphon.environments.scoring.pool import InProcess, ScoringPool
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.reward.service import Decoder, RewardService
+from antiphon.services.reward.service import Decoder, RewardService, Scorer
 from antiphon.services.rpc.serving import Security, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
@@ -26,6 +29,29 @@ def _configured(config: RunConfig) -> tuple[Environment, Decoder]:
         section.name, section.parameters, section.seed, section.train_size, section.heldout_size
     )
     return environment, TextCodec.load(resolve_model_path(config.model.path))
+
+
+def scorer_of(config: RunConfig, environment: Environment) -> contextlib.AbstractAsyncContextManager[Scorer]:
+    """Return what scores answers, as `reward.sandbox` says; nothing is started before it is entered."""
+    section, reward = config.environment, config.reward
+    if environment.only_compares and reward.sandbox != "always":
+        return contextlib.nullcontext(InProcess(environment))
+    task = ScoringTask(
+        section.name,
+        section.parameters,
+        section.seed,
+        section.train_size,
+        section.heldout_size,
+        reward.answer_timeout_s,
+        reward.memory_mib << 20,
+    )
+    return ScoringPool(
+        task,
+        processes=reward.processes,
+        attempts=reward.attempts,
+        sandbox=reward.sandbox != "process",
+        patience_s=config.services.stall_timeout_s,
+    )
 
 
 async def serve_reward(
@@ -46,25 +72,26 @@ async def serve_reward(
     encryption, on loopback alone.
 
     Raises:
-        ConfigError: when the environment, the tokenizer or the port cannot be used.
+        ConfigError: when the environment, the sandbox, the tokenizer or the port cannot be used.
         ContractError: when the coordinator serves another run.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
     environment, codec = reward_with or _configured(config)
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     client_id = f"{socket.gethostname()}-{os.getpid()}"
-    service = RewardService(
-        coordinator, environment, codec, run_id, client_id, config.services.stall_timeout_s
-    )
-    if stop is not None:
-        stop.tell(service.stop)
     security = None
     if credentials is not None:
         clock = asyncio.get_running_loop().time
         security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, clock))
-    server, bound = await start_server(host, port, lambda server: None, ["antiphon.Reward"], security)
-    try:
-        await service.run(lambda: ready(bound))
-    finally:
-        await stop_server(server)
-        await coordinator.close()
+    async with scorer_of(config, environment) as scorer:
+        service = RewardService(
+            coordinator, scorer, codec, run_id, client_id, config.services.stall_timeout_s
+        )
+        if stop is not None:
+            stop.tell(service.stop)
+        server, bound = await start_server(host, port, lambda server: None, ["antiphon.Reward"], security)
+        try:
+            await service.run(lambda: ready(bound))
+        finally:
+            await stop_server(server)
+            await coordinator.close()

@@ -1,20 +1,19 @@
 """Reward service: rewards every finished group with the environment, as soon as there is one.
 
-It trusts nothing of a worker but the tokens: it decodes them itself and asks the environment.
-A completion that was cut off is rewarded by its text like any other. Rewarding runs in a thread of
-its own, so that a stop is noticed meanwhile; a group whose rewards were refused because they
-were already there is simply done.
+It trusts nothing of a worker but the tokens: it decodes them itself and has the texts scored
+(`environments.scoring`). A completion that was cut off is rewarded by its text like any other. A group
+whose rewards were refused because they were already there is simply done.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import structlog
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import GroupToReward, SampleReward
-from antiphon.environments.environment import Environment
+from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
@@ -37,13 +36,20 @@ class Decoder(Protocol):
         """Return the text of token ids."""
 
 
+class Scorer(Protocol):
+    """Gives verdicts on answers; `environments.scoring.pool` has two."""
+
+    async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each answer to the problem with a key."""
+
+
 class RewardService:
     """Pulls groups, rewards them, hands the rewards back."""
 
     def __init__(
         self,
         coordinator: Coordinator,
-        environment: Environment,
+        scorer: Scorer,
         codec: Decoder,
         run_id: str,
         client_id: str,
@@ -56,7 +62,7 @@ class RewardService:
 
         Args:
             coordinator: the run's coordinator, or a client of it.
-            environment: finds problems by key and rewards answers.
+            scorer: scores answers to problems that are named by their keys.
             codec: the tokenizer that made the prompts.
             run_id: the run whose groups are rewarded.
             client_id: distinguishes several services of one run, for the coordinator's deadline.
@@ -65,7 +71,7 @@ class RewardService:
             pull_wait_s: how long one request for groups may be held open.
         """
         self._coordinator = coordinator
-        self._environment = environment
+        self._scorer = scorer
         self._codec = codec
         self._run_id = run_id
         self._client_id = client_id
@@ -113,7 +119,7 @@ class RewardService:
         if self._pace is not None:
             await self._pace()
         failpoints.reach("reward.score")
-        sample_rewards = await asyncio.to_thread(self._rewards_of, group)
+        sample_rewards = await self._rewards_of(group)
         accepted = await self._reach(
             "coordinator.submit_rewards",
             lambda: self._coordinator.submit_rewards(group.group_id, sample_rewards),
@@ -122,11 +128,16 @@ class RewardService:
         self._groups_rewarded += 1
         _log.debug("group.rewarded", group=group.group_id, accepted=accepted)
 
-    def _rewards_of(self, group: GroupToReward) -> list[SampleReward]:
-        problem = self._environment.problem_by_key(group.prompt_key)
+    async def _rewards_of(self, group: GroupToReward) -> list[SampleReward]:
         texts = [self._codec.decode(token_ids) for token_ids in group.completions]
-        rewards = self._environment.reward(problem, texts)
-        return [SampleReward(index, float(reward)) for index, reward in enumerate(rewards)]
+        verdicts = await self._scorer.score(group.prompt_key, texts)
+        for index, verdict in enumerate(verdicts):
+            if isinstance(verdict, Failed):
+                _log.warning("reward.failed", group=group.group_id, sample=index, reason=verdict.reason)
+        return [
+            SampleReward(index, 0.0 if isinstance(verdict, Failed) else verdict)
+            for index, verdict in enumerate(verdicts)
+        ]
 
     async def _check_run(self) -> None:
         status = await self._unless_stopped("coordinator.status", self._coordinator.status)

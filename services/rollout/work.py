@@ -15,7 +15,7 @@ class WorkInFlight:
     """Groups that are sampled, and finished ones until their submission was answered, by lease id."""
 
     def __init__(self, change: Wakeup) -> None:
-        """Start with nothing; `change` is notified when a group was finished."""
+        """Start with nothing; `change` is notified when a completion ended, since there is room then."""
         self._change = change
         self.worker_id = ""
         """What the coordinator calls this worker; empty before it is registered."""
@@ -31,8 +31,8 @@ class WorkInFlight:
 
     @property
     def samples(self) -> int:
-        """Requests of the groups that are sampled."""
-        return sum(len(group.lease.seeds) for group in self.groups.values())
+        """Requests that the engine is sampling: a group's ended ones make room for other groups."""
+        return sum(len(group.unfinished()) for group in self.groups.values())
 
     def by_pin(self) -> tuple[int, int]:
         """Return (groups whose lease names a version, other groups) of those that are sampled."""
@@ -64,6 +64,8 @@ class WorkInFlight:
             if group.complete:
                 del self.groups[lease_id]
                 self._finish(group)
+            else:
+                self._change.notify()
 
     def _finish(self, group: GroupInFlight) -> None:
         now = asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ finishes what it surely can, hands the rest over, and leaves.
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 
@@ -70,6 +70,7 @@ class RolloutWorker:
         lease_wait_s: float = LEASE_WAIT_S,
         drive: DriveEngine = EngineThread,
         learner_key: bytes | None = None,
+        device: Literal["cpu", "gpu"] = "cpu",
     ) -> None:
         """Prepare a worker; nothing is sent before `run`.
 
@@ -78,6 +79,7 @@ class RolloutWorker:
         `concurrent_groups` are sampled at the same time, by default as many as the run's configuration
         says. `delay` is awaited before each lease request, submission and swap. `learner_key` is the
         public key that manifests must be signed with; None takes the one that the coordinator names.
+        `device` is what the engine samples on; the first worker's decides `sampling.rule: auto`.
         """
         self._coordinator = coordinator
         self._name = worker_name
@@ -89,6 +91,7 @@ class RolloutWorker:
         self._lease_wait_s = lease_wait_s
         self._drive = drive
         self._learner_key = learner_key
+        self._device = device
         self._stall_timeout_s = REGISTER_TIMEOUT_S
         self._change = Wakeup()
         self._swapped = Wakeup()
@@ -207,7 +210,8 @@ class RolloutWorker:
             tasks.create_task(self._submissions())
 
     async def _register(self) -> WorkerWelcome:
-        hello = WorkerHello(self._name, PROTOCOL_VERSION, self._run_id, self._concurrent_groups or 0)
+        places = self._concurrent_groups or 0
+        hello = WorkerHello(self._name, PROTOCOL_VERSION, self._run_id, places, self._device)
         welcome = await self._reach("coordinator.register", lambda: self._coordinator.register(hello))
         self._work.worker_id, self._run_id = welcome.worker_id, welcome.run_id
         _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
@@ -261,6 +265,7 @@ class RolloutWorker:
             released_leases=released,
             leaving=leaving,
             bytes_fetched=0 if weights is None else weights.bytes_fetched,
+            numerics="" if engine is None else engine.numerics,
         )
 
     def _apply_reply(self, reply: HeartbeatReply) -> None:

@@ -21,7 +21,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         Scope.LEASE: "Register Work",
         Scope.PULL: "LatestManifest",
         Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
-        "AnnounceSnapshot Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
+        "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },
     "Broadcast": {Scope.PULL: "GetChunks"},

@@ -2,7 +2,6 @@
 
 from operator import attrgetter
 
-from antiphon.core import records as r
 from antiphon.core import status as core_status
 from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, learner_pb2
@@ -12,9 +11,9 @@ from antiphon.services.wire import steps  # noqa: F401 - says how batches and co
 from antiphon.services.wire.codec import codec
 
 
-def _worker_state(text: str) -> r.WorkerState:
+def _worker_state(text: str) -> core_status.WorkerState:
     try:
-        return r.WorkerState(text)
+        return core_status.WorkerState(text)
     except ValueError:
         raise ContractError(
             f"worker state {text[:40]!r} is unknown here; use the coordinator's version"

@@ -1,11 +1,13 @@
 """Wire steps: sealed batches, commits and snapshots, as records and as messages."""
 
 from antiphon.core import records as r
+from antiphon.core.voided_batch import VoidedBatch
 from antiphon.protos import learner_pb2, records_pb2
 from antiphon.services.learner import api as learner_api
 from antiphon.services.wire import drafting  # noqa: F401 - says how statistics of drafting travel
 from antiphon.services.wire.codec import codec
 
+codec(VoidedBatch, records_pb2.VoidedBatch)
 batch_ref_to_proto, batch_ref_from_proto = codec(r.BatchRef, records_pb2.BatchRef)
 codec(r.TensorEntry, records_pb2.TensorEntry)
 codec(r.ChunkEntry, records_pb2.ChunkEntry)

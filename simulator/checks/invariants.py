@@ -53,6 +53,7 @@ class Witness:
     commits: list[tuple[float, e.StepCommitted]] = field(default_factory=list)
     """With the second at which each was on the disk."""
     sealed: list[e.BatchSealed] = field(default_factory=list)
+    """The newest batch of each step."""
     snapshots: dict[int, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
@@ -64,6 +65,10 @@ class Witness:
     _seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _trained: dict[int, str] = field(default_factory=dict)
+    _voided: dict[int, list[str]] = field(default_factory=dict)
+    """Step -> digests of its voided batches."""
+    _reopened: set[int] = field(default_factory=set)
+    """Steps whose batch was voided and that have no other yet."""
     _in_file: dict[tuple[str, int], int] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
     """Rows of each file by its digest."""
@@ -166,7 +171,7 @@ class Witness:
             self._line.remove(event.group_id)
 
     def _batch_sealed(self, event: e.BatchSealed) -> None:
-        if event.step != len(self.sealed):
+        if event.step not in self._reopened and event.step != len(self.sealed):
             self.report(f"step {event.step} was sealed after {len(self.sealed)} others")
         bound = self.config.loop.max_staleness
         for group_id in (*event.group_ids, *event.filtered_ids):
@@ -181,11 +186,27 @@ class Witness:
             if taken != set(self._line[: len(taken)]):
                 self.report(f"step {event.step} overtakes: {sorted(taken - set(self._line[: len(taken)]))}")
             self._line = [group_id for group_id in self._line if group_id not in taken]
-        self.sealed.append(event)
+        if event.step in self._reopened:
+            self._reopened.remove(event.step)
+            self.sealed[event.step] = event
+        else:
+            self.sealed.append(event)
+
+    def _batch_voided(self, event: e.BatchVoided) -> None:
+        if event.step in self._reopened or event.step >= len(self.sealed) or event.step < len(self.commits):
+            self.report(f"step {event.step} was voided, but it had no batch that waited for the learner")
+            return
+        if self.sealed[event.step].digest != event.digest:
+            self.report(f"step {event.step} was voided, but its batch is another one")
+        self._reopened.add(event.step)
+        self._voided.setdefault(event.step, []).append(event.digest)
+        self._trained.pop(event.step, None)
 
     def _step_committed(self, event: e.StepCommitted) -> None:
         if event.step != len(self.commits):
             self.report(f"step {event.step} was committed after {len(self.commits)} others")
+        if event.step in self._reopened:
+            self.report(f"step {event.step} was committed, but its batch was voided")
         if event.step >= len(self.sealed) or self.sealed[event.step].digest != event.batch_digest:
             self.report(f"step {event.step} was committed on a batch that is not the sealed one")
         if self._trained.get(event.step) != event.batch_digest:
@@ -251,10 +272,12 @@ class Witness:
     def trained(self, step: int, payload: bytes) -> int:
         """The learner trains on a file, for the first time or again after a crash; return its rows."""
         digest = digest_bytes(payload)
-        if step >= len(self.sealed) or self.sealed[step].digest != digest:
+        now = self.sealed[step].digest if step < len(self.sealed) and step not in self._reopened else None
+        if digest == now:
+            if self._trained.setdefault(step, digest) != digest:
+                self.report(f"step {step} was trained on two different files")
+        elif digest not in self._voided.get(step, ()):  # the learner may have got that a moment before
             self.report(f"step {step} trains on a file that is not on the disk as its batch")
-        if self._trained.setdefault(step, digest) != digest:
-            self.report(f"step {step} was trained on two different files")
         if digest not in self._rows:
             rows = decode_batch(payload)
             self._rows[digest] = len(rows)
@@ -305,6 +328,8 @@ class Witness:
             "groups offered again": (requeued, self._requeued),
             "committed versions": (len(self.commits), self.counts["step.committed"]),
         }
+        if self._reopened and self._finished:
+            self.report(f"the run is finished, but steps {sorted(self._reopened)} have no batch")
         stale = sum(batch.groups_dropped_stale for batch in self.sealed)
         if dropped_stale < stale:
             self.report(f"batches count {stale} stale groups, the run {dropped_stale}")
@@ -332,6 +357,7 @@ _LOOKS: dict[type[e.JournalEvent], Callable[[Witness, Any], None]] = {
     e.GroupDropped: Witness._group_dropped,
     e.GroupMovedBack: Witness._group_moved_back,
     e.BatchSealed: Witness._batch_sealed,
+    e.BatchVoided: Witness._batch_voided,
     e.StepCommitted: Witness._step_committed,
     e.SnapshotAnnounced: Witness._snapshot_announced,
 }

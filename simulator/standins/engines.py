@@ -50,6 +50,7 @@ class ArithmeticEngine(Engine):
 
     drafts = False
     continues = True
+    numerics = "arithmetic"
     vocabulary_size = arithmetic.VOCABULARY
 
     def __init__(self) -> None:
@@ -136,12 +137,14 @@ class LoopDriver:
         self.loading = False
         self.drafts = False
         self.continues = False
+        self.numerics = ""
         self.vocabulary_size = 0
 
     async def run(self) -> None:
         await asyncio.sleep(self._step_s())
         engine = self._make_engine()
         self.continues, self.vocabulary_size = engine.continues, engine.vocabulary_size
+        self.numerics = engine.numerics
         self._started.set()
         while True:
             while self._mailbox:
@@ -277,6 +280,7 @@ class ArithmeticEnvironment:
     """Rewards by the sum of the token ids."""
 
     name = "simulated/arithmetic"
+    only_compares = True
 
     def __init__(self, config: RunConfig, reward_rarity: int) -> None:
         """Reward a run; see `arithmetic.reward` for the rarity."""

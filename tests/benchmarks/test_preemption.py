@@ -97,21 +97,20 @@ def test_demand_is_what_the_undisturbed_fleet_supplies() -> None:
     site = Site(workers=4)
     found = simulate_fleet(site, schedule.undisturbed(4), 3 * HOUR, seed=0)
     assert found.violations == () and found.continued == 0 and found.preempted_share == 0.0
-    # The run-ahead that it chooses costs this fleet up to 8% of the seconds per step.
-    assert found.steps_per_hour == pytest.approx(HOUR / site.train_s, rel=0.1)
+    assert found.steps_per_hour == pytest.approx(HOUR / site.train_s, rel=0.05)
 
 
 def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
     stays = schedule.at_one_moment(4, HOUR / 2, 0.5, 300.0)
     preempted = {True: 0.0, False: 0.0}
-    for seed in (0, 1):
+    for seed in range(4):
         for handover in preempted:
             site = Site(workers=4, headroom=0.1, handover=handover)
             run = simulate_fleet(site, stays, HOUR / 2, seed)
             assert run.violations == ()
             assert (run.continued > 0) == handover
             preempted[handover] += run.preempted_share
-    assert preempted[True] < 0.75 * preempted[False]
+    assert preempted[True] < 0.85 * preempted[False]
 
 
 def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_fleet() -> None:

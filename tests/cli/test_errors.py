@@ -41,6 +41,8 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple
             ["config", QUICKSTART, "loop.mode=fixed", "loop.publish_interval=4", "loop.max_staleness=2"],
             "needs loop.max_staleness >= 3",
         ),
+        (["config", QUICKSTART, "algorithm.correction_floor=3"], "correction_floor=3 is above"),
+        (["config", QUICKSTART, "learner.warmup_steps=60"], "no shorter than run.steps=60"),
         (["config", "no-such.yaml"], "there is no configuration file at no-such.yaml"),
         (["run", "no-such.yaml"], "there is no configuration file at no-such.yaml"),
         (["demo", "sampling.max_tokens=100000"], "raise the latter"),
@@ -175,3 +177,13 @@ def test_the_command_itself_reports_its_exit_code() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("antiphon: there is no configuration file")
     assert done.stdout == ""
+
+
+def test_a_key_that_cannot_act_is_named_beside_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["config", QUICKSTART]) == 0
+    assert not capsys.readouterr().err
+    assert cli.execute(["config", QUICKSTART, "algorithm.clip_high=0.4"]) == 0
+    captured = capsys.readouterr()
+    assert "clip_high: 0.4" in captured.out
+    (line,) = captured.err.strip().splitlines()
+    assert line.startswith("note: algorithm.clip_high cannot act: with algorithm.updates_per_step=1")

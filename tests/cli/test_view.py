@@ -11,6 +11,7 @@ from antiphon.cli.view import LiveView, PlainView, RunHistory, make_view, pictur
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words, planes_of
 from antiphon.core.status import EvaluationRecord, RunStatus
+from antiphon.core.voided_batch import VoidedBatch
 
 PLANES = {
     "rollout": PlaneView("rollout", "12 groups", 1234.5, ""),
@@ -51,12 +52,14 @@ def text_of(renderable: object, width: int = 120) -> str:
 def test_the_picture_names_every_figure() -> None:
     history = RunHistory()
     evaluation = EvaluationRecord(0, 4, 4, 0.5, 10.0)
-    status = status_at(3, evaluations=(evaluation,), paused_reason="the loss is not finite")
+    voided = VoidedBatch(2, "cd" * 32, 4, 0, 8, "no finite loss", "ada")
+    status = status_at(3, evaluations=(evaluation,), paused_reason="the loss is not finite", voided=(voided,))
     assert history.take(status) == [0]
     assert history.take(status) == []
     drawn = text_of(picture(status, PLANES, history, 60.0))
     for word in (
         "3 of 10",
+        "batch cdcdcdcdcdcd of step 2, by ada: no finite loss",
         "1:00",
         "25.0%",
         "50.0%",

@@ -32,6 +32,13 @@ def test_pauses_double_while_a_service_cannot_work_and_begin_anew_once_it_did() 
     assert [rule.after_end(21.0, 0.0), rule.after_end(22.0, 0.0)] == [0.0, 1.0]
 
 
+def test_what_ended_a_service_was_taken_away_and_its_restarts_are_forgotten() -> None:
+    rule = RestartRule(2, 1e9)
+    assert [rule.after_end(float(n), 0.0) for n in range(3)] == [0.0, 1.0, None]
+    rule.begin_anew()
+    assert [rule.after_end(float(n), 0.0) for n in range(3, 6)] == [0.0, 1.0, None]
+
+
 def test_a_run_of_a_week_may_lose_a_service_every_hour() -> None:
     rule = RestartRule(5, 3600.0)
     assert all(rule.after_end(3700.0 * n, 3600.0) == 0.0 for n in range(170))

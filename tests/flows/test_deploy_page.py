@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from antiphon.core.config import RunConfig
-from antiphon.core.records import StepCommit, WorkerState
-from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
+from antiphon.core.records import StepCommit
+from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.flows.hooks import end_services, find_run_of, how_to_continue, remember_flow_run
 from antiphon.flows.run_page import TABLE_VERSIONS, artifact_key, links, page_content, stage_seconds
 from antiphon.runs.context import StageSpan

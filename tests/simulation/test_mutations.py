@@ -104,6 +104,17 @@ def restored_learners_believe_what_they_find(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LearnerService, "_replay", restore)
 
 
+def learners_hold_on_to_what_was_voided(patch: pytest.MonkeyPatch) -> None:
+    async def unless_voided(service: Any, batch: Any) -> None:
+        return None
+
+    patch.setattr(LearnerService, "_unless_voided", unless_voided)
+
+
+def places_of_a_voided_batch_stay_taken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunState, "batches", property(lambda self: len(self.sealed)))
+
+
 MUTATIONS = {
     the_gate_stands_open: "beyond",
     quick_groups_overtake: "overtakes",
@@ -113,6 +124,8 @@ MUTATIONS = {
     leases_of_the_dead_last_for_ever: "not over|last fault|no progress",
     seeds_depend_on_the_attempt: "other seeds|handed in|but the lease says",
     sealed_groups_are_chosen_by_luck: "batches differ",
+    learners_hold_on_to_what_was_voided: "learner failed|flow failed|was not committed",
+    places_of_a_voided_batch_stay_taken: "not over|last fault|no progress|flow failed",
     restored_learners_believe_what_they_find: "not kept for publication|cannot train|holds version|differ",
 }
 

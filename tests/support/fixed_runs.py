@@ -18,6 +18,7 @@ import numpy as np
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.loop.staleness import is_published
 from antiphon.environments.registry import make_environment
+from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.models.codec import TextCodec
 from antiphon.services.broadcast.chunk_store import ChunkStore
@@ -162,8 +163,10 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
     section = config.environment
     judge = RewardService(
         clients[1],
-        make_environment(
-            section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+        InProcess(
+            make_environment(
+                section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+            )
         ),
         TextCodec.load(config.model.path),
         RUN_ID,

@@ -34,6 +34,7 @@ class LightEngine:
 
     vocabulary_size = VOCABULARY
     continues = True
+    numerics = "light"
 
     def __init__(self, before_step: Callable[[], None] | None = None, drafts: bool = False) -> None:
         """Start without weights.

@@ -17,6 +17,7 @@ class LightEnvironment:
     """Problems by index; the reward is 1 when at least a third of the letters are vowels."""
 
     name = "light/vowels"
+    only_compares = True
 
     def problem(self, split: str, index: int) -> Problem:
         return Problem(key=f"{split}-0-{index}", text=LETTERS[index % 15], answer="a")

@@ -11,7 +11,7 @@ import numpy as np
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
-from antiphon.core.loop import acceptance, admission, assembly
+from antiphon.core.loop import acceptance, admission, assembly, voiding
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState, fold
@@ -121,10 +121,11 @@ class LoopModel:
         self.state = self.fresh()
         self.workers = [ModelWorker(f"w{i}") for i in range(workers)]
         self.submissions: dict[str, GroupSubmission] = {}
-        self.batches: list[tuple[tuple[object, ...], ...]] = []
+        self.batches: dict[int, tuple[tuple[object, ...], ...]] = {}
         """Per sealed step: the rows as the learner would see them."""
         self.sealed_ids: list[str] = []
         self.clock = 0.0
+        self.committable = True
         self.record(e.RunOpened(RUN_ID, {}), e.SnapshotAnnounced(0, light_manifest(0).weights_digest, "o"))
 
     def fresh(self) -> RunState:
@@ -143,7 +144,7 @@ class LoopModel:
 
     def settle(self) -> None:
         found: list[e.JournalEvent] = list(assembly.dropped(self.state, self.config))
-        for step in range(self.state.next_seal, self.state.opened_steps):
+        for step in self.state.unsealed_steps():
             found.extend(admission.refills(self.state, self.config, step))
         self.record(*found)
 
@@ -260,13 +261,21 @@ class LoopModel:
                 staleness=tuple(sorted(histogram.items())),
             )
         )
-        self.batches.append(tuple(rows))
+        self.batches[plan.step] = tuple(rows)
+        self.settle()
+        return True
+
+    def void(self, step: int) -> bool:
+        if not self.state.is_sealed(step) or step < len(self.state.commits):
+            return False
+        digest = self.state.sealed[step].digest
+        self.record(*voiding.void_batch(self.state, self.config, step, digest, "test", "operator")[1])
         self.settle()
         return True
 
     def commit(self) -> bool:
         step = len(self.state.commits)
-        if step >= self.state.next_seal:
+        if not self.committable or not self.state.is_sealed(step):
             return False
         version = step + 1
         commit = StepCommit(

@@ -52,7 +52,7 @@ def make_config(model: Path, **changes: Any) -> RunConfig:
     tree: dict[str, dict[str, Any]] = {
         "run": {"name": "tiny", "steps": STEPS},
         "model": {"path": str(model)},
-        "sampling": {"temperature": 0.8, "top_k": 24, "top_p": 0.95, "max_tokens": 12},
+        "sampling": {"temperature": 0.8, "max_tokens": 12},
         "learner": {"learning_rate": 1e-3, "warmup_steps": 2, "checkpoint_interval": 2},
         "record": {"mlflow": False, "checkpoint_stride": 1},
     }

@@ -2,12 +2,13 @@
 
 Sides of a comparison, an engine each: `native` samples with vLLM's own sampler in an engine built
 without drafting, `keyed` with the keyed sampler in such an engine, `drafted` drafts; `plain`,
-`ngram` and `suffix` are vLLM without any of our hooks.
+`ngram` and `suffix` are vLLM without any of our hooks. None of them knows an end token: how long each
+response is was decided by a keyed engine that does.
 """
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Bench:
     """The engines of one model; the weights in all of them are the same."""
 
     model_dir: Path
+    ending: VllmEngine
+    """Samples with the keyed sampler until an end token: for history, and for the lengths of the loads."""
     native: VllmEngine
     keyed: VllmEngine
     drafted: VllmEngine
@@ -61,7 +64,7 @@ class Bench:
 
     def close(self) -> None:
         """Free the engines."""
-        engines: list[Engine] = [self.native, self.keyed, self.drafted, *self.others.values()]
+        engines: list[Engine] = [self.ending, self.native, self.keyed, self.drafted, *self.others.values()]
         for engine in engines:
             engine.close()
 
@@ -69,22 +72,16 @@ class Bench:
 def open_bench(
     model_dir: Path, tensors: Mapping[str, Any], max_model_len: int, drafting: DraftingSection
 ) -> Bench:
-    """Start three engines on a model directory and load `tensors` into all."""
-    native = _start(
-        EngineSettings(model_dir=model_dir, max_model_len=max_model_len, sampler="native", **_SIZES), tensors
+    """Start four engines on a model directory and load `tensors` into all."""
+    keyed = EngineSettings(model_dir=model_dir, max_model_len=max_model_len, stop_token_ids=(), **_SIZES)
+    return Bench(
+        model_dir,
+        ending=_start(replace(keyed, stop_token_ids=None), tensors),
+        native=_start(replace(keyed, sampler="native"), tensors),
+        keyed=_start(keyed, tensors),
+        drafted=_start(replace(keyed, draft_tokens=drafting.max_window, drafting=drafting), tensors),
+        max_model_len=max_model_len,
     )
-    keyed = _start(EngineSettings(model_dir=model_dir, max_model_len=max_model_len, **_SIZES), tensors)
-    drafted = _start(
-        EngineSettings(
-            model_dir=model_dir,
-            max_model_len=max_model_len,
-            draft_tokens=drafting.max_window,
-            drafting=drafting,
-            **_SIZES,
-        ),
-        tensors,
-    )
-    return Bench(model_dir, native, keyed, drafted, max_model_len)
 
 
 def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
@@ -134,7 +131,7 @@ def wandering_work(model: ChainModel, bench: Bench, prompts: int, max_tokens: in
         GroupWork(f"past-{index}", model.prompt(index), _seeds("past", index, GROUP), sampling)
         for index in sorted(set(asked))
     ]
-    said = run_load(bench.keyed, earlier, 64).outputs
+    said = run_load(bench.ending, earlier, 64).outputs
     histories = {}
     for index in sorted(set(asked)):
         past = tuple(

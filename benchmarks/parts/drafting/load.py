@@ -3,6 +3,10 @@
 Sides of a comparison take turns of a tenth of a CPU-second, each in an engine of its own, so a
 machine that is slow for a while is slow for all of them.
 
+All sides do equal work: every request has the same length on each of them. Where each ended at an
+end token of its own, one side would run more of its steps with a batch that is half empty, and at few
+requests that alone is several percent.
+
 Concurrency is the number of requests in flight: whenever one ends, the next one of the list
 starts, as in a worker that always holds enough leases. Groups follow one another, so the members
 of a group run together and late ones find finished siblings.
@@ -12,7 +16,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.errors import ContractError
@@ -33,13 +37,23 @@ class GroupWork:
     """One per sample."""
     sampling: SamplingParameters
     history: PromptHistory | None = None
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sample, on engines that know no end token; else `sampling.max_tokens` at most."""
 
     def requests(self) -> list[EngineRequest]:
         """Return one request per sample; a group of one stands alone."""
         group = self.name if len(self.seeds) > 1 else ""
+        lengths = self.lengths or (self.sampling.max_tokens,) * len(self.seeds)
         return [
-            EngineRequest(f"{self.name}-{i}", self.prompt, seed, self.sampling, group, self.history)
-            for i, seed in enumerate(self.seeds)
+            EngineRequest(
+                f"{self.name}-{i}",
+                self.prompt,
+                seed,
+                replace(self.sampling, max_tokens=length),
+                group,
+                self.history,
+            )
+            for i, (seed, length) in enumerate(zip(self.seeds, lengths, strict=True))
         ]
 
 
@@ -153,7 +167,11 @@ class Comparison:
 
 
 def compare(sides: Mapping[str, Side], rounds: int) -> Comparison:
-    """Run every side once per round, all of them in turns, after one round that is not counted."""
+    """Run every side once per round, all of them in turns, after one round that is not counted.
+
+    Raises:
+        ContractError: when the sides sampled different numbers of tokens, so that nothing is compared.
+    """
     first = _round(sides, 0)
     runs: dict[str, list[LoadResult]] = {name: [] for name in sides}
     for number in range(rounds):
@@ -170,7 +188,20 @@ def _round(sides: Mapping[str, Side], number: int) -> dict[str, LoadResult]:
         for run in order:
             if not run.done:
                 run.advance(SLICE_S)
-    return {name: run.result() for name, run in runs.items()}
+    results = {name: run.result() for name, run in runs.items()}
+    tokens = {name: result.tokens for name, result in results.items()}
+    if len(set(tokens.values())) > 1:
+        raise ContractError(f"the sides sampled {tokens} tokens; give every request one length on all sides")
+    return results
+
+
+def with_lengths(engine: Engine, work: Sequence[GroupWork], concurrency: int) -> list[GroupWork]:
+    """Return the work with the lengths that its samples have on `engine`, which ends at end tokens."""
+    said = run_load(engine, work, concurrency).outputs
+    return [
+        replace(group, lengths=tuple(len(said[f"{group.name}-{i}"]) for i in range(len(group.seeds))))
+        for group in work
+    ]
 
 
 def identical(one: Mapping[str, IntArray], other: Mapping[str, IntArray]) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import FinishReason
-from antiphon.models.directory import end_tokens
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 
@@ -43,12 +42,13 @@ def suffix_installed() -> bool:
 
 
 class PlainVllm:
-    """An engine core of vLLM behind the Engine protocol; it serves the directory's own weights."""
+    """An engine core of vLLM behind the Engine protocol, with the directory's weights and no end tokens."""
 
     version = 0
     weights_digest = None
     drafts = False
     continues = False
+    numerics = ""
     vocabulary_size = 0
     """No request comes with a prefix to check."""
 
@@ -79,7 +79,6 @@ class PlainVllm:
             speculative_config=speculative,
         ).create_engine_config()
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        self._stop = list(end_tokens(model_dir))
         self._live: dict[str, tuple[str, Any]] = {}
         self._counter = 0
 
@@ -111,7 +110,6 @@ class PlainVllm:
                         top_k=sampling.top_k,
                         top_p=sampling.top_p,
                         max_tokens=sampling.max_tokens,
-                        stop_token_ids=self._stop,
                         detokenize=False,
                         output_kind=RequestOutputKind.FINAL_ONLY,
                     ),

@@ -115,8 +115,10 @@ class Experiment:
                 if loop.filter != "none" and not has_variance(scored):
                     if loop.filter == "drop":
                         taken += 1
-                        left_trajectories += len(group)
-                        left_tokens += sum(len(one.tokens) for one in group)
+                        masks = self._config.algorithm.truncated_completions == "mask"
+                        counted = [len(one.tokens) for one in group if one.ended or not masks]
+                        left_trajectories += len(counted)
+                        left_tokens += sum(counted)
                     continue
                 taken += 1
                 self._trained_groups += 1
@@ -136,7 +138,10 @@ class Experiment:
     def _rows(
         self, problem: Problem, number: int, group: list[Sampled], rewards: Any, version: int
     ) -> list[BatchRow]:
-        advantages = group_advantages(rewards, self._config.algorithm.normalise_advantages)
+        algorithm = self._config.algorithm
+        masks = algorithm.truncated_completions == "mask"
+        counted = np.array([one.ended or not masks for one in group])
+        advantages = group_advantages(rewards, algorithm.divides_by_deviation, algorithm.baseline, counted)
         prompt = np.asarray(self._task.prompt(problem), dtype=np.int32)
         return [
             BatchRow(

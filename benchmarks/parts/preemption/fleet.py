@@ -1,7 +1,9 @@
 """Preemption fleet: what is measured, the same in the simulator and in processes, and what it came to."""
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -42,7 +44,7 @@ class Site:
     group_size: int = 4
     prompts_per_step: int = 32
     group_s: float = 120.0
-    """Mean seconds of a group without headroom."""
+    """Seconds in which a worker without headroom hands in `groups_at_once` groups."""
 
     @property
     def train_s(self) -> float:
@@ -52,10 +54,8 @@ class Site:
     @property
     def engine_step_s(self) -> float:
         """Return the seconds of an engine step, which gives each completion a token."""
-        lasting = 1.0 - (1.0 - END_SHARE) ** np.arange(MAX_TOKENS)
-        longest = float(np.sum(1.0 - lasting**self.group_size))
-        # A group that is new begins with the step after the one that runs.
-        return self.group_s / (longest + 1.0) / (1.0 + self.headroom)
+        steps = _engine_steps_per_group(self.groups_at_once, self.group_size)
+        return self.group_s / self.groups_at_once / steps / (1.0 + self.headroom)
 
     def trouble(self, span_s: float) -> list[Fault]:
         """Return what goes wrong in `span_s` seconds but for reclaimed workers."""
@@ -100,6 +100,25 @@ class Site:
             limit_s=2.0 * span_s,
             span_s=span_s,
         )
+
+
+@cache
+def _engine_steps_per_group(groups_at_once: int, group_size: int, groups: int = 4096) -> float:
+    """Return the engine steps in which a worker ends one group, on the average over `groups` of them.
+
+    It begins another as soon as it has room for all of its completions, with the step after the one that
+    runs.
+    """
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.geometric(END_SHARE, size=(groups, group_size)), MAX_TOKENS)
+    ends: list[int] = []  # a heap: the step in which each completion ends
+    step = 0
+    for counts in lengths:
+        while len(ends) + group_size > groups_at_once * group_size:
+            step = max(step, heapq.heappop(ends))
+        for count in counts:
+            heapq.heappush(ends, step + 1 + int(count))
+    return max(ends) / groups
 
 
 @dataclass(frozen=True, slots=True)

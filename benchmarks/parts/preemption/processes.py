@@ -21,6 +21,7 @@ from antiphon.benchmarks.parts.preemption.fleet import FleetRun, Site, shares, s
 from antiphon.benchmarks.parts.preemption.schedule import Stay
 from antiphon.benchmarks.parts.preemption.worker import WorkerOrder
 from antiphon.core.config import RunConfig
+from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.api import Coordinator
@@ -132,7 +133,7 @@ async def run_fleet(
     address = f"127.0.0.1:{port}"
     client, rewarding = CoordinatorClient(address), CoordinatorClient(address)
     environment = ArithmeticEnvironment(config, 1)
-    reward = RewardService(rewarding, environment, JsonDecoder(), run_id, "reward", JOIN_S)
+    reward = RewardService(rewarding, InProcess(environment), JsonDecoder(), run_id, "reward", JOIN_S)
     fleet = Fleet(site, stays, scale, address, folder)
     learner = open_learner(config, folder, store, client, site.train_s / scale)
     await learner.restore()

@@ -31,7 +31,8 @@ from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.models.codec import TextCodec
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.row_sampling import row_sampling
-from antiphon.services.rollout.engine.keyed_sampler import draw, request_key, uniforms
+from antiphon.services.rollout.engine.keyed_sampler import request_key
+from antiphon.services.rollout.engine.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "examples" / "models" / "chain-sum"
@@ -50,13 +51,15 @@ class TinySampler:
     model: Any
     end_token: int
     vocabulary: int
+    rule: str = "inverse_cdf"
+    """How keyed random numbers choose a token."""
 
 
-def load_sampler(dtype: torch.dtype = torch.float32) -> TinySampler:
+def load_sampler(dtype: torch.dtype = torch.float32, rule: str = "inverse_cdf") -> TinySampler:
     """Load the small model that is shipped."""
     codec = TextCodec.load(str(MODEL))
     return TinySampler(
-        load_causal_model(str(MODEL), dtype, False).eval(), codec.end_token_id, codec.vocabulary_size
+        load_causal_model(str(MODEL), dtype, False).eval(), codec.end_token_id, codec.vocabulary_size, rule
     )
 
 
@@ -129,7 +132,7 @@ def sample(
         for place in range(longest):
             logits = model(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1].float()
             at = np.full(count, start + place, dtype=np.int64)
-            drawn, found = draw(logits, torch.from_numpy(uniforms(keys, at)), rows)
+            drawn, found = RULES[sampler.rule].draw(logits, keys, at, rows)
             tokens[:, place], logprobs[:, place] = drawn.numpy(), np.minimum(found.numpy(), 0.0)
             lengths[(tokens[:, place] == sampler.end_token) & (lengths == longest)] = place + 1
             if (lengths <= place + 1).all():

@@ -16,8 +16,8 @@ def pinned_values(config: RunConfig, model_digest: str = "") -> dict[str, str]:
     found = {"run.seed": tree["run"]["seed"], "model.path": tree["model"]["path"]}
     for section in ("environment", "loop", "sampling"):
         found |= {f"{section}.{name}": value for name, value in tree[section].items()}
-    found["algorithm.objective"] = tree["algorithm"]["objective"]
-    found["algorithm.normalise_advantages"] = tree["algorithm"]["normalise_advantages"]
+    for name in ("objective", "baseline", "normalise_advantages", "truncated_completions"):
+        found[f"algorithm.{name}"] = tree["algorithm"][name]
     found["evaluation.prompts"] = tree["evaluation"]["prompts"]
     pinned = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
     return pinned | ({MODEL_FILES: model_digest} if model_digest else {})

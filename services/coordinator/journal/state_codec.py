@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.core.loop.group_state import EvaluationState, GroupState
+from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.run_state import RunState
 
 MEANING = 1
@@ -29,15 +29,15 @@ _PLAIN = (str, int, float, bool)
 _Groups = dict[str, GroupState]
 
 
-def _complete(evaluations: Mapping[int, EvaluationState]) -> int:
-    whole = takewhile(lambda found: found.rewarded >= found.prompts, evaluations.values())
+def _complete(state: RunState) -> int:
+    whole = takewhile(lambda found: found.rewarded >= found.prompts, state.evaluations.values())
     return sum(1 for _ in whole)
 
 
-GROWING: dict[str, Callable[[Any], int]] = {
-    "sealed": len,
-    "commits": len,
-    "snapshots": len,
+GROWING: dict[str, Callable[[RunState], int]] = {
+    "sealed": lambda state: len(state.commits),  # until then a batch may be voided
+    "commits": lambda state: len(state.commits),
+    "snapshots": lambda state: len(state.snapshots),
     "evaluations": _complete,
 }
 """Fields that grow with the run -> how many of their first entries will never change again."""
@@ -115,7 +115,7 @@ def load_state(body: str, entries: Callable[[str, int], Iterable[str]], state: R
 
 
 def _final(state: RunState) -> dict[str, int]:
-    return {name: count(getattr(state, name)) for name, count in GROWING.items()}
+    return {name: count(state) for name, count in GROWING.items()}
 
 
 def _rest(value: Any, start: int, stop: int | None = None) -> Any:

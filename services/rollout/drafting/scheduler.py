@@ -22,6 +22,7 @@ from antiphon.core.config_sections import DraftingSection
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.drafting.history import weighted
+from antiphon.core.drafting.statistics import PROMISING
 from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.records import DraftingStatistics, IntArray
 from antiphon.services.rollout.engine.api import EngineRequest
@@ -41,6 +42,12 @@ _NO_DRAFT = StepPlan(draft=False, floor=1.0)
 
 IDLE_SHARE = 8
 """Of the steps in which there is nothing to draft from, one in so many is shown to the gate."""
+
+RECENT_TOKENS = 1024.0
+"""Drafted tokens that the share of right ones is taken of, older ones fading."""
+
+RECENT_REQUESTS = 32
+"""Requests over which the share is taken of those that came with something to draft from."""
 
 
 @dataclass(slots=True)
@@ -89,7 +96,14 @@ def _guarded(
 class DraftScheduler:
     """Drafts of one engine. Slots are the caller's; it reuses them after `release`."""
 
-    def __init__(self, settings: DraftingSection, max_window: int, slots: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        settings: DraftingSection,
+        max_window: int,
+        slots: int,
+        vocabulary: int,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         """Start empty.
 
         Args:
@@ -97,11 +111,13 @@ class DraftScheduler:
             max_window: most tokens of one draft the engine has room for.
             slots: requests in flight at the same time; more are allowed.
             vocabulary: token ids outside [0, vocabulary) are never drafted.
+            clock: seconds, of the same kind as those that `end_step` is told.
         """
         self._settings = settings
         self._max_window = max_window
         self._window_size = min(max_window, settings.max_window)
         self._vocabulary = vocabulary
+        self._clock = clock
         self._drafter_share_s = self._sampler_share_s = 0.0
         self._size(slots)
         self.script: Script | None = None
@@ -123,7 +139,15 @@ class DraftScheduler:
         """Slots that the forest does not know yet: nothing was drafted since they came."""
         self._idle_steps = 0
         self._sourced = 0
+        self._sourced_lately = 0.0
+        """Share of the newest requests that came with something to draft from."""
         self._plan = self._previous = _NO_DRAFT
+        self._drafter_s = self._previous_drafter_s = 0.0
+        """Seconds in the drafter in this step, and in the one before, whose drafts this one verifies."""
+        self._asked = False
+        """Whether the gate was asked about the drafts of this step."""
+        self._previous_asked = False
+        self._recent_drafted = self._recent_accepted = 0.0
         self.closed = False
         """Whether a fault ended drafting."""
 
@@ -135,7 +159,7 @@ class DraftScheduler:
     def _size(self, slots: int) -> None:
         self._prompt_length = np.zeros(slots, dtype=np.int64)
         self._max_tokens = np.zeros(slots, dtype=np.int64)
-        self._counts = np.zeros((slots, 4), dtype=np.int64)
+        self._counts = np.zeros((slots, 6), dtype=np.int64)
         self._since = np.zeros((slots, 2), dtype=np.float64)
 
     @_guarded(None)
@@ -147,6 +171,7 @@ class DraftScheduler:
         group = self._groups.get(name) or self._open_group(name, request)
         group.live += 1
         self._sourced += group.sourced
+        self._sourced_lately += (group.sourced - self._sourced_lately) / RECENT_REQUESTS
         self._group_of[slot] = name
         self._request_of[slot] = request.request_id
         self._waiting.add(slot)
@@ -189,10 +214,11 @@ class DraftScheduler:
         elif sibling and not group.sourced:
             group.sourced = True
             self._found_sources(group.live)
-        passes, drafted, covered, accepted = (int(n) for n in self._counts[slot])
+        passes, drafted, covered, accepted, promising, rested = (int(n) for n in self._counts[slot])
         drafter_s, sampler_s = self._since[slot]
+        tokens = 0 if completion is None else len(completion) - given
         return DraftingStatistics(
-            tokens=0 if completion is None else len(completion) - given,
+            tokens=tokens,
             passes=passes,
             drafted=drafted,
             covered=covered,
@@ -201,16 +227,21 @@ class DraftScheduler:
             drafter_s=float(self._drafter_share_s - drafter_s),
             sampler_s=float(self._sampler_share_s - sampler_s),
             gain=self._gate.gain,
+            # The last draft may reach beyond the end, and a request that was given up has no tokens.
+            promising=min(promising, tokens),
+            rested=min(rested, tokens),
         )
 
     @_guarded(False)
     def begin_step(self) -> bool:
         """Decide whether drafts are made at the end of the step that starts now."""
-        self._previous = self._plan
+        self._previous, self._previous_asked = self._plan, self._asked
+        self._previous_drafter_s, self._drafter_s = self._drafter_s, 0.0
         live = len(self._group_of)
+        self._asked = self.script is None and self.on and self._sourced > 0
         if self.script is not None:
             self._plan = StepPlan(draft=True, floor=0.0)
-        elif self.on and self._sourced:
+        elif self._asked:
             self._plan = self._gate.plan(live)
         else:
             self._plan = _NO_DRAFT
@@ -232,9 +263,9 @@ class DraftScheduler:
         """
         if not self._plan.draft:
             return [[] for _ in range(len(slots))]
+        begun = self._clock()
         for slot in tuple(self._waiting):
             self._follow(slot, self._groups[self._group_of[slot]])
-        begun = perf_counter()
         room = self._max_tokens[slots] - (lengths - self._prompt_length[slots]) - 1
         if self.script is not None:
             drafts = self._scripted(slots, token_ids, lengths, room)
@@ -243,7 +274,8 @@ class DraftScheduler:
             tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
             widest = int(counts.max(initial=0))
             drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
-        self._drafter_share_s += (perf_counter() - begun) / max(1, len(slots))
+        self._drafter_s = self._clock() - begun
+        self._drafter_share_s += self._drafter_s / max(1, len(slots))
         return drafts
 
     @_guarded(None)
@@ -255,6 +287,11 @@ class DraftScheduler:
         counts[slots, 2] += accepted + (accepted < drafted)
         counts[slots, 3] += accepted
         if self.script is None:
+            counts[slots, 4] += (accepted + 1) * self._promises
+            total = int(drafted.sum())
+            fade = max(1.0 - total / RECENT_TOKENS, 0.0)
+            self._recent_drafted = fade * self._recent_drafted + total
+            self._recent_accepted = fade * self._recent_accepted + int(accepted.sum())
             self._windows.learn(slots, drafted, accepted)
             self._forest.learn(slots, accepted)
 
@@ -262,6 +299,14 @@ class DraftScheduler:
     def passed(self, slots: Int64Array) -> None:
         """Take note of a step without drafts, [B]."""
         self._counts[slots, 0] += 1
+        if self._previous_asked and self._promises:
+            self._counts[slots, 4] += 1
+            self._counts[slots, 5] += not self._previous.draft
+
+    @property
+    def _promises(self) -> bool:
+        """Whether so many of the newest drafted tokens were right that drafts are expected to pay."""
+        return self._recent_accepted > PROMISING * self._recent_drafted
 
     @_guarded(None)
     def sampled(self, requests: int, seconds: float) -> None:
@@ -278,6 +323,8 @@ class DraftScheduler:
             self._idle_steps += 1
             if self._idle_steps % IDLE_SHARE:
                 return
+        # Drafts are made at the end of one step and verified in the next, which is charged with both.
+        seconds += self._previous_drafter_s - self._drafter_s
         self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
 
     def _follow(self, slot: int, group: _Group) -> None:
@@ -317,7 +364,8 @@ class DraftScheduler:
         return group
 
     def _found_sources(self, requests: int) -> None:
-        if self._sourced * 2 <= len(self._group_of):
+        # Where most requests come with history, the next one's is no news: a gate that closed stays so.
+        if self._sourced * 2 <= len(self._group_of) and self._sourced_lately <= 0.5:
             self._gate.wake()
         self._sourced += requests
 

@@ -102,6 +102,13 @@ class Engine(Protocol):
         """Whether it continues a prefix exactly as if it had sampled that itself."""
 
     @property
+    def numerics(self) -> str:
+        """What decides the bits of its log-probabilities: engines that say the same sample the same tokens.
+
+        "" where the bits depend on the batch as well, so that nobody else samples the same.
+        """
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of tokens: ids are in [0, vocabulary_size)."""
 

@@ -22,6 +22,10 @@ class EngineDriver(Protocol):
         """Whether the engine continues a prefix as if it had sampled that itself."""
 
     @property
+    def numerics(self) -> str:
+        """What decides the engine's bits, as the engine says; "" before it is built."""
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of tokens of the engine's model; 0 before it is built."""
 

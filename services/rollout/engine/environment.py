@@ -9,11 +9,13 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.errors import ConfigError
+from antiphon.core.sampling_config import Rule
 
 PLUGIN = "antiphon"
 """Name of our own entry point among vLLM's general plugins; the only one that may load."""
@@ -39,6 +41,10 @@ class EngineSettings:
     """CPU threads of the engine."""
     sampler: Literal["keyed", "native"] = "keyed"
     """keyed: tokens depend on weights, prompt and seed alone; native: vLLM's own sampler."""
+    rule: Rule = "inverse_cdf"
+    """How the keyed sampler's random numbers choose a token."""
+    batch_invariant: bool = False
+    """Ask vLLM for kernels whose bits do not depend on the batch, where the device has them."""
     eager: bool = True
     """Run the model as it is instead of compiling it; compiling costs half a minute at start."""
     prefix_caching: bool = False
@@ -82,6 +88,8 @@ def prepare_environment(settings: EngineSettings) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if settings.batch_invariant and has_batch_invariance(_compute_capability()):
+        wanted["VLLM_BATCH_INVARIANT"] = "1"
     if "vllm" in sys.modules:
         late = sorted(name for name, value in wanted.items() if os.environ.get(name) != value)
         if late:
@@ -91,6 +99,34 @@ def prepare_environment(settings: EngineSettings) -> None:
             )
     os.environ.update(wanted)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def has_batch_invariance(capability: tuple[int, int] | None) -> bool:
+    """Return whether vLLM 0.32 has its batch-invariant mode on a device.
+
+    Args:
+        capability: CUDA compute capability; None without an NVIDIA GPU.
+
+    >>> has_batch_invariance((9, 0)), has_batch_invariance((8, 6)), has_batch_invariance(None)
+    (True, False, False)
+    """
+    return capability is not None and capability >= (9, 0)  # vllm/envs.py, VLLM_BATCH_INVARIANT
+
+
+def device() -> Literal["cpu", "gpu"]:
+    """Return what engines on this machine sample on, by the build of vLLM, as vLLM itself decides."""
+    try:
+        return "cpu" if "cpu" in version("vllm") else "gpu"
+    except PackageNotFoundError:
+        return "cpu"
+
+
+def _compute_capability() -> tuple[int, int] | None:
+    if device() == "cpu":
+        return None
+    import torch  # the caller holds it already; a supervisor, which needs no engine, does not
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
 def _process_settings(threads: int) -> dict[str, str]:

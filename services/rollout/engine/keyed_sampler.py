@@ -2,7 +2,8 @@
 
 One uniform number per request and position comes from an integer hash instead of a stream, and
 inverts the cumulative distribution. So tokens do not depend on the batch, on the order of arrival
-or on what was drafted, and a chain of drafts is verified by comparing tokens for equality.
+or on what was drafted, and a chain of drafts is verified by comparing tokens for equality. `gumbel`
+is the other rule: a number for each token of the vocabulary. What both share stands here.
 
 Legend: R rows (one per request, or drafts + 1 per request), B requests, V vocabulary.
 """
@@ -25,9 +26,10 @@ BLOCK = 512
 CHUNK = 1 << 18
 """Most logits worked on at a time on CPU: what fits its cache costs a tenth of what does not."""
 
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX1 = 0xBF58476D1CE4E5B9
-_MIX2 = 0x94D049BB133111EB
+GAMMA = 0x9E3779B97F4A7C15
+"""Step and multipliers of splitmix64 (Steele, Lea and Flood, 2014)."""
+MIX1 = 0xBF58476D1CE4E5B9
+MIX2 = 0x94D049BB133111EB
 _STEP = 0xD1342543DE82EF95
 _MASK = (1 << 64) - 1
 _UNIT = 2.0**-53
@@ -35,9 +37,9 @@ _UNIT = 2.0**-53
 
 def mix64(value: int) -> int:
     """Scramble an unsigned 64-bit number (the finaliser of splitmix64)."""
-    z = (value + _GAMMA) & _MASK
-    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
-    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
+    z = (value + GAMMA) & _MASK
+    z = ((z ^ (z >> 30)) * MIX1) & _MASK
+    z = ((z ^ (z >> 27)) * MIX2) & _MASK
     return z ^ (z >> 31)
 
 
@@ -56,13 +58,18 @@ def uniforms(keys: UInt64Array, positions: Int64Array) -> Float64Array:
     Returns:
         [R] float64, multiples of 2^-53.
     """
-    z = keys ^ (positions.astype(np.uint64) * np.uint64(_STEP))
-    z += np.uint64(_GAMMA)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
-    z ^= z >> np.uint64(31)
-    unit: Float64Array = (z >> np.uint64(11)).astype(np.float64) * _UNIT
+    unit: Float64Array = (place_keys(keys, positions) >> np.uint64(11)).astype(np.float64) * _UNIT
     return unit
+
+
+def place_keys(keys: UInt64Array, positions: Int64Array) -> UInt64Array:
+    """Return one number for each request and position, [R] uint64; arguments as those of `uniforms`."""
+    z: UInt64Array = keys ^ (positions.astype(np.uint64) * np.uint64(_STEP))
+    z += np.uint64(GAMMA)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +129,44 @@ def draw(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torc
         distribution (temperature, top-k, top-p); greedy rows report the unprocessed one.
         A row with NaN among its logits reports NaN.
     """
+    return draw_by(_invert, logits, u, rows, CHUNK if logits.device.type == "cpu" else logits.numel())
+
+
+Pick = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Picks tokens [R] int64 from weights [R, V] float32 and a number for each row [R]; returns the sums of
+the weights, [R] float64, too."""
+
+
+def draw_by(
+    pick: Pick, logits: torch.Tensor, numbers: torch.Tensor, rows: RowSampling, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw as `draw` does, by any rule.
+
+    Args:
+        pick: the rule.
+        logits: [R, V], any float dtype; left unchanged.
+        numbers: [R] what the rule makes of seed and position.
+        rows: how each row is sampled.
+        chunk: most logits worked on at a time.
+    """
     count, vocabulary = logits.shape
-    most = max(1, CHUNK // vocabulary) if logits.device.type == "cpu" else count
+    most = max(1, chunk // vocabulary)
     if count <= most:
-        return _draw_rows(logits, u, rows)
+        return _draw_rows(pick, logits, numbers, rows)
     parts = [
-        _draw_rows(logits[start : start + most], u[start : start + most], rows.part(start, start + most))
-        for start in range(0, count, most)
+        _draw_rows(pick, logits[at : at + most], numbers[at : at + most], rows.part(at, at + most))
+        for at in range(0, count, most)
     ]
     return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
 
 
-def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw_rows(
+    pick: Pick, logits: torch.Tensor, numbers: torch.Tensor, rows: RowSampling
+) -> tuple[torch.Tensor, torch.Tensor]:
     if rows.all_greedy:
         return _take_most_probable(logits)
-    scaled, weights = _processed(logits, rows)
-    flat = logits.shape[-1] <= FLAT_VOCABULARY
-    tokens, total = _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
+    scaled, weights = processed(logits, rows)
+    tokens, total = pick(weights, numbers)
     chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     logprobs = (chosen - total.log()).to(torch.float32)
     if rows.greedy is not None:
@@ -152,23 +180,29 @@ def _draw_rows(logits: torch.Tensor, u: torch.Tensor, rows: RowSampling) -> tupl
 
 
 def _take_most_probable(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = _most_probable(logits)
+    tokens = most_probable(logits)
     # One fused pass; exponentials, sum and logarithm one after the other take twice as long.
     logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def _processed(logits: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
+def processed(logits: torch.Tensor, rows: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scaled logits and the weights that are sampled from, [R, V] float32 each."""
-    scaled = (logits - logits.amax(-1, keepdim=True)).to(torch.float32)
-    if rows.temperature is not None:
-        scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
+    scaled = _scaled(logits, rows)
     weights = scaled.exp()
     if rows.top_k is not None:
         _keep_top_k(weights, rows.top_k)
     if rows.top_p is not None:
         _keep_top_p(weights, rows.top_p)
     return scaled, weights
+
+
+def _scaled(logits: torch.Tensor, rows: RowSampling) -> torch.Tensor:
+    logits = logits.to(torch.float32)  # before the difference, which bfloat16 would round once more
+    scaled = logits - logits.amax(-1, keepdim=True)
+    if rows.temperature is not None:
+        scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
+    return scaled
 
 
 def intervals(
@@ -184,20 +218,20 @@ def intervals(
     Returns:
         [R] float64 lower and upper ends; equal for a token that was cut off.
     """
-    _, weights = _processed(logits, rows)
+    _, weights = processed(logits, rows)
     column = tokens.unsqueeze(-1)
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total, high = cdf[:, -1], cdf.gather(-1, column).squeeze(-1)
     low = high - weights.gather(-1, column).squeeze(-1).to(torch.float64)
     low, high = low / total, high / total
     if rows.greedy is not None:
-        first = _most_probable(logits) == tokens
+        first = most_probable(logits) == tokens
         low = torch.where(rows.greedy, 0.0, low)
         high = torch.where(rows.greedy, first.to(torch.float64), high)
     return low, high
 
 
-def _most_probable(logits: torch.Tensor) -> torch.Tensor:
+def most_probable(logits: torch.Tensor) -> torch.Tensor:
     """Return the first of the largest logits of each row, [R] int64."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         # torch's search of a row is scalar code; numpy's is several times as fast.
@@ -216,9 +250,7 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, rows: RowSampling) -> torc
     Returns:
         [R] float32 log-probabilities, nats; minus infinity for a token that was cut off.
     """
-    scaled = (logits - logits.amax(-1, keepdim=True)).to(torch.float32)
-    if rows.temperature is not None:
-        scaled /= rows.temperature.to(torch.float32).unsqueeze(-1)
+    scaled = _scaled(logits, rows)
     weights = scaled.exp()
     whole = weights.sum(-1, dtype=torch.float64)
     if rows.top_k is not None and not rows.all_greedy:
@@ -233,6 +265,11 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, rows: RowSampling) -> torc
         cut &= ~rows.greedy
     found = (scaled.gather(-1, column).squeeze(-1) - total.log()).to(torch.float32)
     return found.masked_fill(cut, float("-inf"))
+
+
+def _invert(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    flat = weights.shape[-1] <= FLAT_VOCABULARY
+    return _invert_flat(weights, u) if flat else _invert_blocks(weights, u)
 
 
 def _invert_flat(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

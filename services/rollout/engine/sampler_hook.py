@@ -19,14 +19,8 @@ import torch
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import FloatArray, SamplingParameters
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler
-from antiphon.services.rollout.engine.keyed_sampler import (
-    PLAIN,
-    RowSampling,
-    draw,
-    request_key,
-    uniforms,
-    verify_chain,
-)
+from antiphon.services.rollout.engine.keyed_sampler import PLAIN, RowSampling, request_key, verify_chain
+from antiphon.services.rollout.engine.rules import RULES
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -99,10 +93,14 @@ class SamplerHook:
         runner: Any,
         table: SamplerTable,
         sampler: str,
+        rule: str,
         vocabulary: int,
         scheduler: DraftScheduler | None,
     ) -> None:
-        """Replace `_sample` of vLLM's V1 runner; `scheduler` is None in an engine that never drafts."""
+        """Replace `_sample` of vLLM's V1 runner; `scheduler` is None in an engine that never drafts.
+
+        The keyed sampler draws by `rule`, one of `rules.RULES`.
+        """
         from vllm.v1.outputs import SamplerOutput
 
         self.slots: Int64Array = np.zeros(0, dtype=np.int64)
@@ -120,6 +118,7 @@ class SamplerHook:
         self._vocabulary = vocabulary
         self._device = torch.device(runner.device)
         self._native = runner._sample
+        self._draw = RULES[rule].draw
         self._metadata: Any = None
         self.use(sampler)
         runner._sample = self._sample
@@ -158,8 +157,7 @@ class SamplerHook:
 
     def _sample_rows(self, logits: torch.Tensor, lengths: Int64Array) -> Any:
         if self._keyed:
-            u = torch.from_numpy(uniforms(self._keys, lengths)).to(self._device)
-            tokens, logprobs = draw(logits, u, self._rows)
+            tokens, logprobs = self._draw(logits, self._keys, lengths, self._rows)
             tokens = tokens.to(torch.int32).unsqueeze(-1)
         else:
             drawn = self._native(logits, None)
@@ -173,8 +171,8 @@ class SamplerHook:
         rows = drafted + 1
         starts = np.cumsum(rows) - rows
         positions = np.repeat(lengths - starts, rows) + np.arange(int(rows.sum()))
-        u = torch.from_numpy(uniforms(np.repeat(self._keys, rows), positions)).to(self._device)
-        tokens, logprobs = draw(logits, u, self._rows.repeat(torch.from_numpy(rows).to(self._device)))
+        sampling = self._rows.repeat(torch.from_numpy(rows).to(self._device))
+        tokens, logprobs = self._draw(logits, np.repeat(self._keys, rows), positions, sampling)
         drafts = metadata.draft_token_ids.cpu().numpy().astype(np.int64)
         accepted, emitted = verify_chain(tokens.cpu().numpy(), drafts, drafted)
         # Rows after a rejection are noted too; what is drawn there later overwrites them.

@@ -49,6 +49,7 @@ class EngineThread(EngineDriver):
         self._loading = False
         self._drafts = False
         self._continues = False
+        self._numerics = ""
         self._vocabulary_size = 0
 
     @property
@@ -58,6 +59,10 @@ class EngineThread(EngineDriver):
     @property
     def continues(self) -> bool:
         return self._continues
+
+    @property
+    def numerics(self) -> str:
+        return self._numerics
 
     @property
     def vocabulary_size(self) -> int:
@@ -166,7 +171,7 @@ class EngineThread(EngineDriver):
     def _drive(self) -> None:
         engine = self._make_engine()
         self._drafts, self._continues = engine.drafts, engine.continues
-        self._vocabulary_size = engine.vocabulary_size
+        self._numerics, self._vocabulary_size = engine.numerics, engine.vocabulary_size
         self._call_soon(self._started.set)
         try:
             while not self._stopping.is_set():

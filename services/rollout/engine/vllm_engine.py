@@ -75,24 +75,29 @@ class VllmEngine:
             settings.max_num_seqs, settings.max_model_len + settings.draft_tokens, device
         )
         self._speculative_config = runner.speculative_config
-        # On one CPU thread a step's own time is known exactly, whoever else wants the core.
-        alone = device.type == "cpu" and settings.threads == 1
+        alone = device.type == "cpu" and settings.threads == 1  # then its own time is known exactly
         self._clock = time.thread_time if alone else time.perf_counter
         self._drafter: HistoryDrafter | None = None
         self.scheduler: DraftScheduler | None = None
         """Decides what is drafted; None in an engine without drafting."""
         if settings.draft_tokens:
             self.scheduler = DraftScheduler(
-                settings.drafting, settings.draft_tokens, settings.max_num_seqs, self.vocabulary_size
+                settings.drafting,
+                settings.draft_tokens,
+                settings.max_num_seqs,
+                self.vocabulary_size,
+                self._clock,
             )
             self._drafter = runner.drafter
             # Else vLLM pads a prompt of one token, or cached but for one, with token ids of -1.
             self._core.scheduler.num_spec_tokens = 0
-        self._hook = SamplerHook(runner, self._table, settings.sampler, self.vocabulary_size, self.scheduler)
+        self._hook = SamplerHook(
+            runner, self._table, settings.sampler, settings.rule, self.vocabulary_size, self.scheduler
+        )
         if self._drafter is not None and self.scheduler is not None:
             self._drafter.bind(runner, self._hook, self.scheduler)
         self.sampler: str = settings.sampler
-        """Name of the sampler in use: keyed or native."""
+        """keyed or native."""
         self._live: dict[str, _Live] = {}
         self._internal_ids: dict[str, str] = {}
         self._counter = 0
@@ -108,8 +113,8 @@ class VllmEngine:
         model directory, every parameter that stayed readable was compared with its tensor, and
         output heads were probed."""
         self._rehearsing = False
-        self.continues = True
-        """Whether prefixes are to be trusted to change nothing; the startup check decides."""
+        self.continues, self.numerics = True, ""
+        """Whether prefixes change nothing, and what decides its bits: `build_engine` sets both."""
 
     @property
     def unfinished(self) -> int:
@@ -371,8 +376,7 @@ class VllmEngine:
             )
 
     def _vllm_parameters(self, request: EngineRequest) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         sampling, known = request.sampling, len(request.prefix_token_ids)
         most = sampling.max_tokens - known

@@ -16,16 +16,17 @@ from antiphon.core.seeds import derive_seed, generator
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
-    SAMPLING_CASES,
+    LOGPROB_LIMIT,
     DistributionCheck,
     Float64Array,
     PreferredFirst,
     processed,
     run_to_end,
+    sampling_cases,
     uniform_z,
 )
 
-LOGPROB_LIMIT = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.15}
+SAME_LOGPROB_LIMIT = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.15}
 """Largest difference of a log-probability with and without drafts, nats: rounding in other batch shapes."""
 FLIPPED_SHARE = 0.5
 """Largest share of requests whose tokens rounding may change, where the precision is below float32."""
@@ -63,10 +64,7 @@ class DraftReport:
         """
         worst = max(self.distributions, key=lambda check: (not check.holds, check.z))
         if not worst.holds:
-            return (
-                f"tokens at drafted positions do not follow the engine's distribution ({worst.sampling}: "
-                f"z={worst.z:.1f}, {worst.impossible} impossible tokens)"
-            )
+            return f"tokens at drafted positions do not follow the engine's distribution ({worst.words})"
         if not self.accepted:
             return "the engine accepted none of the drafts it was handed, so it does not verify them"
         if self.identity is None:
@@ -77,7 +75,7 @@ class DraftReport:
         allowed = 0 if self.dtype == "float32" else int(FLIPPED_SHARE * check.requests)
         if check.flipped > allowed:
             return f"drafts changed tokens in {check.flipped} of {check.requests} requests"
-        if check.logprob_difference > LOGPROB_LIMIT[self.dtype]:
+        if check.logprob_difference > SAME_LOGPROB_LIMIT[self.dtype]:
             return f"drafts changed log-probabilities by {check.logprob_difference:.2g} nats"
         if bits and not check.bits_equal:
             return "answers with drafts are not the same bit for bit, which loop.mode=fixed promises"
@@ -98,7 +96,7 @@ def run_draft_check(
     """
     known = _known_distributions(engine, prompt)
     distributions, accepted = [], 0
-    for case in SAMPLING_CASES:
+    for case in sampling_cases(engine.settings.dtype):
         check, taken = _check_distribution(engine, prompt, case, known, draws, seed)
         distributions.append(check)
         accepted += taken
@@ -173,7 +171,9 @@ def _check_distribution(
                 preferred = drafts(index, tokens[0])[at - 1]
                 points.append(exact.point(tokens[at], preferred, float(within[index, at - 1])))
     z, degrees = uniform_z(np.array(points))
-    return DistributionCheck(case, len(points), degrees, z, impossible, error), _accepted(outputs)
+    limit = LOGPROB_LIMIT[engine.settings.dtype]
+    check = DistributionCheck(case, len(points), degrees, z, impossible, error, limit)
+    return check, _accepted(outputs)
 
 
 def _check_identity(

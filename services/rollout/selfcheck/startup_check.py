@@ -1,11 +1,11 @@
 """Startup check: before a worker serves, its engine shows that it draws from its own distribution.
 
 Three questions are put to the engine in use, on whatever weights it holds. Distribution: do sampled
-tokens follow the one that the engine itself computes for the prompt (its prompt scoring, in
-which the sampler has no part)? Bits: are tokens and log-probabilities of a request the same alone
-and in a full batch, and when it is continued from tokens that another engine sampled? Drafts: do they
-change anything? Fixed mode needs the first two, elastic mode the first; drafts, and in fixed mode the
-groups of lost workers, are used only where they are seen to change nothing.
+tokens follow the one that the engine itself computes for the prompt (its prompt scoring, in which the
+sampler has no part), and are their log-probabilities those of it? Bits: are tokens and log-probabilities
+of a request the same alone and in a full batch, and when it is continued from tokens that another engine
+sampled? Drafts: do they change anything? Fixed mode needs the first two, elastic mode the first; drafts,
+and in fixed mode the groups of lost workers, are used only where they are seen to change nothing.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,13 @@ from antiphon.core.seeds import derive_seed, generator
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 from antiphon.services.rollout.selfcheck.distribution_check import (
-    SAMPLING_CASES,
+    LOGPROB_LIMIT,
     DistributionCheck,
     Float64Array,
-    chi_square_z,
+    law_z,
     processed,
     run_to_end,
+    sampling_cases,
 )
 from antiphon.services.rollout.selfcheck.draft_check import DraftReport, compare, run_draft_check
 
@@ -79,7 +80,8 @@ def run_startup_check(
         engine.use_drafts(False)
         logprobs = engine.distribution(start)
         distributions = tuple(
-            _check_distribution(engine, start, case, logprobs, draws, seed) for case in SAMPLING_CASES
+            _check_distribution(engine, start, case, logprobs, draws, seed)
+            for case in sampling_cases(engine.settings.dtype)
         )
         requests = _mixed_requests(engine, seed)
         chosen = requests[:: max(1, len(requests) // 4)]
@@ -161,7 +163,8 @@ def _check_distribution(
     p = processed(logprobs, sampling)
     drawn = p[tokens]
     possible = drawn > 0
-    z, degrees = chi_square_z(np.bincount(tokens, minlength=len(p)).astype(np.float64), p)
+    within = generator("self-test-within", seed).random(draws)
+    z, degrees = law_z(tokens[possible], p, within[possible])
     return DistributionCheck(
         sampling=sampling,
         draws=draws,
@@ -169,6 +172,7 @@ def _check_distribution(
         z=z,
         impossible=int((~possible).sum()),
         logprob_error=float(np.abs(reported[possible] - np.log(drawn[possible])).max(initial=0.0)),
+        logprob_limit=LOGPROB_LIMIT[engine.settings.dtype],
     )
 
 

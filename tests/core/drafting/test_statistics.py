@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.drafting.statistics import (
+    COUNTS,
     MOST_COUNT,
     add_statistics,
     believed_statistics,
@@ -50,6 +51,7 @@ def submission(figures: DraftingStatistics | None) -> GroupSubmission:
 def possible(draw: st.DrawFn) -> DraftingStatistics:
     accepted, wrong, undrafted, wasted = (draw(st.integers(0, 2**38)) for _ in range(4))
     covered, completions = accepted + wrong, draw(st.integers(1, 2**20))
+    promising = draw(st.integers(0, covered + undrafted))
     return DraftingStatistics(
         tokens=covered + undrafted,
         passes=draw(st.integers(0, MOST_COUNT)),
@@ -61,6 +63,8 @@ def possible(draw: st.DrawFn) -> DraftingStatistics:
         sampler_s=draw(st.floats(0, 1e9)),
         gain=draw(st.floats(0, 1e6)),
         completions=completions,
+        promising=promising,
+        rested=draw(st.integers(0, promising)),
     )
 
 
@@ -80,6 +84,9 @@ def possible(draw: st.DrawFn) -> DraftingStatistics:
         {"passes": True},
         {"with_history": 3},
         {"with_history": -1},
+        {"promising": TOKENS + 1},
+        {"promising": 3, "rested": 4},
+        {"rested": -1},
         *(
             {name: value}
             for name in ("drafter_s", "sampler_s", "gain")
@@ -108,14 +115,14 @@ def test_sums_are_exact_possible_and_their_rates_finite(parts: list[DraftingStat
     assert (whole is None) == (not found)
     if whole is None:
         return
-    for name in ("tokens", "passes", "drafted", "covered", "accepted", "with_history", "completions"):
+    for name in (*COUNTS, "completions"):
         assert getattr(whole, name) == sum(getattr(part, name) for part in found)
     assert whole.accepted <= whole.covered <= min(whole.drafted, whole.tokens)
     gains = [part.gain for part in found if part.gain > 0]
     assert (whole.gain == 0) if not gains else (min(gains) * 0.999 <= whole.gain <= max(gains) * 1.001)
     rates = drafting_rates(whole)
     assert all(math.isfinite(rate) and rate >= 0 for rate in rates.values())
-    assert max(rates["acceptance"], rates["coverage"], rates["history_share"]) <= 1
+    assert max(rates[name] for name in ("acceptance", "coverage", "history_share", "rested_share")) <= 1
 
 
 def test_shares_of_nothing_are_zero() -> None:
@@ -209,7 +216,7 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
     }
     plan = SealPlan(0, tuple(groups[:3]), tuple(groups[3:]))
     store = ArtifactStore(tmp_path)
-    event = seal_batch(plan, ingredients, tally, True, store)
+    event = seal_batch(plan, ingredients, tally, model.config, store)
     assert event.drafting == add_statistics([*(g.drafting for g in groups), HONEST])
     for timing in decode_timings(store.get(event.timings_digest)):
         figures = next(g.drafting for g in groups if g.group_id == timing.group_id)
@@ -220,7 +227,7 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
     again = {
         n: dataclasses.replace(i, group=g) for (n, i), g in zip(ingredients.items(), undrafted, strict=False)
     }
-    plain = seal_batch(bare, again, Tally(), True, store)
+    plain = seal_batch(bare, again, Tally(), model.config, store)
     assert plain.drafting is None
     assert plain.digest == event.digest, "the batch knows nothing of drafting"
 

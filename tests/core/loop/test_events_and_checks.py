@@ -51,9 +51,14 @@ TOKENS = submission().trajectories[0].token_ids.size
         (first(token_ids=np.zeros(TOKENS, np.float32)), "non-empty row of integers, not float32"),
         (first(token_ids=np.full(TOKENS, -1, np.int32)), "token id -1 is negative"),
         (first(logprobs=np.zeros(TOKENS + 1, np.float32)), f"for {TOKENS} tokens"),
-        (first(logprobs=np.full(TOKENS, np.nan, np.float32)), "finite and at most 0"),
-        (first(logprobs=np.full(TOKENS, -np.inf, np.float32)), "finite and at most 0"),
-        (first(logprobs=np.full(TOKENS, 1e-3, np.float32)), "finite and at most 0"),
+        (
+            first(logprobs=np.full(TOKENS, np.nan, np.float32)),
+            r"must lie in \[-50, 0\] nats, but lie in \[nan",
+        ),
+        (first(logprobs=np.full(TOKENS, -np.inf, np.float32)), r"must lie in \[-50, 0\] nats"),
+        (first(logprobs=np.full(TOKENS, -50.01, np.float32)), r"but lie in \[-50\.01, -50\.01\]"),
+        (first(logprobs=np.full(TOKENS, -1e5, np.float32)), "look at the worker's engine"),
+        (first(logprobs=np.full(TOKENS, 1e-3, np.float32)), r"must lie in \[-50, 0\] nats"),
         (first(spans=()), "but end at 0"),
         (first(spans=spans((3, 1, TOKENS))), "without gaps"),
         (first(spans=spans((3, 0, TOKENS + 1))), f"but end at {TOKENS + 1}"),
@@ -67,6 +72,7 @@ def test_submission_that_does_not_fit_is_refused(handed_in: GroupSubmission, wor
 
 def test_submission_that_fits_is_taken() -> None:
     check(submission())
+    check(first(logprobs=np.linspace(-50.0, 0.0, TOKENS, dtype=np.float32)))
     check(submission(), version=3)
     with pytest.raises(ContractError, match=r"version 3, but its lease allows versions 2\.\.2"):
         check(submission(), version=2)
@@ -109,9 +115,12 @@ def test_digest_of_a_submission_ignores_who_sampled_it_and_how_long_it_took() ->
         ([SampleReward(0, 1.0)], r"0\.\.1, but got \[0\]"),
         ([SampleReward(0, 1.0), SampleReward(0, 1.0)], r"got \[0, 0\]"),
         ([SampleReward(0, 1.0), SampleReward(1, float("inf"))], "reward of sample 1 is inf"),
+        ([SampleReward(0, float("nan")), SampleReward(1, 1.0)], "reward of sample 0 is nan"),
+        ([SampleReward(0, -0.1), SampleReward(1, 1.0)], r"is -0\.1; environments must score in \[0, 1\]"),
+        ([SampleReward(0, 0.0), SampleReward(1, 1.5)], r"is 1\.5; environments must score in \[0, 1\]"),
     ],
 )
-def test_rewards_must_be_whole_and_finite(sample_rewards: list[SampleReward], words: str) -> None:
+def test_rewards_must_be_whole_and_within_their_range(sample_rewards: list[SampleReward], words: str) -> None:
     with pytest.raises(ContractError, match=words):
         check_rewards("g", sample_rewards, 2)
 

@@ -1,11 +1,8 @@
 """Leases end by the time they are told; advantages are those of a group."""
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.loop.advantages import group_advantages, has_variance
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.services.coordinator.api import WorkerHeartbeat
 from antiphon.services.coordinator.fleet import Fleet
@@ -70,13 +67,3 @@ def test_a_large_fleet_beats_less_often_and_its_silence_is_noticed_later() -> No
     assert fleet.size == 100 == len(fleet.living())
     fleet.take_heartbeat(crew[0], idle_beat("w0-1"), now=60.0)
     assert crew[0].pause_s == 2.0
-
-
-def test_advantages() -> None:
-    rewards = np.array([1.0, 0.0, 0.0, 0.0])
-    assert not has_variance(np.ones(4)) and not has_variance(np.zeros(0)) and has_variance(rewards)
-    assert group_advantages(np.full(4, 0.1), normalise=True).tolist() == [0.0] * 4
-    plain = group_advantages(rewards, normalise=False)
-    assert plain.tolist() == [0.75, -0.25, -0.25, -0.25]
-    scaled = group_advantages(rewards, normalise=True)
-    assert scaled.sum() == pytest.approx(0.0) and scaled.std(ddof=1) == pytest.approx(1.0, abs=1e-5)

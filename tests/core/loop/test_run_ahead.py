@@ -1,5 +1,6 @@
 """What is kept in flight follows from what the run measured, and the loop keeps every group's place."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,22 @@ def test_a_walk_without_overlap_is_the_sum_of_its_parts() -> None:
         pace, window=24, places=8, at_once=8, max_staleness=4, prompts_per_step=8, interval=1
     )
     assert step_s == pytest.approx(100 * (0.01 + 0.001 * 32), rel=0.01)
+
+
+@pytest.mark.parametrize("ahead", [2, 4, 6])
+def test_a_walk_takes_as_long_as_the_run_that_it_foresees(ahead: int) -> None:
+    setting = replace(SETTING, max_staleness=6, prompts_per_step=16, places=32, steps=96, learner_s=0.5)
+    plan = RunAhead((ahead + 1) * 16, 1.0)
+    world = World(setting, LONG_TAILED, plan, measured=False)
+    run = world.run()
+    pace = world.measures.pace(world.now)
+    assert pace is not None
+    step_s, staleness = walk(
+        pace, plan.window, places=32, at_once=math.inf, max_staleness=6, prompts_per_step=16, interval=1
+    )
+    # While it runs empty a walk is fast: one that counted its end was off by a quarter here.
+    assert step_s == pytest.approx(run.seconds_per_step, rel=0.1)
+    assert staleness == pytest.approx(run.staleness_mean, abs=0.5)
 
 
 @given(st.integers(0, 6), st.integers(1, 4), st.integers(1, 300), st.integers(0, 200), st.floats(0.0, 20.0))

@@ -40,6 +40,7 @@ def ask(state: RunState, config: RunConfig, age: float = 50.0, **changes: object
         "worker_id": "w2",
         "held_version": 0,
         "holders": {"w1": 0, "w2": 0},
+        "numerics": {"w1": "a", "w2": "a", "w3": "a"},
         "ages_s": ages,
         "slow_s": 30.0,
         **changes,
@@ -59,6 +60,9 @@ def test_the_last_group_of_an_awaited_batch_is_duplicated_when_slow(mode: str) -
     assert ask(state, config, held_version=1) is None  # another version: other tokens
     assert ask(state, config, holders={"w1": 1, "w2": 0}) is None  # its holder has moved on
     assert ask(state, config, held_version=None) is None
+    assert ask(state, config, numerics={"w1": "a", "w2": "b"}) is None  # their engines may differ
+    assert ask(state, config, numerics={"w1": "a"}) is None
+    assert ask(state, config, numerics={"w1": "", "w2": ""}) is None  # bits depend on the batch
     assert ask(make_state(config, done=P - 2), config) is None  # two are missing: ceil(0.05 * 4) = 1
     assert ask(make_state(config, done=P), config) is None  # nothing is missing
     open_group = make_state(config, done=P - 1)

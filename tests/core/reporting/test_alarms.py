@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import ALARMS, WINDOW, Turn, find_alarms, space_alarm, stall_alarm
+from antiphon.core.reporting.alarms import (
+    ALARMS,
+    IDLE_STEPS,
+    WINDOW,
+    Turn,
+    find_alarms,
+    space_alarm,
+    stall_alarm,
+)
 
 RUNS = Path(__file__).resolve().parents[2] / "data" / "grpo_runs.json"
 VOCABULARY = 151_936
@@ -70,7 +78,18 @@ def test_levels(figure, value, name):
     found = find_alarms(commits_of([{figure: value}] * 60), 2, VOCABULARY)
     assert [alarm.name for alarm in found] == ([name] if name else [])
     assert find_alarms(commits_of([{figure: value}] * 8), 2, VOCABULARY) == ()
-    assert find_alarms(commits_of([{figure: value, "trajectories": 0.0}] * 60), 2, VOCABULARY) == ()
+    empty = find_alarms(commits_of([{figure: value, "trajectories": 0.0}] * 60), 2, VOCABULARY)
+    assert [alarm.name for alarm in empty] == ["no_variance"]
+
+
+@pytest.mark.parametrize("nothing", [{"trajectories": 0.0}, {"trajectories": 64.0, "gradient_norm": 0.0}])
+def test_steps_in_a_row_without_variance_are_said_however_short_the_run(nothing):
+    useful = {"trajectories": 64.0, "gradient_norm": 0.3}
+    assert find_alarms(commits_of([*[nothing] * 4, useful, *[nothing] * (IDLE_STEPS - 1)]), 2) == ()
+    (alarm,) = find_alarms(commits_of([useful, *[nothing | {"reward_mean": 1.0}] * IDLE_STEPS]), 2)
+    assert (alarm.name, alarm.step) == ("no_variance", IDLE_STEPS)
+    assert alarm.text == "5 steps in a row had no reward variance; the mean reward is 1"
+    assert find_alarms(commits_of([*[nothing] * 9, useful]), 2) == ()
 
 
 def test_a_synchronous_run_is_at_its_bound_by_design():

@@ -26,6 +26,7 @@ from antiphon.core.loop.events import (
     dump_event,
 )
 from antiphon.core.status import Event, RunStatus
+from antiphon.core.voided_batch import VoidedBatch
 from antiphon.lineage.report import plots
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import Bar, RunDrawer, RunPicture, fold, merge
@@ -148,6 +149,8 @@ def test_a_run_that_hardly_began_has_a_page_too(make: Callable[..., str], steps:
 
 def test_an_unfinished_run_says_so(make: Callable[..., str]) -> None:
     page = make(4, steps_total=60, finished=False, paused_reason="loss is <nan>")
+    voided = VoidedBatch(2, "cd" * 32, 4, 0, 8, "loss is <nan>", "ada")
+    assert "ada voided batch cdcd" in make(4, voided=(voided,)) and "voided batch" not in page
     assert "paused: loss is &lt;nan&gt;" in page and "metrics are partial" in page
 
 

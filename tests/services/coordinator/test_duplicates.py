@@ -8,12 +8,19 @@ import pytest
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.loop.speculation import LEASES_NEEDED
 from antiphon.core.records import LeaseProgress, SubmitVerdict
-from antiphon.services.coordinator.api import LeaseRequest
+from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from tests.services.coordinator.test_answers import Story, piece
 from tests.support.light_parties import hello, served
-from tests.support.loop_model import make_config
+from tests.support.loop_model import light_manifest, make_config
 
 CONFIG = make_config(mode="fixed", steps=4, max_staleness=1, filter_="none", prompts_per_step=1)
+
+
+async def join(story: Story, name: str, numerics: str = "same") -> str:
+    worker_id = (await story.client.register(hello(name))).worker_id
+    digest = light_manifest(0).weights_digest
+    await story.client.heartbeat(WorkerHeartbeat(worker_id, 0, digest, (), 0, 0.0, 1.0, numerics=numerics))
+    return worker_id
 
 
 @pytest.mark.parametrize("winner", ["first", "second"])
@@ -22,17 +29,19 @@ def test_the_first_submission_wins_and_the_other_is_cancelled_and_billed(tmp_pat
         state_machine = story.state_machine
         lease = await story.begin()
         told = (LeaseProgress(lease.lease_id, (piece(0, 3), piece(0, 2, sample=1))),)
-        await story.beat(lease.lease_id, progress=told)
-        other = (await story.client.register(hello("second"))).worker_id
+        await story.beat(lease.lease_id, progress=told, numerics="same")
+        other = await join(story, "second")
         none = await story.client.lease_group(LeaseRequest(other, 0, 1, 0.0))
         assert not none.leases  # nobody knows yet what is slow
         for _ in range(LEASES_NEEDED):
             state_machine.leases.times.add(0.0)
+        stranger = await join(story, "stranger", "other")
+        assert not (await story.client.lease_group(LeaseRequest(stranger, 0, 1, 0.0))).leases
         twin = await story.lease(other)
         assert (twin.group_id, twin.attempt, twin.version) == (lease.group_id, 2, 0)
         assert twin.lease_id != lease.lease_id and [p.stop for p in twin.prefix] == [3, 2]
         assert twin.seeds == lease.seeds
-        third = (await story.client.register(hello("third"))).worker_id
+        third = await join(story, "third")
         assert not (await story.client.lease_group(LeaseRequest(third, 0, 1, 0.0))).leases  # two are enough
         assert (await story.beat(lease.lease_id)).cancelled_leases == ()
 
@@ -68,7 +77,8 @@ def test_both_leases_outlive_the_coordinator(tmp_path: Path) -> None:
             lease = await story.begin()
             for _ in range(LEASES_NEEDED):
                 story.state_machine.leases.times.add(0.0)
-            other = (await story.client.register(hello("second"))).worker_id
+            await story.beat(lease.lease_id, numerics="same")
+            other = await join(story, "second")
             twin = await story.lease(other)
         async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):
             story = Story(site.service, site.client())

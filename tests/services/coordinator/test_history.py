@@ -74,7 +74,7 @@ async def judge(
         found.append(sample_lease(lease, worker_id, version))
         await client.submit_group(found[-1])
     for group in await client.pull_for_reward("judge", len(leases), 5.0):
-        sample_rewards = [SampleReward(i, float(i)) for i in range(len(group.completions))]
+        sample_rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.completions))]
         assert await client.submit_rewards(group.group_id, sample_rewards)
     return found
 

@@ -170,7 +170,7 @@ def test_each_deadline_that_passes_doubles_the_time_to_score_a_group(tmp_path: P
                 assert not await handed_out(deadline_s - 1.0)
                 assert await handed_out(2.0)
             # The slow one ends, within its last deadline.
-            rewards = [SampleReward(i, float(i)) for i in range(config.loop.group_size)]
+            rewards = [SampleReward(i, float(i % 2)) for i in range(config.loop.group_size)]
             assert await client.submit_rewards(lease.group_id, rewards)
 
     asyncio.run(run())

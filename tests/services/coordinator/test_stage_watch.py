@@ -9,7 +9,8 @@ import pytest
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import BlockedError, ContractError, UnavailableError
 from antiphon.core.loop import events as e
-from antiphon.core.records import LeaseProgress, PartialTrajectory, SampleReward, WorkerState
+from antiphon.core.records import LeaseProgress, PartialTrajectory, SampleReward
+from antiphon.core.status import WorkerState
 from antiphon.services.coordinator.api import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from tests.support.light_parties import Served, hello, sample_lease, served
@@ -52,7 +53,7 @@ async def begin(client: CoordinatorClient, stage: str, number: int) -> "asyncio.
 
 async def reward_waiting(client: CoordinatorClient) -> None:
     for group in await client.pull_for_reward("j", 10, 5.0):
-        rewards = [SampleReward(i, float(i)) for i in range(len(group.completions))]
+        rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.completions))]
         await client.submit_rewards(group.group_id, rewards)
 
 

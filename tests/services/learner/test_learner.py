@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -36,6 +37,9 @@ from antiphon.services.broadcast.snapshot import rebuild, weights_digest
 from antiphon.services.coordinator.api import StageReply
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
+from antiphon.services.learner.objective import UpdateTotals
+from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
@@ -178,12 +182,18 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     [
         {},
         {"learner__zero_stage": 1},
-        {"learner__zero_stage": 2, "learner__dtype": "bfloat16"},
+        {"learner__zero_stage": 2},
         {"learner__zero_stage": 3},
+        *({"learner__zero_stage": stage, "learner__dtype": "bfloat16"} for stage in range(4)),
         {"algorithm__updates_per_step": 2, "learner__batching": "pack"},
         {"model__dtype": "bfloat16", "learner__gradient_checkpointing": True},
     ],
-    ids=["stage0", "stage1", "stage2-bf16", "stage3", "two-updates-packed", "bf16-snapshots"],
+    ids=[
+        *(f"stage{stage}" for stage in range(4)),
+        *(f"stage{stage}-bf16" for stage in range(4)),
+        "two-updates-packed",
+        "bf16-snapshots",
+    ],
 )
 def test_a_killed_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, changes: dict) -> None:
     async def body() -> None:
@@ -279,13 +289,84 @@ def test_a_loss_that_is_no_number_pauses_the_run_and_leaves_the_weights(
         bench.coordinator.batches[1] = bench.store.put(encode_batch(make_rows(1, advantage=float("nan"))))
         with pytest.raises(IntegrityError, match=r"step 1 on batch .* was not committed: the loss is nan"):
             await learner.step(1)
-        assert "the loss is nan" in bench.coordinator.paused
+        assert re.search(
+            r"the loss is nan at micro-batch 1 of \d+: the advantage of sample \d of group s1-g",
+            bench.coordinator.paused,
+        )
         assert len(bench.coordinator.commits_made) == 1
         with pytest.raises(ContractError, match="version 2 are not kept"):
             await learner.publish(2)
         assert (await learner.publish(1)).weights_digest == expected[0]
         bench.coordinator.batches[1] = good
         assert (await learner.step(1)).commit.weights_digest == expected[1]
+        await learner.close()
+
+    run(body)
+
+
+def test_a_batch_that_is_voided_while_its_step_fails_is_dropped_and_the_next_one_trained(
+    model_path: Path, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        await learner.step(0)
+        coordinator, good = bench.coordinator, bench.coordinator.batches.pop(1)
+        poison = bench.store.put(encode_batch(make_rows(1, advantage=float("nan"))))
+        real = coordinator.await_stage
+
+        async def await_stage(stage: str, step: int, wait_s: float) -> StageReply:
+            # The learner is given the batch once; when it asks again, that is voided and replaced.
+            given, coordinator.batches[1] = coordinator.batches.get(1), good
+            if given is None:
+                ref = BatchRef(step, poison, "0" * 64, 8, 2, 0, 0, 40, 0.5, {0: 8}, 5.0)
+                return StageReply(True, batch=ref)
+            return await real(stage, step, wait_s)
+
+        coordinator.await_stage = await_stage  # type: ignore[method-assign]
+        commit = (await learner.step(1)).commit
+        assert commit.batch_digest == good and commit.version == 2 and not coordinator.paused
+        await learner.close()
+
+        clean = Bench(tmp_path / "clean", make_config(model_path))
+        learner = await clean.learner()
+        assert [(await learner.step(s)).commit.weights_digest for s in (0, 1)][1] == commit.weights_digest
+        await learner.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["refused", "unheard"])
+def test_a_step_that_was_trained_on_a_voided_batch_is_not_committed(
+    model_path: Path, tmp_path: Path, lost: bool
+) -> None:
+    """`lost`: the commit did not reach the coordinator at first, so the learner asks for the batch again."""
+
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        await learner.step(0)
+        coordinator, good = bench.coordinator, bench.coordinator.batches[1]
+        voided = coordinator.batches[1] = bench.store.put(encode_batch(make_rows(7)))
+        real = coordinator.commit_step
+
+        async def commit_step(commit: StepCommit) -> None:
+            coordinator.batches[1] = good  # voided and replaced in this moment
+            if commit.batch_digest == voided:
+                raise UnavailableError("gone") if lost else IntegrityError("its batch is another one")
+            await real(commit)
+
+        coordinator.commit_step = commit_step  # type: ignore[method-assign]
+        if lost:
+            with pytest.raises(UnavailableError):
+                await learner.step(1)
+        commit = (await learner.step(1)).commit
+        assert commit.batch_digest == good and not coordinator.paused
+        await learner.close()
+
+        clean = Bench(tmp_path / "clean", make_config(model_path))
+        learner = await clean.learner()
+        assert [(await learner.step(s)).commit.weights_digest for s in (0, 1)][1] == commit.weights_digest
         await learner.close()
 
     run(body)
@@ -724,3 +805,41 @@ def trained_norm(config: RunConfig, folder: Path, payload: bytes) -> float:
         return trainer.train(0, payload).metrics["gradient_norm"]
     finally:
         trainer.stop()
+
+
+def test_completions_that_were_cut_off_can_be_left_out_of_update_and_divisor(
+    model_path: Path, tmp_path: Path
+) -> None:
+    rows = [
+        replace(row, finish_reason=FinishReason.LENGTH) if row.sample_index == 1 else row
+        for row in make_rows(0)
+    ]
+    config = make_config(model_path, algorithm__truncated_completions="mask")
+    ended = [row for row in rows if row.finish_reason is FinishReason.STOP]
+    masked = trained_norm(config, tmp_path / "a", encode_batch(rows))
+    assert masked == trained_norm(config, tmp_path / "b", encode_batch(ended))
+    assert masked != trained_norm(make_config(model_path), tmp_path / "c", encode_batch(rows))
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_bfloat16_gradients_are_summed_in_float32(model_path: Path, stage: int) -> None:
+    """A sum in bfloat16 stands still once it is 256 times as large as what is added."""
+    config = make_config(model_path, learner__zero_stage=stage, learner__dtype="bfloat16")
+    engine = DeepSpeedEngine(config)
+    batches = make_micro_batches(make_rows(0, advantage=1.0)[:1], 0, 64) * 1024
+    try:
+        engine.sum_gradients(batches[:1], UpdateTotals(1024, 1024.0))
+        once = {name: gradient.double() for name, gradient in engine.gradients().items()}
+        engine.sum_gradients(batches[1:], UpdateTotals(1024, 1024.0))
+        for name, gradient in engine.gradients().items():
+            assert gradient.dtype == torch.float32
+            torch.testing.assert_close(gradient.double(), 1024 * once[name], rtol=1e-4, atol=0.0)
+    finally:
+        engine.close()
+
+
+def test_an_engine_opens_again_after_another_library_has_left_the_process_group(model_path: Path) -> None:
+    for _ in range(2):
+        DeepSpeedEngine(make_config(model_path)).close()
+        torch.distributed.destroy_process_group()
+    DeepSpeedEngine(make_config(model_path)).close()

@@ -1,12 +1,13 @@
 """The objective: equal to a reference in six lines, whichever way the update is cut."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import torch
 
-from antiphon.core.config_sections import AlgorithmSection
+from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, make_micro_batches
@@ -72,8 +73,10 @@ def reference(toy: Toy, batch: MicroBatch, algorithm: AlgorithmSection, proximal
     weight = torch.ones_like(mask)
     if algorithm.decoupled and algorithm.correction != "none":
         gap = (current - batch.behaviour_logprobs) * mask
-        if algorithm.correction_level == "sequence":
+        if algorithm.weight_level == "sequence":
             gap = gap.sum(1, keepdim=True).expand_as(mask)
+        if algorithm.weight_level == "geometric":
+            gap = (gap.sum(1, keepdim=True) / mask.sum(1, keepdim=True)).expand_as(mask)
         weight = gap.exp()
         inside = (weight <= algorithm.correction_cap) & (weight >= algorithm.correction_floor)
         weight = (
@@ -84,11 +87,15 @@ def reference(toy: Toy, batch: MicroBatch, algorithm: AlgorithmSection, proximal
     ratio = (learner - old).exp()
     if algorithm.objective == "gspo":
         ratio = (((learner - old) * mask).sum(1) / mask.sum(1)).exp()[:, None]
+    low, high = algorithm.clips
     if algorithm.objective == "cispo":
-        loss = -ratio.clamp(max=1 + algorithm.clip_high).detach() * advantage * learner
+        loss = -ratio.clamp(max=1 + high).detach() * advantage * learner
     else:
-        clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
-        loss = -torch.minimum(ratio * advantage, clipped * advantage)
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+        if algorithm.dual_clip is not None:
+            bound = torch.where(advantage < 0, algorithm.dual_clip * advantage, -torch.inf)
+            surrogate = torch.maximum(surrogate, bound)
+        loss = -surrogate
     loss = loss * weight * mask
     if algorithm.objective in ("dapo", "cispo"):
         return loss.sum() / mask.sum()
@@ -98,17 +105,27 @@ def reference(toy: Toy, batch: MicroBatch, algorithm: AlgorithmSection, proximal
 
 
 CASES = [
-    *itertools.product(OBJECTIVES, (True, False), ("truncate",), ("token",)),
-    *itertools.product(("dapo", "gspo"), (True,), ("mask", "none"), ("token", "sequence")),
-    ("grpo", True, "truncate", "sequence"),
+    *itertools.product(OBJECTIVES, (True, False), ("truncate",), (None,)),
+    *itertools.product(("dapo",), (True,), ("mask", "none"), ("token", "sequence", "geometric")),
+    *itertools.product(("gspo",), (True,), ("mask", "none"), ("sequence", "geometric")),
+    *itertools.product(("grpo",), (True,), ("truncate",), ("sequence", "geometric")),
 ]
 
 
 @pytest.mark.parametrize(("name", "decoupled", "correction", "level"), CASES)
 @pytest.mark.parametrize("first_update", [True, False])
-def test_loss_and_gradients_equal_the_reference(name, decoupled, correction, level, first_update) -> None:
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
+def test_loss_and_gradients_equal_the_reference(
+    name, decoupled, correction, level, first_update, dual_clip
+) -> None:
+    if dual_clip and name == "cispo":
+        dual_clip = None  # it has one cap
     algorithm = AlgorithmSection(
-        objective=name, decoupled=decoupled, correction=correction, correction_level=level
+        objective=name,
+        decoupled=decoupled,
+        correction=correction,
+        correction_level=level,
+        dual_clip=dual_clip,
     )
     toy = Toy()
     (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
@@ -165,7 +182,7 @@ def test_altered_weights_and_clipped_tokens_are_counted() -> None:
     far = toy.logprobs(batch).detach() - 1.0
     _, figures = objective.loss(toy.hidden(batch), toy.head, batch, totals_of([batch]), far)
     positive = batch.mask[batch.advantages > 0].sum() / batch.mask.sum()
-    assert figures.clip_share == pytest.approx(float(positive))
+    assert float(figures.clipped.sum() / batch.mask.sum()) == pytest.approx(float(positive))
 
 
 def test_a_hopeless_ratio_is_masked_without_a_nan() -> None:
@@ -175,3 +192,83 @@ def test_a_hopeless_ratio_is_masked_without_a_nan() -> None:
     weight, altered = Objective(algorithm, MAX_TOKENS, 1.0).importance_weights(proximal, batch)
     assert weight is not None and bool(torch.isfinite(weight).all())
     assert bool((weight[batch.mask > 0] == 0).all()) and bool((altered == (batch.mask > 0)).all())
+
+
+@pytest.mark.parametrize(
+    ("changes", "gaps"),
+    [
+        ({"objective": "dapo"}, (0.1, 0.4, -0.4)),
+        ({"objective": "dapo", "dual_clip": 1.4}, (0.1, 0.4, -0.4)),
+        ({"objective": "gspo"}, (1e-4, 1e-3, -1e-3)),
+        ({"objective": "cispo", "clip_high": 0.2}, (0.1, 0.4, -0.4)),
+        ({"objective": "grpo", "decoupled": False, "dual_clip": 1.4}, (0.1, 0.4, -0.4)),
+        ({"objective": "dapo", "correction": "mask", "correction_cap": 1.1, "correction_floor": 0.9}, (0.3,)),
+    ],
+)
+def test_applied_weights_are_those_of_the_gradient(changes: dict, gaps: tuple[float, ...]) -> None:
+    """The gradient of the loss in a learner's logprob is -advantage x applied / divisor."""
+    toy, algorithm = Toy(), AlgorithmSection(**changes)
+    (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
+    current = toy.logprobs(batch).detach()
+    apart = torch.tensor([gaps[place % len(gaps)] for place in range(len(current))])[:, None]
+    batch = dataclasses.replace(batch, behaviour_logprobs=(current - apart) * batch.mask)
+    proximal = current - apart if algorithm.decoupled else None
+    _, found = Objective(algorithm, MAX_TOKENS, 1.0).loss(
+        toy.hidden(batch),
+        toy.head,
+        batch,
+        totals_of([batch]),
+        current - apart if algorithm.decoupled else None,
+    )
+    learner = current.requires_grad_()
+    with_logprobs = type("Given", (), {"logprobs": lambda self, batch, temperature: learner})()
+    expected = reference(with_logprobs, batch, algorithm, proximal)
+    (gradient,) = torch.autograd.grad(expected, learner)
+    scale = (
+        batch.mask.sum(1, keepdim=True) * len(batch.mask)
+        if changes["objective"] in ("grpo", "gspo")
+        else (batch.mask.sum())
+    )
+    ours = -batch.advantages[:, None] * found.applied / scale
+    torch.testing.assert_close(ours, gradient, atol=1e-6, rtol=1e-4)
+    assert bool((found.applied[found.clipped] == 0).all()) or changes["objective"] == "cispo"
+    assert not bool((found.clipped & (batch.mask == 0)).any())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_one_impossible_logprob_gives_a_finite_loss_and_no_gradient(name: str, decoupled: bool) -> None:
+    toy = Toy()
+    (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
+    objective = Objective(AlgorithmSection(objective=name, decoupled=decoupled), MAX_TOKENS, 1.0)
+    for far in (-1e5, 1e5):
+        behaviour = batch.behaviour_logprobs.clone()
+        behaviour[:, 0] = far
+        spoiled = dataclasses.replace(batch, behaviour_logprobs=behaviour)
+        loss, found = objective.loss(toy.hidden(spoiled), toy.head, spoiled, totals_of([spoiled]), None)
+        assert bool(torch.isfinite(loss))
+        assert all(bool(torch.isfinite(part).all()) for part in gradients(toy, [loss]))
+        if not decoupled:
+            assert bool((found.applied[:, 0] == 0).all()) and bool(found.clipped[:, 0].all())
+            assert bool((found.applied == 0).all()) == (name == "gspo")  # one ratio for the trajectory
+
+
+def test_a_trajectory_that_is_masked_by_its_weight_stays_in_the_divisor() -> None:
+    """A weight of 0 is a value like others: if the divisor shrank, the rest would count for more."""
+    toy = Toy()
+    (batch,) = make_micro_batches(make_rows(8), 0, 10_000)
+    behaviour = toy.logprobs(batch).detach() * batch.mask
+    far = behaviour.clone()
+    far[0] -= 2.0 * batch.mask[0]
+    algorithm = AlgorithmSection(objective="dapo", correction="mask", correction_level="geometric")
+    found = []
+    for logprobs, advantages in ((far, batch.advantages), (behaviour, batch.advantages.clone())):
+        if logprobs is behaviour:
+            advantages[0] = 0.0
+        made = dataclasses.replace(batch, behaviour_logprobs=logprobs, advantages=advantages)
+        loss, _ = Objective(algorithm, MAX_TOKENS, 1.0).loss(
+            toy.hidden(made), toy.head, made, totals_of([made]), None
+        )
+        found.append(gradients(toy, [loss]))
+    for masked, without in zip(*found, strict=True):
+        torch.testing.assert_close(masked, without, atol=1e-6, rtol=1e-5)

@@ -13,21 +13,24 @@ from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.step_metrics import TokenTable, describe_tokens, drifts
 
 TOKENS = st.lists(
-    st.tuples(st.floats(-5, 5), st.floats(-8, 0), st.booleans(), st.integers(0, 3)), min_size=1, max_size=40
+    st.tuples(
+        st.floats(-5, 5), st.floats(-8, 0), st.booleans(), st.booleans(), st.floats(0, 2), st.integers(0, 3)
+    ),
+    min_size=1,
+    max_size=40,
 )
 
 
-def table(tokens: list[tuple[float, float, bool, int]]) -> TokenTable:
-    ratio, logprob, altered, staleness = zip(*tokens, strict=True)
-    return TokenTable(np.array(ratio), np.array(logprob), np.array(altered), np.array(staleness))
+def table(tokens: list[tuple[float, float, bool, bool, float, int]]) -> TokenTable:
+    return TokenTable(*(np.array(column) for column in zip(*tokens, strict=True)))
 
 
 @given(tokens=TOKENS)
 def test_figures_are_catalogued_bounded_and_add_up_over_staleness(tokens) -> None:
     found = describe_tokens(table(tokens))
     assert all(find_metric(name) is not None for name in found)
-    assert found["kl_k3"] >= 0 and 0 < found["effective_sample_share"] <= 1 + 1e-9
-    ages = sorted({token[3] for token in tokens})
+    assert found["kl_k3"] >= 0 and 0 <= found["effective_sample_share"] <= 1 + 1e-9
+    ages = sorted({token[-1] for token in tokens})
     counts = [found[staleness_metric("tokens", age)] for age in ages]
     assert sum(counts) == len(tokens)
     for name in ("kl_k1", "kl_k3"):
@@ -36,14 +39,28 @@ def test_figures_are_catalogued_bounded_and_add_up_over_staleness(tokens) -> Non
 
 
 def test_on_policy_tokens_have_no_divergence() -> None:
-    found = describe_tokens(table([(0.0, -1.5, False, 0)] * 4))
+    found = describe_tokens(table([(0.0, -1.5, False, False, 1.0, 0)] * 4))
     assert (found["ratio_mean"], found["ratio_max"], found["kl_k1"], found["kl_k3"]) == (1.0, 1.0, 0.0, 0.0)
     assert (found["effective_sample_share"], found["entropy_estimate"]) == (1.0, 1.5)
 
 
 def test_a_hopeless_ratio_stays_finite() -> None:
-    found = describe_tokens(table([(900.0, -1.0, True, 0), (-900.0, -900.0, True, 1)]))
+    found = describe_tokens(
+        table([(900.0, -1.0, True, False, 0.0, 0), (-900.0, -900.0, True, False, 0.0, 1)])
+    )
     assert all(np.isfinite(value) for value in found.values())
+
+
+def test_the_effective_share_is_of_the_weights_that_were_applied() -> None:
+    # Raw ratios of 1 everywhere; what the mask left decides.
+    kept, masked = (0.0, -1.0, False, False, 1.0, 0), (0.0, -1.0, True, False, 0.0, 0)
+    found = describe_tokens(table([kept] + [masked] * 3))
+    assert (found["effective_sample_share"], found["truncated_share"], found["clip_share"]) == (
+        0.25,
+        0.75,
+        0.0,
+    )
+    assert describe_tokens(table([masked] * 4))["effective_sample_share"] == 0.0
 
 
 def test_names_are_unique() -> None:
@@ -57,8 +74,9 @@ def test_drifts_are_of_trajectories_that_the_present_weights_sampled() -> None:
     rows = [row("g1", 0, versions=(3,)), row("g1", 1, versions=(3,)), row("g2", 0, versions=(2, 3))]
     batches = make_micro_batches(rows, 3, 64)
     figures = [
-        TokenMetrics(batch.behaviour_logprobs - 0.25, torch.zeros_like(batch.mask, dtype=torch.bool), 0.0)
+        TokenMetrics(batch.behaviour_logprobs - 0.25, nothing, nothing, batch.mask)
         for batch in batches
+        for nothing in [torch.zeros_like(batch.mask, dtype=torch.bool)]
     ]
     found = drifts(batches, figures)
     assert set(found) == {"g1"}  # the other one began under an older version

@@ -7,11 +7,15 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from antiphon.core.config import RunConfig
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import FinishReason, GroupToReward
 from antiphon.environments.environment import Problem
-from antiphon.services.reward.service import RewardService
+from antiphon.environments.registry import make_environment
+from antiphon.environments.scoring.pool import InProcess, ScoringPool
+from antiphon.services.reward.server import scorer_of
+from antiphon.services.reward.service import RewardService, Scorer
+from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.light_coordinator import LightCoordinator
 from tests.support.light_environment import LightEnvironment, light_codec
 
@@ -20,14 +24,14 @@ DEADLINE_S = 20.0
 
 def make_reward_service(
     coordinator: LightCoordinator,
-    environment: LightEnvironment | None = None,
+    scorer: Scorer | None = None,
     *,
     run_id: str = "run-1",
     limit_s: float = 10.0,
 ) -> RewardService:
     return RewardService(
         coordinator,
-        environment or LightEnvironment(),
+        scorer or InProcess(LightEnvironment()),
         light_codec(),
         run_id,
         "judge-1",
@@ -108,7 +112,7 @@ def test_stop_leaves_after_the_group_in_hand() -> None:
                 return super().reward(problem, completions)
 
         loop = asyncio.get_running_loop()
-        judge = make_reward_service(coordinator, StopsWhenAsked())
+        judge = make_reward_service(coordinator, InProcess(StopsWhenAsked()))
         coordinator.to_reward.extend(group(n, [1]) for n in range(3))
         async with rewarding(judge) as task:
             await task
@@ -158,4 +162,37 @@ def test_a_foreign_prompt_key_is_refused() -> None:
             with pytest.raises(ContractError, match="poker"):
                 await task
 
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("task", "sandbox", "apart"),
+    [
+        ("chain_sum", "auto", False),
+        ("chain_sum", "always", True),
+        ("countdown", "auto", True),
+        ("countdown", "process", True),
+        ("chain_sum", "process", False),
+    ],
+)
+def test_only_scorers_that_compare_run_in_the_service(task: str, sandbox: str, apart: bool) -> None:
+    config = build_config(
+        {
+            "environment": {"name": f"reasoning/{task}", "train_size": 32, "heldout_size": 1},
+            "evaluation": {"prompts": 1},
+            "reward": {"sandbox": sandbox, "processes": 1},
+        }
+    )
+    section = config.environment
+    environment = make_environment(section.name, {}, 0, section.train_size, section.heldout_size)
+
+    async def story() -> None:
+        async with asyncio.timeout(DEADLINE_S), scorer_of(config, environment) as scorer:
+            assert isinstance(scorer, ScoringPool if apart else InProcess)
+            problem = environment.problem("train", 3)
+            texts = [f"<answer>{problem.answer}</answer>", problem.answer]
+            assert await scorer.score(problem.key, texts) == [1.0, 0.0]
+
+    if sandbox != "process" and apart:
+        needs_bubblewrap()
     asyncio.run(story())

@@ -1,6 +1,8 @@
 """A worker's snapshots come from the origin that the manifest names, and its engine from the run's config."""
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.snapshot import build_snapshot, weights_digest
+from antiphon.services.rollout.engine import environment
 from antiphon.services.rollout.process import ChunkSource, engine_settings
 from antiphon.services.rpc.serving import start_server, stop_server
 
@@ -78,6 +81,22 @@ def test_engine_settings_follow_the_config(tmp_path: Path) -> None:
     settings = engine_settings(config, str(tmp_path))
     assert (settings.max_num_seqs, settings.max_model_len, settings.kv_cache_bytes) == (12, 300, 32 << 20)
     assert (settings.dtype, settings.threads, settings.sampler) == ("bfloat16", 2, "native")
+    assert settings.rule == "inverse_cdf" and not settings.batch_invariant
+
+
+def test_fixed_mode_asks_for_batch_invariance_where_vllm_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = build_config({"loop": {"mode": "fixed"}, "sampling": {"rule": "gumbel"}})
+    settings = engine_settings(config, str(tmp_path))
+    assert settings.batch_invariant and settings.rule == "gumbel"
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    for capability, asked in (((9, 0), "1"), ((8, 0), None), (None, None)):
+        monkeypatch.setattr(environment, "_compute_capability", lambda seen=capability: seen)
+        os.environ.pop("VLLM_BATCH_INVARIANT", None)
+        environment.prepare_environment(settings)
+        assert os.environ.get("VLLM_BATCH_INVARIANT") == asked
 
 
 def test_a_hub_name_is_no_model_for_the_engine() -> None:

@@ -12,7 +12,8 @@ import pytest
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.records import GroupSubmission, SampleReward, StepCommit, VersionSpan, WorkerState
+from antiphon.core.records import GroupSubmission, SampleReward, StepCommit, VersionSpan
+from antiphon.core.status import WorkerState
 from antiphon.services.coordinator.journal.payloads import prefix_name
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker
@@ -270,8 +271,8 @@ def test_a_second_stop_leaves_at_once_and_only_the_rest_is_sampled_again(tmp_pat
             first = await begun(site, make)
             first.worker.stop(grace_s=DEADLINE_S)
             first.worker.stop()
-            first.engine.open()
             await first.task
+            first.engine.open()
             second = make("second")
             assert_undisturbed(site, await handed_in(site), config)
             assert second.prefixes == [BEGUN] * GROUPS * SAMPLES

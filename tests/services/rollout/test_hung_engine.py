@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.events import LeaseExpired, load_event
-from antiphon.core.records import WorkerState
+from antiphon.core.status import WorkerState
 from antiphon.services.rollout.engine.watchdog import HUNG_EXIT, STEP_FACTOR, Watchdog
 from tests.support.light_parties import Served, served
 from tests.support.light_weights import light_manifest

@@ -15,6 +15,7 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -164,7 +165,13 @@ async def run_loop(
 
     clients = [CoordinatorClient(house.address, timeout_s=5.0) for _ in range(workers + 1)]
     judge = RewardService(
-        clients[-1], LightEnvironment(), light_codec(), RUN_ID, "judge", PATIENCE_S, pace=delays.pace()
+        clients[-1],
+        InProcess(LightEnvironment()),
+        light_codec(),
+        RUN_ID,
+        "judge",
+        PATIENCE_S,
+        pace=delays.pace(),
     )
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
         for number in range(workers):

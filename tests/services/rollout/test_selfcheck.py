@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from antiphon.core.errors import IntegrityError
+from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import FinishReason, SamplingParameters
 from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.selfcheck import distribution_check as check
@@ -91,6 +91,69 @@ def test_too_few_places_say_nothing():
     assert check.uniform_z(np.array([0.5] * 31)) == (0.0, 0)
 
 
+SIZE = 151_936
+
+
+def open_distribution(deviation: float, vocabulary: int = SIZE) -> np.ndarray:
+    logits = deviation * np.random.default_rng(5).standard_normal(vocabulary)
+    p = np.exp(logits - logits.max())
+    return p / p.sum()
+
+
+def spare(kind: str, p: np.ndarray) -> np.ndarray:
+    """Return what a sampler draws from that never draws half of the vocabulary."""
+    ids, rank = np.arange(len(p)), np.argsort(np.argsort(-p))
+    never = {
+        "upper": ids >= len(p) // 2,
+        "lower": ids < len(p) // 2,
+        "odd": ids % 2 == 1,
+        "improbable": rank >= len(p) // 8,
+    }[kind]
+    q = np.where(never, 0.0, p)
+    return q / q.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "deviation"),
+    [(kind, deviation) for kind in ("upper", "lower", "odd") for deviation in (1.0, 2.0, 4.0)]
+    + [("improbable", 1.0), ("improbable", 2.0)],
+)
+def test_a_sampler_that_never_draws_half_of_the_vocabulary_is_found(kind: str, deviation: float) -> None:
+    p, chance = open_distribution(deviation), np.random.default_rng(1)
+    tokens = chance.choice(len(p), size=768, p=spare(kind, p))
+    z, degrees = check.law_z(tokens, p, chance.random(768))
+    assert degrees > 0 and z > check.Z_LIMIT
+
+
+@pytest.mark.parametrize(("vocabulary", "deviation"), [(SIZE, 1.0), (SIZE, 3.0), (600, 2.0), (2, 0.1)])
+def test_an_honest_sampler_passes(vocabulary: int, deviation: float) -> None:
+    # The limit of 6 is exceeded about once in 10^9 tests; here each start is the worst of four.
+    p, chance = open_distribution(deviation, vocabulary), np.random.default_rng(2)
+    starts = 60 if vocabulary == SIZE else 1000
+    zs = [
+        check.law_z(chance.choice(vocabulary, size=768, p=p), p, chance.random(768))[0] for _ in range(starts)
+    ]
+    assert max(zs) < 4.5  # once in 10^5
+
+
+def test_one_possible_token_is_no_fault() -> None:
+    p = np.zeros(50)
+    p[7] = 1.0
+    z, degrees = check.law_z(np.full(768, 7), p, np.random.default_rng(3).random(768))
+    assert degrees > 0 and z < 4
+
+
+def test_wrong_logprobs_are_a_fault() -> None:
+    assert SOUND.holds and not replace(SOUND, logprob_error=0.01).holds
+    assert replace(SOUND, logprob_error=0.01, logprob_limit=0.3).holds
+    assert "off by 0.01 nats" in replace(SOUND, logprob_error=0.01).words
+
+
+def test_cut_sets_are_checked_where_rounding_does_not_move_them() -> None:
+    assert any(case.top_k for case in check.sampling_cases("float32"))
+    assert not any(case.top_k or case.top_p < 1 for case in check.sampling_cases("bfloat16"))
+
+
 class LightEngine:
     """Only what the start-up decision touches."""
 
@@ -107,12 +170,15 @@ def build(monkeypatch, tmp_path):
     from antiphon.services.rollout.engine import vllm_engine
     from antiphon.services.rollout.selfcheck import startup_check
 
-    def run(drafts, *, mode="elastic", distribution_check=SOUND):
-        seen = startup_check.StartupReport("keyed", (distribution_check,), True, 0.0, True, drafts)
+    def run(drafts, *, mode="elastic", distribution_check=SOUND, even=True, accept=False):
+        difference = 0.0 if even else 3e-3
+        seen = startup_check.StartupReport("keyed", (distribution_check,), even, difference, even, drafts)
         monkeypatch.setattr(startup_check, "run_startup_check", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
         monkeypatch.setattr(service, "local_model_directory", lambda path: tmp_path)
-        return service.build_engine(make_config(mode=mode, max_staleness=0 if mode == "fixed" else 2))
+        config = make_config(mode=mode, max_staleness=0 if mode == "fixed" else 2)
+        loop = config.loop.model_copy(update={"accept_uneven": accept})
+        return service.build_engine(config.model_copy(update={"loop": loop}))
 
     return run
 
@@ -138,3 +204,27 @@ def test_fixed_mode_asks_for_equal_bits(build):
 def test_another_distribution_without_drafts_ends_the_worker(build):
     with pytest.raises(IntegrityError, match="do not follow"):
         build(report(), distribution_check=replace(SOUND, z=9.0))
+
+
+def test_fixed_mode_refuses_an_uneven_engine_unless_told_to_take_it(build):
+    with capture_logs() as logs, pytest.raises(ConfigError, match=r"loop\.accept_uneven=true and lose"):
+        build(report(), mode="fixed", even=False)
+    assert "engine.uneven" in [entry["event"] for entry in logs]
+    with capture_logs() as logs:
+        engine = build(report(), mode="fixed", even=False, accept=True)
+    assert "engine.uneven" in [entry["event"] for entry in logs]
+    assert not engine.continues and not engine.numerics
+    assert build(report(), even=False).continues  # elastic mode takes it, and nobody samples the same
+    assert not build(report(), even=False).numerics
+
+
+def test_engines_of_equal_numerics_say_the_same(build, monkeypatch):
+    from antiphon.services.rollout import process as service
+
+    settings = service.engine_settings(make_config(), "/")
+    own = service.fingerprint(settings)
+    assert build(report()).numerics and own == service.fingerprint(settings)
+    assert own != service.fingerprint(replace(settings, dtype="bfloat16"))
+    assert own != service.fingerprint(replace(settings, rule="gumbel"))
+    monkeypatch.setattr(service, "hardware", lambda: {"machine": "x86_64", "cpu": "another", "gpus": []})
+    assert own != service.fingerprint(settings)

@@ -13,6 +13,7 @@ from antiphon.core.records import FinishReason, SamplingParameters
 from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.rollout.engine import keyed_sampler as ks
 from antiphon.services.rollout.engine.api import EngineRequest
+from antiphon.services.rollout.engine.rules import RULES
 
 pytestmark = [
     pytest.mark.engine,
@@ -281,15 +282,23 @@ def test_engine_scores_prompts_as_transformers_does(engine, models):
 
 
 def test_startup_check_passes_on_a_sound_engine_and_fails_on_a_bent_one(engine, monkeypatch):
-    from antiphon.services.rollout.engine import sampler_hook
     from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     report = run_startup_check(engine, draws=600)
     assert all(check.degrees > 3 for check in report.distributions)
     assert report.distributions_hold and report.bits_equal
     assert max(check.logprob_error for check in report.distributions) < 1e-4
-    monkeypatch.setattr(sampler_hook, "draw", lambda logits, u, rows: ks.draw(logits / 1.3, u, rows))
-    assert not run_startup_check(engine, draws=600).distributions_hold
+
+    def bent(logits, keys, positions, rows):
+        return RULES["inverse_cdf"].draw(logits / 1.3, keys, positions, rows)
+
+    def tells_another(logits, keys, positions, rows):
+        tokens, logprobs = RULES["inverse_cdf"].draw(logits, keys, positions, rows)
+        return tokens, logprobs - 0.01
+
+    for fault in (bent, tells_another):
+        monkeypatch.setattr(engine._hook, "_draw", fault)
+        assert not run_startup_check(engine, draws=600).distributions_hold
 
 
 def test_abort_forgets_and_ids_can_be_used_again(engine):

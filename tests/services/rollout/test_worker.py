@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -163,6 +163,33 @@ def test_never_more_in_flight_than_configured() -> None:
             assert len(site.coordinator.granted) == 4
             assert len(site.coordinator.beats[-1].lease_ids) == 4
             gate.open()
+            await site.coordinator.until(lambda: len(site.coordinator.submissions) == 10)
+
+    asyncio.run(story())
+
+
+class SecondSampleWaits(LightEngine):
+    """Brings every group's second sample its first token, and no more while it is held."""
+
+    held = True
+
+    def _advance(self, live: Any) -> None:
+        if not (self.held and live.tokens and live.request.request_id.endswith("/1")):
+            super()._advance(live)
+
+
+def test_completions_that_ended_make_room_for_further_groups() -> None:
+    async def story() -> None:
+        site = make_site(
+            make_config(), source=LightSource(lambda version: ENDLESS), engine_class=SecondSampleWaits
+        )
+        async with at_work(site):
+            await site.coordinator.announce(light_manifest("run-1", 0))
+            site.coordinator.queue.extend(light_lease(n) for n in range(10))
+            # Room for 8 completions: those of 4 groups, and when one of two has ended, of 7.
+            await site.coordinator.until(lambda: len(site.coordinator.granted) == 7)
+            assert not site.coordinator.submissions
+            cast(SecondSampleWaits, site.engine).held = False
             await site.coordinator.until(lambda: len(site.coordinator.submissions) == 10)
 
     asyncio.run(story())

@@ -24,6 +24,7 @@ from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.auditor import Auditor, audit_forever
+from antiphon.services.rollout.engine.rules import RULES
 from antiphon.services.security.keys import LEARNER_KEY, load_key
 from tests.support.light_parties import hello
 from tests.support.loop_model import light_manifest
@@ -49,6 +50,12 @@ class ScoringAuditor(Auditor):
 
     def _fill(self, version: int) -> bool:
         return True
+
+
+@pytest.fixture(scope="module", params=RULES)
+def either_sampler(request: pytest.FixtureRequest) -> workers.TinySampler:
+    torch.set_num_threads(1)
+    return workers.load_sampler(rule=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +85,12 @@ LIARS: dict[str, tuple[Callable[[workers.TinySampler], workers.Make], set[str]]]
 
 def audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ...]) -> set[str]:
     auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
-    group = GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids)
+    group = to_audit(sampler, lease, made)
     return {finding.check for finding in audit_group(auditor.examine(group), Band())}
+
+
+def to_audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ...]) -> GroupToAudit:
+    return GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids, lease.sampling, sampler.rule)
 
 
 def submission(lease: Lease, worker_id: str, made: tuple[Trajectory, ...]) -> GroupSubmission:
@@ -87,20 +98,27 @@ def submission(lease: Lease, worker_id: str, made: tuple[Trajectory, ...]) -> Gr
 
 
 @pytest.mark.parametrize("kind", LIARS)
-def test_liars_are_found_by_one_audit(sampler: workers.TinySampler, kind: str) -> None:
+def test_liars_are_found_by_one_audit(either_sampler: workers.TinySampler, kind: str) -> None:
     make, checks = LIARS[kind]
     (lease,) = workers.trust_leases(1, samples=6)
-    assert audit(sampler, lease, make(sampler)([lease])[0]) & checks
+    assert audit(either_sampler, lease, make(either_sampler)([lease])[0]) & checks
 
 
-def test_honest_workers_pass_whatever_the_sampling_parameters(sampler: workers.TinySampler) -> None:
+def test_a_worker_that_draws_by_another_rule_is_found(either_sampler: workers.TinySampler) -> None:
+    (other,) = set(RULES) - {either_sampler.rule}
+    (lease,) = workers.trust_leases(1, samples=6)
+    made = workers.honest(dataclasses.replace(either_sampler, rule=other))([lease])[0]
+    assert "sampling" in audit(either_sampler, lease, made)
+
+
+def test_honest_workers_pass_whatever_the_sampling_parameters(either_sampler: workers.TinySampler) -> None:
+    sampler = either_sampler
     for changes in ({}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.8}, {"temperature": 0.0}):
         (lease,) = workers.trust_leases(1, samples=SAMPLES)
         lease = dataclasses.replace(lease, sampling=dataclasses.replace(lease.sampling, **changes))
-        config = CONFIG.model_copy(update={"sampling": CONFIG.sampling.model_copy(update=changes)})
-        auditor = ScoringAuditor(config, None, sampler.model)  # type: ignore[arg-type]
+        auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
         made = workers.honest(sampler)([lease])[0]
-        found = auditor.examine(GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids))
+        found = auditor.examine(to_audit(sampler, lease, made))
         assert sum(s.tokens for s in found) == sum(t.token_ids.size for t in made)
         assert not sum(s.missed + s.impossible for s in found) and max(s.drift for s in found) < 1e-4
 
@@ -127,7 +145,7 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, sampler: 
         with pytest.raises(ContractError, match="was not granted to 'good-1'"):
             await good.client.submit_group(stolen)
         state_before = site.state_machine.state.groups[first.group_id].phase
-        with pytest.raises(ContractError, match="must be finite"):
+        with pytest.raises(ContractError, match=r"must lie in \[-50, 0\]"):
             await bad.client.submit_group(changed(logprobs=logprobs))
         with pytest.raises(ContractError, match=r"version 9, but its lease allows versions 0\.\.0"):
             await bad.client.submit_group(changed(spans=(VersionSpan(9, 0, made[0].token_ids.size),)))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import StepCommit, WorkerState
-from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord
+from antiphon.core.records import StepCommit
+from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.protos import coordinator_pb2, records_pb2
 from antiphon.services.coordinator.api import HeartbeatReply, StageReply

@@ -1,0 +1,1 @@
+"""What the sandbox of the scorers is tried with."""

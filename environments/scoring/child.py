@@ -1,0 +1,132 @@
+"""Scoring process: builds the environment, then forks for every group of answers and tells what came of each.
+
+The answers to one problem are scored by a process of their own, which may start none, write no file, and
+has limits of time and memory. It inherits the loaded libraries, so it costs milliseconds, and it takes with
+it whatever an answer did: nothing of a group is left when the next one is scored. This process itself only
+carries answers, and forks anew for those behind one that hung or ended its fork.
+
+    python -I -m antiphon.environments.scoring.child sandbox     (by `ScoringPool`)
+"""
+
+import gc
+import importlib
+import math
+import os
+import select
+import signal
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from antiphon.core.errors import AntiphonError
+from antiphon.environments.environment import Environment, Problem
+from antiphon.environments.scoring.messages import (
+    READY,
+    Failed,
+    Killed,
+    ScoringTask,
+    Verdict,
+    checked_reward,
+    parse_answers,
+    parse_task,
+    result_line,
+)
+from antiphon.system.sandbox import give_up_rights, limit_this_process
+
+OPEN_FILES = 16
+_RESULT = struct.Struct("<cd160s")
+"""What a fork writes of one answer: its kind, the reward, why there is none."""
+
+
+def main() -> int:
+    """Serve until standard input ends."""
+    requests, results = sys.stdin.buffer, sys.stdout.buffer
+    task = parse_task(requests.readline())
+    try:
+        module, _, name = task.factory.partition(":")
+        make_environment = getattr(importlib.import_module(module), name)
+        environment: Environment = make_environment(
+            task.name, task.parameters, task.seed, task.train_size, task.heldout_size
+        )
+    except AntiphonError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    if sys.argv[1:] == ["sandbox"]:
+        give_up_rights()
+    gc.collect()
+    gc.freeze()  # collecting in a fork would copy every page that it inherits
+    results.write(READY)
+    results.flush()
+    while line := requests.readline():
+        key, texts = parse_answers(line)
+        problem = environment.problem_by_key(key)
+        for result in _score_apart(environment, problem, texts, task):
+            results.write(result_line(result))
+            results.flush()
+    return 0
+
+
+def _score_apart(
+    environment: Environment, problem: Problem, texts: Sequence[str], task: ScoringTask
+) -> Iterator[Verdict | Killed]:
+    """Yield what came of each answer; those behind one that ends its fork are scored in another fork."""
+    at = 0
+    while at < len(texts):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _score(environment, problem, texts[at:], task, writing)
+        os.close(writing)
+        with os.fdopen(reading, "rb", buffering=0) as pipe:
+            poll = select.poll()
+            poll.register(pipe, select.POLLIN)
+            result: Verdict | Killed = 0.0
+            while at < len(texts) and not isinstance(result, Killed):
+                if not poll.poll(1000.0 * task.answer_timeout_s):
+                    yield Failed(f"the scorer gave no reward within {task.answer_timeout_s:g} s")
+                    at += 1
+                    break
+                result = _parsed(pipe.read(_RESULT.size))
+                yield result
+                at += 1
+        # It is killed though it should have ended: an answer could have made it close the pipe and go on.
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _parsed(found: bytes) -> Verdict | Killed:
+    # A write of so few bytes to a pipe is whole or not at all: fewer bytes mean that the other end is closed.
+    if len(found) == _RESULT.size:
+        kind, reward, reason = _RESULT.unpack(found)
+        if kind == b"r":
+            return checked_reward(reward)
+        if kind == b"f":
+            return Failed(reason.rstrip(b"\0").decode(errors="replace"))
+    return Killed("the scoring process ended without a reward")
+
+
+def _score(
+    environment: Environment, problem: Problem, texts: Sequence[str], task: ScoringTask, writing: int
+) -> NoReturn:
+    """Score answers and end this process, whatever they do."""
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+    cpu_s = math.ceil(len(texts) * task.answer_timeout_s) + 1
+    limit_this_process(cpu_s=cpu_s, memory_bytes=task.memory_bytes, open_files=OPEN_FILES)
+    for text in texts:
+        try:
+            reward = checked_reward(environment.reward(problem, [text])[0])
+        except BaseException as error:  # noqa: BLE001 - also SystemExit: an answer may have raised it
+            reward = Failed(f"the scorer failed: {type(error).__name__}")
+        if isinstance(reward, Failed):
+            os.write(writing, _RESULT.pack(b"f", 0.0, reward.reason.encode(errors="replace")))
+        else:
+            os.write(writing, _RESULT.pack(b"r", reward, b""))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""What crosses the pipes between the reward service and a scoring process: one JSON object a line.
+
+To the process: first what environment it scores for, then answers to one problem at a time. From it: a line
+when it is ready, then a line for each answer. Whatever else comes from it is an error of that process: a
+hostile answer may have written it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from antiphon.core.errors import ContractError
+
+LINE_BYTES = 4096
+"""Longest line that is read of a scoring process."""
+REASON_CHARS = 200
+READY = b'{"ready": true}\n'
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringTask:
+    """What a scoring process needs to know before the first answer."""
+
+    name: str
+    """The environment, as in `environment.name`."""
+    parameters: Mapping[str, Any]
+    seed: int
+    train_size: int
+    heldout_size: int
+    answer_timeout_s: float
+    """Seconds that one answer may take."""
+    memory_bytes: int
+    """Address space that scoring one answer may use."""
+    factory: str = "antiphon.environments.registry:make_environment"
+    """What builds the environment, as `module:function`; it takes the first five of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No reward could be given to an answer."""
+
+    reason: str
+    """For people; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The process that scored an answer ended without a result."""
+
+    reason: str
+
+
+Verdict = float | Failed
+"""A reward in [0, 1], or why there is none."""
+
+
+def task_line(task: ScoringTask) -> bytes:
+    """Return the first line to a scoring process."""
+    return _line(asdict(task))
+
+
+def parse_task(line: bytes) -> ScoringTask:
+    """Read the first line."""
+    return ScoringTask(**json.loads(line))
+
+
+def answers_line(key: str, texts: Sequence[str]) -> bytes:
+    """Return the line that asks for the rewards of answers to the problem with a key."""
+    return _line({"key": key, "texts": list(texts)})
+
+
+def parse_answers(line: bytes) -> tuple[str, list[str]]:
+    """Read such a line: the problem's key and the answers."""
+    found = json.loads(line)
+    return found["key"], found["texts"]
+
+
+def result_line(result: Verdict | Killed) -> bytes:
+    """Return the line that tells what came of one answer."""
+    if isinstance(result, Failed):
+        return _line({"failed": result.reason[:REASON_CHARS]})
+    if isinstance(result, Killed):
+        return _line({"killed": result.reason[:REASON_CHARS]})
+    return _line({"reward": result})
+
+
+def parse_result(line: bytes) -> Verdict | Killed:
+    """Read such a line, which may have been forged.
+
+    Raises:
+        ContractError: when it is none.
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict) and len(found) == 1:
+        ((name, value),) = found.items()
+        if name == "reward":
+            return checked_reward(value)
+        if name in ("failed", "killed") and isinstance(value, str):
+            reason = " ".join(value[:REASON_CHARS].split())
+            return Failed(reason) if name == "failed" else Killed(reason)
+    raise ContractError("a scoring process wrote something that is no result")
+
+
+def checked_reward(value: object) -> Verdict:
+    """Return a scorer's answer as a reward, or why it is none.
+
+    >>> checked_reward(True), checked_reward(0.5)
+    (1.0, 0.5)
+    >>> checked_reward(1e9)
+    Failed(reason='the scorer returned 1000000000.0, which lies outside 0..1')
+    """
+    if not isinstance(value, (int, float)):
+        return Failed(f"the scorer returned {type(value).__name__} instead of a number")
+    if not 0.0 <= value <= 1.0:  # what is no number is outside too
+        shown = "a huge number" if abs(value) > 1e300 else f"{float(value)}"
+        return Failed(f"the scorer returned {shown}, which lies outside 0..1")
+    return float(value)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"

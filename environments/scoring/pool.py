@@ -1,0 +1,301 @@
+"""Pool of scoring processes: answers go in, verdicts come out, and no answer can hurt but itself.
+
+Each process scores one group of answers at a time, in a fork of its own (`child`). An answer that takes too
+long is `Failed`. When a process ends, falls silent or writes what is no result, it is replaced, the answers
+behind the one that it was at go to another process, and that one is tried again; after `attempts` such ends
+it is `Failed`, too. So no answer is handed on for ever, and one that hangs delays others by no more than its
+own time.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import structlog
+
+from antiphon.core.errors import ConfigError, ContractError, UnavailableError
+from antiphon.environments.environment import Environment
+from antiphon.environments.scoring.messages import (
+    LINE_BYTES,
+    READY,
+    Failed,
+    Killed,
+    ScoringTask,
+    Verdict,
+    answers_line,
+    parse_result,
+    task_line,
+)
+from antiphon.system.processes import KILL_S
+from antiphon.system.sandbox import check_sandbox, interpreter_paths, sandboxed
+
+START_S = 60.0
+"""Longest time that a scoring process may take to load its libraries."""
+GRACE_S = 5.0
+"""A process is given up that has been silent for so long beyond the time of one answer."""
+RESTART_PAUSE_S = 1.0
+"""Pause before a process that could not be started is started again; it grows to sixteen times that."""
+_TAIL_BYTES = 2000
+
+_log = structlog.get_logger(__name__)
+
+
+class InProcess:
+    """Scores in a thread of this process: for environments that compare and do nothing else."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each answer to the problem with a key."""
+        problem = self._environment.problem_by_key(key)
+        rewards = await asyncio.to_thread(self._environment.reward, problem, texts)
+        return [float(reward) for reward in rewards]
+
+
+class ScoringPool:
+    """Scoring processes of one environment; an asynchronous context."""
+
+    def __init__(
+        self,
+        task: ScoringTask,
+        *,
+        processes: int,
+        attempts: int,
+        sandbox: bool,
+        patience_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Prepare; nothing is started before the context is entered.
+
+        Args:
+            task: the environment, and what one answer may take.
+            processes: how many score at the same time.
+            attempts: how many processes one answer may end before it is `Failed`.
+            sandbox: run each of them in the sandbox; without, only the limits of time and memory hold.
+            patience_s: longest time in which no process can be started before that is an error.
+            sleep: waits so many seconds; tests pass their own.
+        """
+        self._task = task
+        self._attempts = attempts
+        self._patience_s = patience_s
+        self._sleep = sleep
+        self.processes = [ScoringProcess(task, sandbox) for _ in range(processes)]
+        self._idle: asyncio.Queue[ScoringProcess] = asyncio.Queue()
+        self._sandbox = sandbox
+
+    async def __aenter__(self) -> Self:
+        """Start all processes.
+
+        Raises:
+            ConfigError: when the sandbox or the environment cannot be built.
+        """
+        if self._sandbox:
+            await asyncio.to_thread(check_sandbox)
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for process in self.processes:
+                    starting.create_task(process.start())
+        except ExceptionGroup as group:
+            await self._end_all()
+            raise group.exceptions[0] from None
+        except BaseException:
+            await self._end_all()
+            raise
+        for process in self.processes:
+            self._idle.put_nowait(process)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all processes."""
+        await self._end_all()
+
+    async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+        """Return the verdict on each answer to the problem with a key.
+
+        Raises:
+            UnavailableError: when no process could be started for `patience_s`.
+        """
+        found: dict[int, Verdict] = {}
+        ends = [0] * len(texts)
+        while left := [index for index in range(len(texts)) if index not in found]:
+            process = await self._idle.get()
+            try:
+                await self._start_if_ended(process)
+                at = 0
+                try:
+                    async for result in process.results(key, [texts[index] for index in left]):
+                        if isinstance(result, Killed):
+                            self._strike(key, left[at], result.reason, ends, found)
+                        else:
+                            found[left[at]] = result
+                        at += 1
+                except ContractError as error:
+                    await process.end()
+                    self._strike(key, left[at], str(error), ends, found)
+                except asyncio.CancelledError:
+                    await process.end()  # the results that it still owes belong to nobody
+                    raise
+            finally:
+                self._idle.put_nowait(process)
+        return [found[index] for index in range(len(texts))]
+
+    def _strike(self, key: str, index: int, reason: str, ends: list[int], found: dict[int, Verdict]) -> None:
+        ends[index] += 1
+        _log.warning("scoring.ended", prompt=key, sample=index, ends=ends[index], reason=reason)
+        if ends[index] >= self._attempts:
+            found[index] = Failed(f"{reason}, {ends[index]} times")
+
+    async def _start_if_ended(self, process: "ScoringProcess") -> None:
+        pause_s = waited_s = 0.0
+        while not process.running:
+            try:
+                await process.start()
+            except ConfigError as error:
+                pause_s = min(max(RESTART_PAUSE_S, 2.0 * pause_s), 16.0 * RESTART_PAUSE_S)
+                waited_s += pause_s
+                if waited_s > self._patience_s:
+                    raise UnavailableError(
+                        f"no scoring process could be started for {self._patience_s:g} s: {error}"
+                    ) from error
+                _log.warning("scoring.not_started", reason=str(error), again_in_s=pause_s)
+                await self._sleep(pause_s)
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(*(process.end() for process in self.processes))
+
+
+class ScoringProcess:
+    """One scoring process and its pipes."""
+
+    def __init__(self, task: ScoringTask, sandbox: bool) -> None:
+        self._task = task
+        self._sandbox = sandbox
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process's number; None when it was ended."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready.
+
+        Raises:
+            ConfigError: when it ends, or says nothing for `START_S`.
+        """
+        await self.end()
+        arguments = [sys.executable, "-I", "-m", "antiphon.environments.scoring.child"]
+        with tempfile.TemporaryFile() as errors:
+            if self._sandbox:
+                arguments = sandboxed([*arguments, "sandbox"], _readable(self._task))
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *arguments,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=errors,
+                    env={},
+                    limit=LINE_BYTES,
+                )
+            except OSError as error:
+                raise ConfigError(f"a scoring process did not start: {error}") from error
+            try:
+                async with asyncio.timeout(START_S):
+                    await self._send(task_line(self._task))
+                    line = await self._line()
+            except (ContractError, TimeoutError) as error:
+                await self.end()
+                raise ConfigError(f"a scoring process did not start: {_said(errors) or error}") from error
+            except BaseException:
+                await self.end()
+                raise
+            if line != READY:
+                await self.end()
+                raise ConfigError(
+                    "a scoring process did not start: it said something else than that it is ready"
+                )
+
+    async def results(self, key: str, texts: Sequence[str]) -> AsyncIterator[Verdict | Killed]:
+        """Yield what came of each answer, in order.
+
+        Raises:
+            ContractError: when the process ended, fell silent or wrote what is no result.
+        """
+        request = answers_line(key, texts)
+        for _ in texts:
+            try:
+                async with asyncio.timeout(self._task.answer_timeout_s + GRACE_S):
+                    await self._send(request)
+                    line = await self._line()
+            except TimeoutError:
+                raise ContractError("a scoring process fell silent") from None
+            request = b""
+            yield parse_result(line)
+
+    async def end(self) -> None:
+        """Kill it, with all that runs in its sandbox."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        try:
+            async with asyncio.timeout(KILL_S):
+                await process.wait()
+        except TimeoutError:
+            _log.error("scoring.not_ended", pid=process.pid)
+
+    async def _send(self, line: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(line)
+            await self._process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ContractError("a scoring process ended") from error
+
+    async def _line(self) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+        except ValueError as error:
+            raise ContractError(f"a scoring process wrote a line of over {LINE_BYTES} bytes") from error
+        if not line.endswith(b"\n"):
+            raise ContractError("a scoring process ended")
+        return line
+
+
+def _readable(task: ScoringTask) -> list[Path]:
+    packages = {"antiphon.core", "antiphon.environments", "antiphon.system"}
+    module = task.factory.partition(":")[0].split(".")
+    packages.add(".".join(module[: 2 if module[0] == "antiphon" else 1]))
+    return [*interpreter_paths(), *(_folder(package) for package in sorted(packages))]
+
+
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"there is no package {package}; install it where Antiphon is installed")
+    return Path(spec.origin).resolve().parent
+
+
+def _said(errors: IO[bytes]) -> str:
+    end = errors.seek(0, 2)
+    errors.seek(max(0, end - _TAIL_BYTES))
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,181 @@
+"""Sandbox: the command that starts a program which reads only what it is shown and writes nothing at all.
+
+bubblewrap builds it from the kernel's namespaces: an empty root that cannot be written to, with the named
+folders in it to read; no network, no /proc, no other process to see, none of this process's variables. The
+program is process 1 of its own process namespace: nothing inside can stop or kill it, and when it ends, the
+kernel ends everything that it started. Libraries that want a folder to write to while they load have one
+until `give_up_rights`, which also gives up what a machine's administrator is left with inside.
+`limit_this_process` sets what the kernel counts.
+"""
+
+import ctypes
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from antiphon.core.errors import ConfigError
+
+PROGRAM = "bwrap"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+SCRATCH, SCRATCH_BYTES = "/scratch", 64 << 20
+"""Folder that can be written to until rights are given up, and how much it holds."""
+NOBODY = 65_534
+"""User and group of what runs inside where this process is root."""
+TRIAL_S = 20.0
+"""Longest time that an empty sandbox may take."""
+
+_OTHERWISE = (
+    "or set reward.sandbox=process, which scores in a child process with limits of time and memory but "
+    "without a sandbox: only for a model and for workers that you trust"
+)
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_MS_READ_ONLY, _MS_REMOUNT, _MS_BIND = 0x1, 0x20, 0x1000
+_CAPABILITIES_V3 = 0x20080522
+
+
+def sandboxed(arguments: Sequence[str], readable: Iterable[Path]) -> list[str]:
+    """Return the command that runs a program in the sandbox.
+
+    Args:
+        arguments: the program, as an absolute path, and its arguments.
+        readable: folders and files that it may read, at the paths that they have here; the system's
+            libraries are always among them.
+
+    Raises:
+        ConfigError: when bubblewrap is not installed.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise ConfigError(
+            "text of a model is scored in a sandbox, and bubblewrap, which builds it, is not installed; "
+            f"install the system's package bubblewrap (apt-get install bubblewrap), {_OTHERWISE}"
+        )
+    paths = _without_nested(readable)
+    # bubblewrap makes the folders above them for their owner alone.
+    above = sorted({parent for path in (*paths, Path(DEVICES[0])) for parent in path.parents} - {Path("/")})
+    folders = [option for folder in above for option in ("--perms", "0755", "--dir", str(folder))]
+    shown = [option for path in paths for option in ("--ro-bind", str(path), str(path))]
+    devices = [option for device in DEVICES for option in ("--dev-bind", device, device)]
+    scratch = [
+        "--size",
+        str(SCRATCH_BYTES),
+        "--tmpfs",
+        SCRATCH,
+        "--setenv",
+        "HOME",
+        SCRATCH,
+        "--setenv",
+        "TMPDIR",
+        SCRATCH,
+    ]
+    private = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
+    if os.geteuid() == 0:
+        rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        private.append("--unshare-user")
+    return [
+        *(program, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"),
+        *(*private, *rights, *_system_libraries(), *folders, *devices, *shown),
+        *(*scratch, "--remount-ro", "/", "--chdir", "/", "--", *arguments),
+    ]
+
+
+def interpreter_paths() -> list[Path]:
+    """Return what this interpreter and its installed packages need to be read."""
+    named = {sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib"))}
+    return [Path(name).resolve() for name in named]
+
+
+def check_sandbox() -> None:
+    """Start an empty sandbox and end it.
+
+    Raises:
+        ConfigError: when bubblewrap is not installed or cannot build a sandbox on this machine.
+    """
+    trial = sandboxed([sys.executable, "-I", "-S", "-c", "pass"], interpreter_paths())
+    try:
+        done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"bubblewrap started no sandbox within {TRIAL_S:g} s; try again, {_OTHERWISE}"
+        ) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ConfigError(
+            f"bubblewrap cannot start a sandbox on this machine ({said[-1] if said else 'it said nothing'}); "
+            f"allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), {_OTHERWISE}"
+        )
+
+
+def give_up_rights() -> None:
+    """Give up what a program of the sandbox needs no more once it is loaded, for good.
+
+    The scratch folder becomes read-only, root becomes nobody, no right of an administrator is left, and
+    processes that this one starts can neither trace nor read it, though they have the same user.
+
+    Raises:
+        OSError: when the kernel refuses, as it does outside of the sandbox.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = _MS_REMOUNT | _MS_BIND | _MS_READ_ONLY
+    _check(libc.mount(None, SCRATCH.encode(), None, ctypes.c_ulong(flags), None))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    _check(libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()))
+    _check(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+    # The kernel forgets with the old user that this process dies with bubblewrap.
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+
+
+def limit_this_process(*, cpu_s: int, memory_bytes: int, open_files: int) -> None:
+    """Limit this process for good: it may start no process and no thread, and write to no file.
+
+    Args:
+        cpu_s: seconds of processor time after which the kernel kills it.
+        memory_bytes: address space.
+        open_files: file descriptors open at once.
+    """
+    for limit, value in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_NOFILE, open_files),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+
+
+def _check(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _system_libraries() -> list[str]:
+    options = ["--ro-bind", "/usr", "/usr"]
+    for name in ("/lib", "/lib64", "/bin"):  # links into /usr on a merged system, folders on others
+        path = Path(name)
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), name]
+        elif path.is_dir():
+            options += ["--ro-bind", name, name]
+    return options
+
+
+def _without_nested(paths: Iterable[Path]) -> list[Path]:
+    ordered = sorted({path for path in paths if path.exists() and not path.is_relative_to("/usr")})
+    kept: list[Path] = []
+    for path in ordered:
+        if not any(path.is_relative_to(outer) for outer in kept):
+            kept.append(path)
+    return kept

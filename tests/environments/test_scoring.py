@@ -1,0 +1,168 @@
+"""An answer can hurt nothing but itself, whatever its scorer does with it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.benchmarks import sandbox as sandbox_benchmark
+from antiphon.benchmarks.parts.sandbox.attempts import ATTEMPTS
+from antiphon.benchmarks.parts.sandbox.environment import FACTORY, HONEST
+from antiphon.core.errors import ConfigError, ContractError, UnavailableError
+from antiphon.environments.scoring.messages import (
+    Failed,
+    Killed,
+    ScoringTask,
+    checked_reward,
+    parse_result,
+    result_line,
+)
+from antiphon.environments.scoring.pool import ScoringPool
+from antiphon.system.sandbox import check_sandbox
+from tests.support.bubblewrap import needs_bubblewrap
+
+DEADLINE_S = 120.0
+TASK = ScoringTask("sandbox/evaluating", {}, 0, 8, 8, 0.5, 1 << 30, FACTORY)
+RETURNING = replace(TASK, name="sandbox/returning")
+
+
+def run(story: Awaitable[None]) -> None:
+    async def body() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await story
+
+    asyncio.run(body())
+
+
+def make_pool(
+    task: ScoringTask = TASK,
+    *,
+    processes: int = 1,
+    sandbox: bool = True,
+    patience_s: float = 10.0,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> ScoringPool:
+    if sandbox:
+        needs_bubblewrap()
+    return ScoringPool(
+        task, processes=processes, attempts=2, sandbox=sandbox, patience_s=patience_s, sleep=sleep
+    )
+
+
+def test_no_attempt_succeeds_and_the_next_answers_are_scored_as_ever() -> None:
+    needs_bubblewrap()
+    found = asyncio.run(sandbox_benchmark.attack(ATTEMPTS, answer_timeout_s=0.3))
+    assert len(ATTEMPTS) >= 40 and found == ([], [])
+
+
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_an_answer_that_hangs_or_ends_its_process_fails_alone(sandbox: bool) -> None:
+    async def story() -> None:
+        answers = [HONEST, "while True: pass", "import os; os._exit(0)", "won = False", HONEST]
+        async with make_pool(sandbox=sandbox) as pool:
+            assert await pool.score("train-0-0", answers) == [
+                1.0,
+                Failed("the scorer gave no reward within 0.5 s"),
+                Failed("the scoring process ended without a reward, 2 times"),
+                0.0,
+                1.0,
+            ]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("reward", "verdict"),
+    [
+        ("0.25", 0.25),
+        ("True", 1.0),
+        ("None", Failed("the scorer returned NoneType instead of a number")),
+        ("'1'", Failed("the scorer returned str instead of a number")),
+        ("float('nan')", Failed("the scorer returned nan, which lies outside 0..1")),
+        ("1e9", Failed("the scorer returned 1000000000.0, which lies outside 0..1")),
+        ("10**400", Failed("the scorer returned a huge number, which lies outside 0..1")),
+        ("1/0", Failed("the scorer failed: ZeroDivisionError")),
+    ],
+)
+def test_what_is_no_reward_is_a_failure_with_its_reason(reward: str, verdict: float | Failed) -> None:
+    async def story() -> None:
+        async with make_pool(RETURNING, sandbox=False) as pool:
+            assert await pool.score("train-0-0", [f"reward = {reward}"]) == [verdict]
+
+    run(story())
+
+
+def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
+    async def story() -> None:
+        async with make_pool(processes=2) as pool:
+            waiting = [asyncio.create_task(pool.score("train-0-0", [HONEST] * 4)) for _ in range(20)]
+            for process in pool.processes:
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+            assert await asyncio.gather(*waiting) == [[1.0] * 4] * 20
+
+    run(story())
+
+
+def test_a_sandbox_that_cannot_start_again_is_waited_for_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        pauses: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 2:
+                monkeypatch.setenv("PATH", path)
+
+        path = os.environ["PATH"]
+        async with make_pool(sleep=sleep) as pool:
+            for lasting in (False, True):
+                monkeypatch.setenv("PATH", "/nowhere")
+                await pool.processes[0].end()
+                if lasting:
+                    pauses.extend([0.0, 0.0])  # the sandbox does not come back
+                    with pytest.raises(UnavailableError, match="no scoring process could be started for 10"):
+                        await pool.score("train-0-0", [HONEST])
+                    assert pauses[4:] == [1.0, 2.0, 4.0]
+                else:
+                    assert await pool.score("train-0-0", [HONEST]) == [1.0]
+                    assert pauses == [1.0, 2.0]
+            monkeypatch.setenv("PATH", path)
+
+    run(story())
+
+
+def test_without_bubblewrap_the_sentence_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"apt-get install bubblewrap.*reward\.sandbox=process"):
+        check_sandbox()
+
+
+def test_an_environment_that_cannot_be_built_is_a_sentence() -> None:
+    async def story() -> None:
+        wrong = ScoringTask("reasoning/chain_sum", {"terms": 3}, 0, 8, 8, 1.0, 1 << 30)
+        with pytest.raises(ConfigError, match=r"environment\.parameters\.terms is not a parameter"):
+            async with make_pool(wrong, sandbox=False):
+                pass
+
+    run(story())
+
+
+@given(st.one_of(st.floats(0.0, 1.0), st.builds(Failed, st.just("one reason")), st.just(Killed("it ended"))))
+def test_results_cross_the_pipe_as_they_are(result: float | Failed | Killed) -> None:
+    assert parse_result(result_line(result)) == result
+
+
+@given(st.binary(max_size=200))
+def test_what_else_comes_from_a_process_is_an_error_of_it(line: bytes) -> None:
+    try:
+        found = parse_result(line)
+    except ContractError:
+        return
+    assert isinstance(found, Failed | Killed) or checked_reward(found) == found

@@ -1,0 +1,68 @@
+"""Voided batches in the records: the batch that replaced one names it, wherever the run is recorded."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from antiphon.core.records import StepCommit
+from antiphon.core.voided_batch import VoidedBatch
+from antiphon.lineage.documents.facts import batch_facts
+from antiphon.lineage.ledger.document_pins import DocumentPins
+from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.run_log import RunLog, replaced_batches
+from tests.support.tracked_runs import TrackedRunFixture
+
+VOIDED = VoidedBatch(1, "ab" * 32, 4, 1, 8, "no finite loss", "ada")
+
+
+def test_the_run_log_and_the_batch_document_name_what_was_voided(tmp_path: Path) -> None:
+    run = TrackedRunFixture(tmp_path, "voided")
+    plain, replacing = run.batch(0), dataclasses.replace(run.batch(1), replaced=(VOIDED,))
+    assert replaced_batches(plain) == {}
+    log = RunLog(run.run_dir)
+    for batch in (plain, replacing):
+        commit = StepCommit(batch.step, batch.step + 1, "0" * 64, batch.digest)
+        log.add_step(commit, batch)
+    first, second = RunLog(run.run_dir).steps[0]["batch"], RunLog(run.run_dir).steps[1]["batch"]
+    assert "replaced" not in first and second["replaced"] == [dataclasses.asdict(VOIDED)]
+
+    folder = tmp_path / "project"
+    (folder / ".dvc").mkdir(parents=True)
+    (folder / ".dvc" / "config").write_text("")
+    ledger = Ledger(folder, "ledger", run.run_id)
+    pins = DocumentPins(ledger, run.store, run.run_id)
+    pins.batch(1, replacing.digest, replacing.timings_digest, second)
+    ledger.publish()
+    ledger.close()
+    document = json.loads((folder / "ledger" / run.run_id / "batches/t000001.json").read_text())
+    assert VOIDED.digest in json.dumps(document) and "no finite loss" in json.dumps(document)
+    assert batch_facts(run.run_id, 1, "d", "t", second)["replaced"] == second["replaced"]
+
+
+@pytest.mark.engine
+def test_mlflow_shows_what_was_voided_with_the_batch_that_replaced_it(tmp_path: Path) -> None:
+    run = TrackedRunFixture(tmp_path, "voided", steps=2)
+    tracker = run.tracker()
+    run.tell_base(tracker)
+    real = run.batch
+
+    def batch(step: int):  # type: ignore[no-untyped-def]
+        return dataclasses.replace(real(step), replaced=(VOIDED,) if step == 1 else ())
+
+    run.batch = batch  # type: ignore[method-assign]
+    for step in range(2):
+        run.tell_step(tracker, step)
+    tracker.end()
+    assert tracker.mlflow.close(60.0).pending == 0
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
+    found = client.get_run(run.mlflow_run_id())
+    points = client.get_metric_history(found.info.run_id, "batch/voided")
+    assert [(point.step, point.value) for point in points] == [(1, 1.0)]
+    profiles = {d.dataset.name: json.loads(d.dataset.profile) for d in found.inputs.dataset_inputs}
+    assert "replaced" not in profiles["batch-t000000"]
+    assert profiles["batch-t000001"]["replaced"][0]["operator"] == "ada"

@@ -1,0 +1,33 @@
+"""Every shipped example can be loaded, and those about clips have clips that act."""
+
+from pathlib import Path
+
+import pytest
+
+from antiphon.core.config import load_config
+from antiphon.simulator.scenario import load_scenario
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+SCENARIOS = {"preemption_storm.yaml"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_can_be_loaded_and_every_key_in_it_acts(path: Path) -> None:
+    if path.name in SCENARIOS:
+        assert load_scenario(path).run_config().idle_keys() == ()
+        return
+    config = load_config(path)
+    assert config.idle_keys() == ()
+    assert config.run.name == path.stem.replace("_", "-")
+    assert (ROOT / config.model.path / "config.json").is_file()
+
+
+@pytest.mark.parametrize(("name", "objective"), [("clipped_updates", "dapo"), ("gspo", "gspo")])
+def test_the_presets_clip_from_the_second_update_of_a_step(name: str, objective: str) -> None:
+    config = load_config(ROOT / "examples" / f"{name}.yaml")
+    demo = load_config(ROOT / "examples" / "quickstart.yaml")
+    assert config.algorithm.objective == objective and config.algorithm.updates_per_step == 4
+    # Apart from name, objective and rate they are the demo, so that figures can be compared.
+    assert config.loop == demo.loop and config.environment == demo.environment
+    assert config.sampling == demo.sampling and config.evaluation == demo.evaluation

@@ -1,0 +1,77 @@
+"""Sealing: what a step divides by, and completions that count as never sampled."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.loop.assembly import SealPlan
+from antiphon.core.loop.group_state import GroupPhase, GroupState, Tally
+from antiphon.core.records import (
+    BatchRow,
+    FinishReason,
+    GroupSubmission,
+    Prompt,
+    Trajectory,
+    VersionSpan,
+)
+from antiphon.lineage.rollout_table import LeftOut, decode_batch, decode_left_out
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.coordinator.sealing import Ingredient, looked_at, seal_batch
+
+LENGTHS = (2, 5, 3, 5)
+CUT_OFF = (False, True, False, True)
+
+
+def ingredient(name: str, rewards: tuple[float, ...]) -> Ingredient:
+    trajectories = tuple(
+        Trajectory(
+            np.ones(length, dtype=np.int32),
+            np.full(length, -1.0, dtype=np.float32),
+            (VersionSpan(0, 0, length),),
+            FinishReason.LENGTH if cut else FinishReason.STOP,
+            sample_index=index,
+            seed=index,
+        )
+        for index, (length, cut) in enumerate(zip(LENGTHS, CUT_OFF, strict=True))
+    )
+    group = GroupState(name, 0, "train", 0, 0, 4, phase=GroupPhase.REWARDED)
+    group.token_counts, group.rewards = LENGTHS, rewards
+    prompt = Prompt("key", (1, 2))
+    return Ingredient(group, GroupSubmission("l", name, "w", trajectories, 0.0), prompt)
+
+
+def sealed(folder: Path, filter_: str, truncated: str) -> tuple[list[BatchRow], LeftOut]:
+    config: RunConfig = build_config(
+        {
+            "loop": {"filter": filter_},
+            "algorithm": {"truncated_completions": truncated, "normalise_advantages": False},
+        }
+    )
+    used, filtered = ingredient("g0", (1.0, 1.0, 0.0, 1.0)), ingredient("g1", (1.0,) * 4)
+    plan = SealPlan(0, (used.group,), (filtered.group,))
+    known = {"g0": used, "g1": filtered}
+    given = {group.group_id: known[group.group_id] for group in looked_at(plan, config)}
+    store = ArtifactStore(folder)
+    payload = store.get(seal_batch(plan, given, Tally(), config, store).digest)
+    return decode_batch(payload), decode_left_out(payload)
+
+
+@pytest.mark.parametrize(
+    ("truncated", "advantages", "left_out"),
+    [
+        ("train", [0.25, 0.25, -0.75, 0.25], LeftOut(4, 15)),
+        ("mask", [0.5, 0.0, -0.5, 0.0], LeftOut(2, 5)),
+    ],
+)
+def test_a_masked_completion_moves_no_baseline_and_is_in_no_divisor(
+    tmp_path: Path, truncated: str, advantages: list[float], left_out: LeftOut
+) -> None:
+    rows, found = sealed(tmp_path, "drop", truncated)
+    assert [row.advantage for row in rows] == advantages
+    assert found == left_out
+
+
+def test_with_refill_other_groups_have_the_places_of_those_left_out(tmp_path: Path) -> None:
+    assert sealed(tmp_path, "refill", "train")[1] == LeftOut(0, 0)
