@@ -63,10 +63,12 @@ class RewardSection(Section):
     memory_mib: int = Field(default=2048, ge=256)
     """Address space that scoring one answer may use, in MiB."""
     processes: int = Field(default=2, ge=1, le=256)
-    """Scoring processes of a reward service, where it does not score itself. It scores one group at a time;
-    the others stand by for answers that end theirs."""
+    """Scoring processes of a reward service, where it does not score itself; each scores one group at a
+    time."""
     attempts: int = Field(default=3, ge=1, le=100)
     """Processes that one answer may end while it is scored before it has failed."""
+    max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Largest share of the newest 256 answers that may fail; beyond it the run is paused."""
 
 
 class LoopSection(Section):

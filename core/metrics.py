@@ -48,8 +48,9 @@ LEARNER_METRICS: tuple[Metric, ...] = (
 """What every learner step reports; an empty batch reports zeros."""
 
 BATCH_METRICS: tuple[Metric, ...] = (
-    Metric("reward_mean", "reward", "mean reward of all rewarded trajectories, filtered groups included"),
-    Metric("completion_tokens_mean", "tokens", "mean completion length of the same trajectories"),
+    Metric("reward_mean", "reward", "mean reward of all scored trajectories, filtered groups included"),
+    Metric("completion_tokens_mean", "tokens", "mean completion length of all rewarded trajectories"),
+    Metric("trajectories_failed", "trajectories", "trajectories that could not be scored"),
     Metric("groups_filtered", "groups", "groups without reward variance that were left out"),
     Metric("groups_dropped_stale", "groups", "finished groups dropped beyond the bound since the last batch"),
     Metric("staleness_mean", "versions", "mean staleness of the batch's trajectories; 0 for an empty batch"),
@@ -152,6 +153,7 @@ def batch_metrics(batch: BatchRef) -> dict[str, float]:
         **{f"drafting_{name}": value for name, value in rates.items()},
         "reward_mean": batch.reward_mean,
         "completion_tokens_mean": batch.completion_tokens_mean,
+        "trajectories_failed": float(batch.trajectories_failed),
         "groups_filtered": float(batch.groups_filtered),
         "groups_dropped_stale": float(batch.groups_dropped_stale),
         "staleness_mean": weighted / trajectories if trajectories else 0.0,

@@ -241,7 +241,9 @@ class SampleReward:
 
     sample_index: int
     reward: float
-    """Finite; the environments here use [0, 1]."""
+    """In [0, 1]; 0 where there is none."""
+    failure: str = ""
+    """Why the trajectory could not be scored, in a line; empty where it was."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,6 +281,8 @@ class BatchRow(Completion):
     reward: float
     advantage: float
     """Reward relative to the group, from `core.loop.advantages`."""
+    failure: str = ""
+    """Why there is no reward; such a row trains nothing and counts as never sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +326,7 @@ class BatchRef:
     tokens: int
     """Completion tokens in the file."""
     reward_mean: float
-    """Mean reward of all rewarded trajectories of the step, filtered groups included."""
+    """Mean reward of all scored trajectories of the step, filtered groups included."""
     staleness_histogram: dict[int, int]
     """Staleness in versions -> trajectories of the file."""
     completion_tokens_mean: float
@@ -333,6 +337,8 @@ class BatchRef:
     """Standard deviation of the rewards that `reward_mean` is the mean of."""
     replaced: tuple[VoidedBatch, ...] = ()
     """Batches of this step that were voided before, oldest first."""
+    trajectories_failed: int = 0
+    """Trajectories of the step that could not be scored; no mean counts them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,8 @@ class RunStatus:
     """Use -> completion tokens."""
     voided: tuple[VoidedBatch, ...] = ()
     """Batches that operators voided, oldest void first."""
+    trajectories_failed: int = 0
+    """Answers that could not be scored, held-out ones included."""
     work_done: int = 0
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
 

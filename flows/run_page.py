@@ -202,6 +202,7 @@ def _plan(config: RunConfig, status: RunStatus, spans: Sequence[StageSpan], link
         "committed": f"{status.committed_steps} of {status.steps_total} steps",
         "workers": ", ".join(f"{w.worker_id} ({w.state})" for w in status.workers) or "none",
         "waiting for": status.paused_reason or status.waiting or "nothing",
+        "not scored": f"{status.trajectories_failed} answers",
         "dropped as stale": f"{status.groups_dropped_stale} groups",
     }
     measured = {stage: f"{seconds:.2f} s" for stage, seconds in stage_seconds(spans).items()}

@@ -50,8 +50,9 @@ BATCH_SCHEMA = pa.schema(
         _column("finish_reason", pa.string()),
         _column("reward", pa.float64()),
         _column("advantage", pa.float64()),
+        _column("failure", pa.string()),
     ],
-    metadata={"antiphon.table": "batch/2"},
+    metadata={"antiphon.table": "batch/3"},
 )
 """One row per trajectory; the lists are [P], [T], [T] and one entry per version span. What was left
 out of the batch stands in the file's metadata (`LeftOut`)."""
@@ -81,7 +82,8 @@ TIMINGS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What used up places of a batch without being in it: groups whose rewards were all equal."""
+    """What used up places of a batch without being in it: groups whose rewards were all equal. What
+    could not be scored counts nowhere."""
 
     trajectories: int = 0
     tokens: int = 0
@@ -112,6 +114,7 @@ def encode_batch(rows: Sequence[BatchRow], left_out: LeftOut = LeftOut()) -> byt
             pa.array([row.finish_reason.value for row in rows], pa.string()),
             pa.array([float(row.reward) for row in rows], pa.float64()),
             pa.array([float(row.advantage) for row in rows], pa.float64()),
+            pa.array([row.failure for row in rows], pa.string()),
         ],
         BATCH_SCHEMA,
         {_LEFT_OUT: f"{left_out.trajectories} {left_out.tokens}".encode()},
@@ -159,6 +162,7 @@ def _batch_rows(table: Any) -> list[BatchRow]:
             finish_reason=FinishReason(plain["finish_reason"][i]),
             reward=plain["reward"][i],
             advantage=plain["advantage"][i],
+            failure=plain["failure"][i],
         )
         for i in range(table.num_rows)
     ]
@@ -176,7 +180,7 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
         return tuple(sorted(set(spans.field("version").to_pylist())))
 
 
-_BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage")
+_BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
 
 
 def encode_timings(rows: Sequence[RowTiming]) -> bytes:

@@ -115,6 +115,7 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
         line["batch"] = {
             "trajectories": batch.trajectories,
             "groups": batch.groups,
+            "trajectories_failed": batch.trajectories_failed,
             "groups_filtered": batch.groups_filtered,
             "groups_dropped_stale": batch.groups_dropped_stale,
             "tokens": batch.tokens,

@@ -189,12 +189,14 @@ class GroupSubmission(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., completions: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
 
 class SampleReward(_message.Message):
-    __slots__ = ("sample_index", "reward")
+    __slots__ = ("sample_index", "reward", "failure")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     sample_index: int
     reward: float
-    def __init__(self, sample_index: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
+    failure: str
+    def __init__(self, sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Completion(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
@@ -259,7 +261,7 @@ class VoidedBatch(_message.Message):
     def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., trajectories: _Optional[int] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
 
 class BatchRef(_message.Message):
-    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std", "replaced")
+    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std", "replaced", "trajectories_failed")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +283,7 @@ class BatchRef(_message.Message):
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
     REWARD_STD_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FAILED_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: str
     timings_digest: str
@@ -295,7 +298,8 @@ class BatchRef(_message.Message):
     drafting: DraftingStatistics
     reward_std: float
     replaced: _containers.RepeatedCompositeFieldContainer[VoidedBatch]
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ...) -> None: ...
+    trajectories_failed: int
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "length")

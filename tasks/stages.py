@@ -30,6 +30,7 @@ def reward(run_id: str, step: int) -> dict[str, Any]:
         "reward_mean": round(batch.reward_mean, 4),
         "reward_std": round(batch.reward_std, 4),
         "groups_filtered": batch.groups_filtered,
+        "trajectories_failed": batch.trajectories_failed,
         "seconds": round(time.perf_counter() - started, 4),
     }
 

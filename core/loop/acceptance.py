@@ -13,12 +13,12 @@ from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import continues, lease_id_of
 from antiphon.core.loop.checks import check_submission, submission_digest
-from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.group_state import RECENT_SCORES, GroupPhase, GroupState, newest_failures
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import training_step
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
-from antiphon.core.records import GroupSubmission, SnapshotManifest, StepCommit, SubmitVerdict
+from antiphon.core.records import GroupSubmission, SampleReward, SnapshotManifest, StepCommit, SubmitVerdict
 from antiphon.core.trust.worker_names import name_of_worker
 
 
@@ -138,11 +138,31 @@ def _attempt_of(state: RunState, group: GroupState, lease_id: str) -> int | None
 
 
 def accept_rewards(
-    state: RunState, group_id: str, rewards: tuple[float, ...], client_id: str, now: float
+    state: RunState,
+    group_id: str,
+    given: Sequence[SampleReward],
+    client_id: str,
+    now: float,
+    max_failed_share: float,
 ) -> list[e.JournalEvent]:
-    """Return what the rewards of a submitted group do."""
+    """Return what the rewards of a submitted group do; they stand in the order of its samples.
+
+    Where more than `max_failed_share` of the newest `RECENT_SCORES` trajectories could not be scored, the run
+    is paused: something is wrong with the scorer or its machine, and what it learns is not what was meant.
+    """
     group = state.groups[group_id]
-    found: list[e.JournalEvent] = [e.GroupRewarded(group_id, rewards, client_id, now)]
+    rewards = tuple(sample.reward for sample in given)
+    failures = tuple((sample.sample_index, sample.failure) for sample in given if sample.failure)
+    found: list[e.JournalEvent] = [e.GroupRewarded(group_id, rewards, client_id, now, failures)]
+    failed = sum(newest_failures(state.recent_failures, group.samples, dict(failures)))
+    if failures and failed > max_failed_share * RECENT_SCORES and not state.paused_reason:
+        found.append(
+            e.RunPaused(
+                f"{failed} of the newest {RECENT_SCORES} answers could not be scored, and "
+                f"reward.max_failed_share is {max_failed_share:g}; the last one, sample {failures[-1][0]} of "
+                f"group {group_id}: {failures[-1][1]}; mend the scorer and start the run again"
+            )
+        )
     if group.evaluation is None:
         return found
     evaluation = state.evaluations[group.evaluation]

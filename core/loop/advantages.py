@@ -37,7 +37,8 @@ def group_advantages(
         rewards: [G] float64, finite.
         normalise: divide by the group's standard deviation.
         baseline: what a reward is compared with.
-        counted: [G]; the others get 0 and have no part in baseline, deviation or n. None counts all.
+        counted: [G]; the others, cut off or not scored, get 0 and have no part in baseline, deviation or
+            n. None counts all.
 
     >>> group_advantages(np.array([1.0, 0.0]), normalise=False)
     array([ 0.5, -0.5])

@@ -69,7 +69,7 @@ def plan_seal(state: RunState, config: RunConfig) -> SealPlan | None:
     if config.loop.filter == "refill":
         # What was filtered since the last batch used up a part of what this step may open.
         allowed = int(places * config.loop.refill_limit)
-        wanted = max(0, min(places, allowed - state.since_seal.groups_filtered))
+        wanted = max(0, min(places, allowed - len(state.since_seal.filtered)))
     size = batch_size(line, state.batches, places, wanted, config.loop.max_staleness)
     front = line[:size]
     if len(front) < size or any(group.phase is not GroupPhase.REWARDED for group in front):

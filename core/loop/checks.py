@@ -6,7 +6,7 @@ field that a batch or a gradient depends on is compared with the lease before it
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from blake3 import blake3
@@ -29,6 +29,8 @@ LOGPROB_CEILING = 1e-6
 LOGPROB_FLOOR = -50.0
 """No token less probable than e^-50 is ever sampled, so a lower log-probability is an engine's error. One of
 -1e5 would make a loss that is no number."""
+FAILURE_CHARS = 200
+"""Longest reason for a failure that is kept."""
 
 
 def check_submission(
@@ -180,25 +182,34 @@ def check_token_rules(submission: GroupSubmission, rules: TokenRules) -> None:
             raise ContractError(f"{where}: finish_reason=stop, but token {int(tokens[-1])} is no end token")
 
 
-def check_rewards(group_id: str, sample_rewards: Sequence[SampleReward], samples: int) -> tuple[float, ...]:
-    """Return the rewards [G] of a group by sample.
+def check_rewards(
+    group_id: str, sample_rewards: Sequence[SampleReward], samples: int
+) -> tuple[SampleReward, ...]:
+    """Return the rewards [G] of a group by sample; the reasons of failures are cut to one short line.
 
     Raises:
-        ContractError: when one is missing, doubled or outside [0, 1], which `Environment.reward` promises.
+        ContractError: when one is missing, doubled or outside [0, 1], which `Environment.reward` promises, or
+            what failed has one other than 0.
     """
-    by_sample = {sample_reward.sample_index: sample_reward.reward for sample_reward in sample_rewards}
+    by_sample = {sample_reward.sample_index: sample_reward for sample_reward in sample_rewards}
     if len(sample_rewards) != samples or set(by_sample) != set(range(samples)):
         raise ContractError(
             f"group {group_id} needs one reward for each of its samples 0..{samples - 1}, but got "
             f"{sorted(sample_reward.sample_index for sample_reward in sample_rewards)}"
         )
-    for index, reward in by_sample.items():
-        if not 0.0 <= reward <= 1.0:  # what is no number is outside too
+    for index, given in by_sample.items():
+        if not 0.0 <= given.reward <= (0.0 if given.failure else 1.0):  # what is no number is outside too
             raise ContractError(
-                f"group {group_id}: the reward of sample {index} is {reward}; environments must score in "
-                "[0, 1]"
+                f"group {group_id}: the reward of sample {index} is {given.reward}; environments must "
+                "score in [0, 1], and what could not be scored has 0"
             )
-    return tuple(by_sample[index] for index in range(samples))
+    return tuple(
+        replace(by_sample[index], failure=_one_line(by_sample[index].failure)) for index in range(samples)
+    )
+
+
+def _one_line(failure: str) -> str:
+    return " ".join(failure[:FAILURE_CHARS].split()) or ("no reason was given" if failure else "")
 
 
 def submission_digest(submission: GroupSubmission) -> str:

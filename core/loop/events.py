@@ -185,6 +185,8 @@ class GroupRewarded(JournalEvent):
     rewards: tuple[float, ...]
     client_id: str
     at_s: float
+    failures: tuple[tuple[int, str], ...] = ()
+    """(sample, reason) of those that could not be scored; their reward is 0."""
 
 
 @_event("group.dropped")
@@ -217,6 +219,8 @@ class BatchSealed(JournalEvent):
     """(staleness, trajectories) pairs."""
     drafting: DraftingStatistics | None = None
     """What drafting did for the rewarded trajectories; None where no engine could draft."""
+    trajectories_failed: int = 0
+    """Trajectories of used and filtered groups that could not be scored; no mean counts them."""
 
 
 @_event("batch.voided")

@@ -29,13 +29,16 @@ opened for it, under a new id.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from antiphon.core.loop.events import BatchSealed
 from antiphon.core.records import BatchRef, DraftingStatistics
 from antiphon.core.voided_batch import VoidedBatch
+
+RECENT_SCORES = 256
+"""Newest trajectories of which at most reward.max_failed_share may have failed."""
 
 
 class GroupPhase(StrEnum):
@@ -81,11 +84,19 @@ class GroupState:
     token_counts: tuple[int, ...] = ()
     drafting: DraftingStatistics | None = None
     rewards: tuple[float, ...] = ()
+    failures: dict[int, str] = field(default_factory=dict)
+    """Sample -> why it could not be scored; its reward stands for nothing."""
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """Return the samples that have a reward, ascending."""
+        return tuple(index for index in range(len(self.rewards)) if index not in self.failures)
 
     @property
     def varied(self) -> bool:
         """Return whether the rewards differ, as `advantages.has_variance`; only known once rewarded."""
-        return bool(self.rewards) and min(self.rewards) < max(self.rewards)
+        scored = [self.rewards[index] for index in self.scored]
+        return bool(scored) and min(scored) < max(scored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,7 @@ class EvaluationState:
 
     prompts: int
     rewards: dict[int, float] = field(default_factory=dict)
+    """0 for an answer that could not be scored: it solved nothing."""
     tokens: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -118,34 +130,53 @@ class EvaluationState:
         return math.fsum(self.rewards.values()) / count, math.fsum(self.tokens.values()) / count
 
 
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """What a batch says of a rewarded group, used or filtered: its mean reward and length, its drafting."""
+
+    rewards: tuple[float, ...]
+    """Of the trajectories that could be scored."""
+    token_counts: tuple[int, ...]
+    drafting: DraftingStatistics | None
+    failed: int
+    """Trajectories that could not be scored."""
+
+    @classmethod
+    def of(cls, group: GroupState) -> "GroupOutcome":
+        scored = group.scored
+        return cls(
+            tuple(group.rewards[index] for index in scored),
+            group.token_counts,
+            group.drafting,
+            len(group.rewards) - len(scored),
+        )
+
+
 @dataclass(slots=True)
 class Tally:
-    """Rewarded trajectories that left before the batch they belonged to was sealed."""
+    """Finished groups that left before the batch they belonged to was sealed."""
 
-    groups_filtered: int = 0
+    filtered: list[GroupOutcome] = field(default_factory=list)
+    """Groups without variance; they count in the step's means."""
     groups_stale: int = 0
-    rewards: list[float] = field(default_factory=list)
-    """Of the filtered groups; they count in the step's mean reward."""
-    token_counts: list[int] = field(default_factory=list)
-    drafting: list[DraftingStatistics | None] = field(default_factory=list)
-    """Of the filtered groups, one entry each."""
 
     def copy(self) -> "Tally":
-        return self.without(0, 0, 0)
+        return self.without(0, 0)
 
-    def without(self, filtered: int, stale: int, group_size: int) -> "Tally":
+    def without(self, filtered: int, stale: int) -> "Tally":
         """Return what is left once a batch has booked its first groups.
 
         Groups may leave while the files of a batch are being written; they count with the next.
         """
-        booked = filtered * group_size
-        return Tally(
-            groups_filtered=self.groups_filtered - filtered,
-            groups_stale=self.groups_stale - stale,
-            rewards=self.rewards[booked:],
-            token_counts=self.token_counts[booked:],
-            drafting=self.drafting[filtered:],
-        )
+        return Tally(self.filtered[filtered:], self.groups_stale - stale)
+
+
+def newest_failures(before: Sequence[bool], samples: int, failed: Collection[int]) -> list[bool]:
+    """Return which of the newest `RECENT_SCORES` trajectories could not be scored, oldest first.
+
+    `before` is what this was before a group of so many samples, of which `failed` could not be scored.
+    """
+    return [*before, *(index in failed for index in range(samples))][-RECENT_SCORES:]
 
 
 def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[VoidedBatch]) -> BatchRef:
@@ -168,6 +199,7 @@ def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[
         completion_tokens_mean=event.completion_tokens_mean,
         drafting=event.drafting,
         replaced=tuple(batch for batch in voided if batch.step == event.step),
+        trajectories_failed=event.trajectories_failed,
     )
 
 

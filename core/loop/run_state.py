@@ -14,10 +14,12 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import (
     EvaluationState,
+    GroupOutcome,
     GroupPhase,
     GroupState,
     Receipt,
     Tally,
+    newest_failures,
     sealed_batch,
     voided_batch,
 )
@@ -60,9 +62,11 @@ class RunState:
     """The newest announced version, or None before the first."""
     evaluations: dict[int, EvaluationState] = field(default_factory=dict)
     since_seal: Tally = field(default_factory=Tally)
+    recent_failures: list[bool] = field(default_factory=list)
     groups_dropped_stale: int = 0
     groups_filtered: int = 0
     groups_requeued: int = 0
+    trajectories_failed: int = 0
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     registrations: dict[str, int] = field(default_factory=dict)
     sampling_rule: str = ""  # of the first worker; "" also in journals from before there was a choice
@@ -158,7 +162,7 @@ def _run_opened(event: e.RunOpened, state: RunState) -> None:
 
 
 def _run_resumed(event: e.RunResumed, state: RunState) -> None:
-    state.paused_reason = ""
+    state.paused_reason, state.recent_failures = "", []
 
 
 def _run_paused(event: e.RunPaused, state: RunState) -> None:
@@ -221,14 +225,9 @@ def _lease_duplicated(event: e.LeaseDuplicated, state: RunState) -> None:
 
 def _group_moved_back(event: e.GroupMovedBack, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.OPEN, GroupPhase.LEASED, GroupPhase.SUBMITTED)
-    state._group(event.behind, *GroupPhase)
-    del state.groups[event.group_id]
-    moved: dict[str, GroupState] = {}
-    for group_id, other in state.groups.items():
-        moved[group_id] = other
-        if group_id == event.behind:
-            moved[event.group_id] = group
-    state.groups = moved
+    line = [other for other in state.groups.values() if other is not group]
+    line.insert(line.index(state._group(event.behind, *GroupPhase)) + 1, group)
+    state.groups = {other.group_id: other for other in line}
 
 
 def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
@@ -244,9 +243,12 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
 
 def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     group = state._group(event.group_id, GroupPhase.SUBMITTED)
+    state.recent_failures = newest_failures(state.recent_failures, group.samples, dict(event.failures))
+    state.trajectories_failed += len(event.failures)
     if group.evaluation is None:
         group.phase = GroupPhase.REWARDED
         group.rewards, group.rewarded_at_s = event.rewards, event.at_s
+        group.failures = dict(event.failures)
         return
     evaluation = state.evaluations[group.evaluation]
     evaluation.rewards[group.prompt_index] = event.rewards[0]
@@ -268,10 +270,7 @@ def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
         state.since_seal.groups_stale += 1
         return
     state.groups_filtered += 1
-    state.since_seal.groups_filtered += 1
-    state.since_seal.rewards.extend(group.rewards)
-    state.since_seal.token_counts.extend(group.token_counts)
-    state.since_seal.drafting.append(group.drafting)
+    state.since_seal.filtered.append(GroupOutcome.of(group))
 
 
 def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
@@ -279,13 +278,14 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
     if not again and event.step != len(state.sealed):
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was sealed out of order")
     dropped = event.groups_filtered - len(event.filtered_ids)
-    rewards = state.since_seal.rewards[: dropped * state.group_size]
+    booked = state.since_seal.filtered[:dropped]
     for group_id in (*event.group_ids, *event.filtered_ids):
-        rewards.extend(state._group(group_id, GroupPhase.REWARDED).rewards)
+        booked.append(GroupOutcome.of(state._group(group_id, GroupPhase.REWARDED)))
         del state.groups[group_id]
     state.groups_filtered += len(event.filtered_ids)
     for staleness, count in event.staleness:
         state.staleness_histogram[staleness] = state.staleness_histogram.get(staleness, 0) + count
+    rewards = [reward for group in booked for reward in group.rewards]
     reference = sealed_batch(event, rewards, state.voided)
     if again:
         state.reopened.remove(event.step)
@@ -294,7 +294,7 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
         state.sealed.append(reference)
     spent = state.sealed_groups.get(event.step, ())
     state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids, *spent)
-    state.since_seal = state.since_seal.without(dropped, event.groups_dropped_stale, state.group_size)
+    state.since_seal = state.since_seal.without(dropped, event.groups_dropped_stale)
 
 
 def _batch_voided(event: e.BatchVoided, state: RunState) -> None:

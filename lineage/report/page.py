@@ -162,6 +162,11 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
         "behind the step; held-out pass@1 samples once per prompt at the sampling temperature.",
         f"{filtered} groups had equal rewards throughout and were left out of the batches.",
     ]
+    if status.trajectories_failed:
+        notes.append(
+            f"{status.trajectories_failed} answers could not be scored; they trained nothing, and no mean "
+            "counts them but that of held-out answers, where they solved nothing. The batch files say why."
+        )
     if status.groups_requeued or lost:
         notes.append(
             f"{status.groups_requeued} groups were offered again after a lease was lost; "

@@ -107,6 +107,7 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     yield gauge("newest_version", "Newest announced policy version.", status.newest_version or 0)
     yield count("groups_dropped_stale", "Groups dropped beyond the bound.", status.groups_dropped_stale)
     yield count("groups_filtered", "Groups without reward variance.", status.groups_filtered)
+    yield count("trajectories_failed", "Answers that could not be scored.", status.trajectories_failed)
     yield count("groups_requeued", "Groups taken back from workers.", status.groups_requeued)
     yield _labelled(
         "groups",

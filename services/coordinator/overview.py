@@ -51,6 +51,7 @@ class Overview:
             groups_ready=phases[GroupPhase.REWARDED],
             groups_dropped_stale=state.groups_dropped_stale,
             groups_filtered=state.groups_filtered,
+            trajectories_failed=state.trajectories_failed,
             groups_requeued=state.groups_requeued,
             staleness_histogram=dict(state.staleness_histogram),
             workers=tuple(_with_standing(w, state) for w in machine.fleet.records(machine.leases, now)),

@@ -124,20 +124,24 @@ class RewardQueue:
         rewarding = self._rewarding.pop(group_id, None)
         if not self._unanswered(group_id):
             return False
-        rewards = check_rewards(group_id, sample_rewards, self._state.groups[group_id].samples)
+        given = check_rewards(group_id, sample_rewards, self._state.groups[group_id].samples)
         submission = await state_machine.submissions.find(group_id) if state_machine.archive.keeps else None
         if not self._unanswered(group_id):  # by another one, while a payload was read from the disk
             return False
         group, client_id = self._state.groups[group_id], "" if rewarding is None else rewarding.client_id
-        found = acceptance.accept_rewards(self._state, group_id, rewards, client_id, state_machine.clock())
+        most, now = state_machine.config.reward.max_failed_share, state_machine.clock()
+        found = acceptance.accept_rewards(self._state, group_id, given, client_id, now, most)
         history = None
         if submission is not None:
             key = state_machine.prompts.prompt(group.split, group.prompt_index).key
+            rewards = tuple(sample.reward for sample in given)
             history = state_machine.archive.take(key, group, submission, rewards)
         forget = [group_id] if group.evaluation is not None else []
         state_machine.fleet.work_done += 1
         written = state_machine.record(*found, forget=forget, history=history)
         state_machine.settle()
+        if self._state.paused_reason:  # perhaps by this
+            state_machine.wake_all()
         await written
         return True
 

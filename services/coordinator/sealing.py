@@ -18,7 +18,7 @@ from antiphon.core.drafting.statistics import add_statistics
 from antiphon.core.loop.advantages import group_advantages
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.events import BatchSealed
-from antiphon.core.loop.group_state import GroupState, Tally
+from antiphon.core.loop.group_state import GroupOutcome, GroupState, Tally
 from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Prompt, RowTiming
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
@@ -65,8 +65,9 @@ def seal_batch(
     digest = store.put(encode_batch(rows, left_out))
     timings_digest = store.put(encode_timings(timings))
     rewarded = (*plan.used, *plan.filtered)
-    rewards = [r for group in rewarded for r in group.rewards] + since_seal.rewards
-    lengths = [n for group in rewarded for n in group.token_counts] + since_seal.token_counts
+    outcomes = [*map(GroupOutcome.of, rewarded), *since_seal.filtered]
+    rewards = [reward for group in outcomes for reward in group.rewards]
+    lengths = [length for group in outcomes for length in group.token_counts]
     staleness = Counter(plan.step - row.oldest_version for row in rows)
     return BatchSealed(
         step=plan.step,
@@ -75,13 +76,14 @@ def seal_batch(
         digest=digest,
         timings_digest=timings_digest,
         trajectories=len(rows),
-        groups_filtered=len(plan.filtered) + since_seal.groups_filtered,
+        groups_filtered=len(plan.filtered) + len(since_seal.filtered),
         groups_dropped_stale=since_seal.groups_stale,
         tokens=sum(row.token_ids.size for row in rows),
         reward_mean=math.fsum(rewards) / max(1, len(rewards)),
         completion_tokens_mean=sum(lengths) / max(1, len(lengths)),
         staleness=tuple(sorted(staleness.items())),
-        drafting=add_statistics([group.drafting for group in rewarded] + since_seal.drafting),
+        drafting=add_statistics([group.drafting for group in outcomes]),
+        trajectories_failed=sum(group.failed for group in outcomes),
     )
 
 
@@ -93,19 +95,22 @@ def looked_at(plan: SealPlan, config: RunConfig) -> tuple[GroupState, ...]:
     return (*plan.used, *plan.filtered) if masks else plan.used
 
 
-def _counts(submission: GroupSubmission, algorithm: AlgorithmSection) -> npt.NDArray[np.bool_]:
-    """Return which trajectories [G] count as sampled."""
-    if algorithm.truncated_completions == "train":
-        return np.ones(len(submission.trajectories), dtype=np.bool_)
-    return np.array([x.finish_reason is not FinishReason.LENGTH for x in submission.trajectories])
+def _counts(
+    group: GroupState, submission: GroupSubmission, algorithm: AlgorithmSection
+) -> npt.NDArray[np.bool_]:
+    """Return which trajectories [G] count as sampled: those scored, and not cut off where that is masked."""
+    counts = np.array([index not in group.failures for index in range(group.samples)])
+    if algorithm.truncated_completions == "mask":
+        counts &= [x.finish_reason is not FinishReason.LENGTH for x in submission.trajectories]
+    return counts
 
 
 def _counted_lengths(
     group: GroupState, ingredients: Mapping[str, Ingredient], algorithm: AlgorithmSection
 ) -> list[int]:
     if algorithm.truncated_completions == "train":
-        return list(group.token_counts)
-    counts = _counts(ingredients[group.group_id].submission, algorithm)
+        return [group.token_counts[index] for index in group.scored]
+    counts = _counts(group, ingredients[group.group_id].submission, algorithm)
     return [length for length, counted in zip(group.token_counts, counts, strict=True) if counted]
 
 
@@ -116,7 +121,7 @@ def _rows(ingredient: Ingredient, algorithm: AlgorithmSection) -> list[BatchRow]
         np.asarray(group.rewards, dtype=np.float64),
         algorithm.divides_by_deviation,
         algorithm.baseline,
-        _counts(ingredient.submission, algorithm),
+        _counts(group, ingredient.submission, algorithm),
     )
     return [
         BatchRow(
@@ -130,6 +135,7 @@ def _rows(ingredient: Ingredient, algorithm: AlgorithmSection) -> list[BatchRow]
             finish_reason=trajectory.finish_reason,
             reward=group.rewards[index],
             advantage=float(advantages[index]),
+            failure=group.failures.get(index, ""),
         )
         for index, trajectory in enumerate(ingredient.submission.trajectories)
     ]

@@ -73,7 +73,7 @@ class Trainer(Training):
         if step != self.version:
             raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
         begun = time.perf_counter()
-        rows = decode_batch(payload)
+        rows = [row for row in decode_batch(payload) if not row.failure]
         if self._config.algorithm.truncated_completions == "mask":
             rows = [row for row in rows if row.finish_reason is not FinishReason.LENGTH]
         updates = self._micro_batches(rows, step)

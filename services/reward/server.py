@@ -85,7 +85,13 @@ async def serve_reward(
         security = Security(credentials, Guard(needed_token_key(credentials), run_id, wall_clock, clock))
     async with scorer_of(config, environment) as scorer:
         service = RewardService(
-            coordinator, scorer, codec, run_id, client_id, config.services.stall_timeout_s
+            coordinator,
+            scorer,
+            codec,
+            run_id,
+            client_id,
+            config.services.stall_timeout_s,
+            at_once=config.reward.processes if isinstance(scorer, ScoringPool) else 1,
         )
         if stop is not None:
             stop.tell(service.stop)

@@ -6,6 +6,7 @@ whose rewards were refused because they were already there is simply done.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -55,6 +56,7 @@ class RewardService:
         client_id: str,
         limit_s: float,
         *,
+        at_once: int = 1,
         pace: Callable[[], Awaitable[None]] | None = None,
         pull_wait_s: float = PULL_WAIT_S,
     ) -> None:
@@ -67,6 +69,7 @@ class RewardService:
             run_id: the run whose groups are rewarded.
             client_id: distinguishes several services of one run, for the coordinator's deadline.
             limit_s: longest time that the coordinator may be away.
+            at_once: groups that are scored at the same time.
             pace: awaited before each group is rewarded; tests inject delays with it.
             pull_wait_s: how long one request for groups may be held open.
         """
@@ -76,13 +79,16 @@ class RewardService:
         self._run_id = run_id
         self._client_id = client_id
         self._limit_s = limit_s
+        self._at_once = at_once
         self._pace = pace
         self._pull_wait_s = pull_wait_s
+        self._pulled: deque[GroupToReward] = deque()
+        self._scoring: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._groups_rewarded = 0
 
     def stop(self) -> None:
-        """Leave after the group that is being rewarded; the others are offered to another service."""
+        """Leave after the groups that are being scored; the others are offered to another service."""
         self._stopping.set()
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -100,20 +106,39 @@ class RewardService:
             await self._check_run()
             ready()
             while not self._stopping.is_set():
-                groups = await self._unless_stopped(
-                    "coordinator.pull_for_reward",
-                    lambda: self._coordinator.pull_for_reward(
-                        self._client_id, PULL_GROUPS, self._pull_wait_s
-                    ),
-                )
-                for group in groups or ():
-                    if self._stopping.is_set():
-                        return
-                    await self._reward(group)
-                if not groups and await self._run_finished():
-                    return
+                if not self._pulled and not await self._pull():
+                    break
+                while self._pulled and len(self._scoring) < self._at_once:
+                    self._scoring.add(asyncio.create_task(self._reward(self._pulled.popleft())))
+                if self._pulled:
+                    await self._one_scored()
+            while self._scoring:
+                await self._one_scored()
         finally:
+            for task in self._scoring:
+                task.cancel()
+            await asyncio.gather(*self._scoring, return_exceptions=True)
             _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
+
+    async def _pull(self) -> bool:
+        """Ask for groups; return False once the run is finished or `stop` was called."""
+        groups = await self._unless_stopped(
+            "coordinator.pull_for_reward",
+            lambda: self._coordinator.pull_for_reward(self._client_id, PULL_GROUPS, self._pull_wait_s),
+        )
+        self._pulled.extend(groups or ())
+        self._finish_scored()
+        return bool(groups) or not (self._stopping.is_set() or await self._run_finished())
+
+    async def _one_scored(self) -> None:
+        await asyncio.wait(self._scoring, return_when=asyncio.FIRST_COMPLETED)
+        self._finish_scored()
+
+    def _finish_scored(self) -> None:
+        done = {task for task in self._scoring if task.done()}
+        self._scoring -= done
+        for task in done:
+            task.result()
 
     async def _reward(self, group: GroupToReward) -> None:
         if self._pace is not None:
@@ -135,7 +160,9 @@ class RewardService:
             if isinstance(verdict, Failed):
                 _log.warning("reward.failed", group=group.group_id, sample=index, reason=verdict.reason)
         return [
-            SampleReward(index, 0.0 if isinstance(verdict, Failed) else verdict)
+            SampleReward(index, 0.0, verdict.reason or "no reason was given")
+            if isinstance(verdict, Failed)
+            else SampleReward(index, verdict)
             for index, verdict in enumerate(verdicts)
         ]
 

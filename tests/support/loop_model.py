@@ -18,6 +18,7 @@ from antiphon.core.loop.run_state import RunState, fold
 from antiphon.core.records import (
     FinishReason,
     GroupSubmission,
+    SampleReward,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -227,8 +228,11 @@ class LoopModel:
 
     def judge(self, group: GroupState) -> None:
         trajectories = self.submissions[group.group_id].trajectories
-        rewards = tuple(light_reward(t.token_ids, self.dullness) for t in trajectories)
-        self.record(*acceptance.accept_rewards(self.state, group.group_id, rewards, "j", self.clock))
+        given = [
+            SampleReward(index, light_reward(t.token_ids, self.dullness))
+            for index, t in enumerate(trajectories)
+        ]
+        self.record(*acceptance.accept_rewards(self.state, group.group_id, given, "j", self.clock, 0.1))
         self.settle()
 
     def seal(self) -> bool:
@@ -253,7 +257,7 @@ class LoopModel:
                 digest=digest_bytes(repr(rows).encode()),
                 timings_digest=digest_bytes(b""),
                 trajectories=len(rows),
-                groups_filtered=len(plan.filtered) + tally.groups_filtered,
+                groups_filtered=len(plan.filtered) + len(tally.filtered),
                 groups_dropped_stale=tally.groups_stale,
                 tokens=0,
                 reward_mean=0.0,

@@ -216,7 +216,7 @@ class World:
             self._by_age.setdefault(plan.step - group.oldest_version, []).append(float(lengths.mean()))
         self._batches.append([group.group_id for group in sorted(batch, key=lambda group: group.number)])
         used, filtered = (tuple(g.group_id for g in part) for part in (plan.used, plan.filtered))
-        gone = len(filtered) + self.state.since_seal.groups_filtered
+        gone = len(filtered) + len(self.state.since_seal.filtered)
         stale = self.state.since_seal.groups_stale
         self._record(
             e.BatchSealed(

@@ -22,7 +22,7 @@ from antiphon.core.errors import IntegrityError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
 from antiphon.core.loop.assembly import SealPlan
-from antiphon.core.loop.group_state import Tally
+from antiphon.core.loop.group_state import GroupOutcome, Tally
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.metrics import BATCH_METRICS, DRAFTING_METRICS, batch_metrics, find_metric
 from antiphon.core.records import BatchRef, DraftingStatistics, FinishReason, GroupSubmission, SubmitVerdict
@@ -38,6 +38,12 @@ from tests.support.light_parties import LightPrompts
 from tests.support.loop_model import LoopModel, light_trajectory, make_config
 
 SEEDS = (11, 12)
+
+
+def outcome(drafting: DraftingStatistics | None) -> GroupOutcome:
+    return GroupOutcome((1.0, 1.0), (3, 4), drafting, 0)
+
+
 TRAJECTORIES = tuple(light_trajectory(seed, 0, index, "k") for index, seed in enumerate(SEEDS))
 TOKENS = sum(t.token_ids.size for t in TRAJECTORIES)
 HONEST = DraftingStatistics(TOKENS, 5, 9, TOKENS - 1, TOKENS - 2, 2, 0.25, 0.125, 1.5, completions=2)
@@ -209,7 +215,7 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
     groups = [
         dataclasses.replace(g, rewards=(0.0, 1.0) * (g.samples // 2)) for g in model.state.groups.values()
     ]
-    prompts, tally = LightPrompts(), Tally(drafting=[HONEST, None])
+    prompts, tally = LightPrompts(), Tally([outcome(HONEST), outcome(None)])
     ingredients = {
         g.group_id: Ingredient(g, model.submissions[g.group_id], prompts.prompt(g.split, g.prompt_index))
         for g in groups[:3]
@@ -233,17 +239,17 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
 
 
 def test_figures_of_groups_that_left_early_are_booked_once() -> None:
-    tally = Tally(groups_filtered=2, rewards=[0.0] * 4, token_counts=[1] * 4, drafting=[HONEST, None])
+    tally = Tally([outcome(HONEST), outcome(None)])
     assert tally.copy() == tally
-    assert tally.without(1, 0, 2).drafting == [None]
+    assert tally.without(1, 0).filtered == [outcome(None)]
     state = RunState(group_size=2, payload_retention_steps=2)
     state.apply(e.GroupOpened("g", 0, 0, 0, None, None, False))
     state.apply(e.GroupSubmitted("g", "l", "w", 1, "d", 0, (3, 4), 0.5, 1.0, HONEST))
     state.apply(e.GroupRewarded("g", (1.0, 1.0), "j", 2.0))
     state.apply(e.GroupDropped("g", "filtered"))
-    assert state.since_seal.drafting == [HONEST]
+    assert [group.drafting for group in state.since_seal.filtered] == [HONEST]
     state.apply(e.BatchSealed(0, (), (), "d", "t", 0, 1, 0, 0, 1.0, 3.5, (), HONEST))
-    assert state.since_seal.drafting == [] and state.sealed[0].drafting == HONEST
+    assert state.since_seal.filtered == [] and state.sealed[0].drafting == HONEST
 
 
 BATCH = BatchRef(0, "b" * 64, "c" * 64, 16, 2, 0, 0, 400, 0.5, {0: 16}, 25.0)

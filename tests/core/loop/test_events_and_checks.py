@@ -118,6 +118,7 @@ def test_digest_of_a_submission_ignores_who_sampled_it_and_how_long_it_took() ->
         ([SampleReward(0, float("nan")), SampleReward(1, 1.0)], "reward of sample 0 is nan"),
         ([SampleReward(0, -0.1), SampleReward(1, 1.0)], r"is -0\.1; environments must score in \[0, 1\]"),
         ([SampleReward(0, 0.0), SampleReward(1, 1.5)], r"is 1\.5; environments must score in \[0, 1\]"),
+        ([SampleReward(0, 0.0), SampleReward(1, 0.5, "too slow")], "is 0.5; .* not be scored has 0"),
     ],
 )
 def test_rewards_must_be_whole_and_within_their_range(sample_rewards: list[SampleReward], words: str) -> None:
@@ -126,7 +127,15 @@ def test_rewards_must_be_whole_and_within_their_range(sample_rewards: list[Sampl
 
 
 def test_rewards_are_ordered_by_sample() -> None:
-    assert check_rewards("g", [SampleReward(1, 0.25), SampleReward(0, 1.0)], 2) == (1.0, 0.25)
+    ordered = (SampleReward(0, 1.0), SampleReward(1, 0.25))
+    assert check_rewards("g", ordered[::-1], 2) == ordered
+
+
+def test_why_an_answer_failed_is_kept_as_one_short_line() -> None:
+    given = [SampleReward(0, 0.0, "it\nended  " + 300 * "x"), SampleReward(1, 0.0, " ")]
+    first, second = check_rewards("g", given, 2)
+    assert first.failure.startswith("it ended x") and len(first.failure) < 200
+    assert second.failure == "no reason was given"
 
 
 EXAMPLES: list[e.JournalEvent] = [
@@ -134,6 +143,7 @@ EXAMPLES: list[e.JournalEvent] = [
     e.GroupOpened("g", 1, 2, 0, None, None, False),
     e.GroupSubmitted("g", "l", "w", 1, "d", 3, (1, 2), 0.1 + 0.2, 1e-17),
     e.GroupRewarded("g", (0.1, 1.0), "j", 3.3),
+    e.GroupRewarded("g", (0.1, 0.0), "j", 3.3, ((1, "the scorer returned None"),)),
     e.BatchSealed(0, ("g",), (), "d", "t", 2, 0, 0, 7, 1 / 3, 3.5, ((0, 2), (1, 3))),
     e.StepCommitted(0, 1, "w", "d", {"loss": -0.125}, True),
     e.RunFinished(),

@@ -75,3 +75,20 @@ def test_a_masked_completion_moves_no_baseline_and_is_in_no_divisor(
 
 def test_with_refill_other_groups_have_the_places_of_those_left_out(tmp_path: Path) -> None:
     assert sealed(tmp_path, "refill", "train")[1] == LeftOut(0, 0)
+
+
+def test_statistics_are_those_of_the_members_that_were_scored(tmp_path: Path) -> None:
+    config = build_config({"loop": {"filter": "drop"}, "algorithm": {"normalise_advantages": False}})
+    used, filtered = ingredient("g0", (1.0, 0.0, 0.0, 1.0)), ingredient("g1", (0.0, 1.0, 1.0, 1.0))
+    used.group.failures, filtered.group.failures = {1: "it took too long"}, {0: "out of memory", 2: "so too"}
+    assert used.group.varied and not filtered.group.varied
+    plan = SealPlan(0, (used.group,), (filtered.group,))
+    store = ArtifactStore(tmp_path)
+    event = seal_batch(plan, {"g0": used}, Tally(), config, store)
+    assert event.reward_mean == pytest.approx((2 + 2) / (3 + 2))
+    assert event.trajectories_failed == 3
+    payload = store.get(event.digest)
+    rows = decode_batch(payload)
+    assert [row.failure for row in rows] == ["", "it took too long", "", ""]
+    assert [row.advantage for row in rows] == pytest.approx([1 / 3, 0.0, -2 / 3, 1 / 3])
+    assert decode_left_out(payload) == LeftOut(2, LENGTHS[1] + LENGTHS[3])

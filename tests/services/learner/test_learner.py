@@ -807,7 +807,7 @@ def trained_norm(config: RunConfig, folder: Path, payload: bytes) -> float:
         trainer.stop()
 
 
-def test_completions_that_were_cut_off_can_be_left_out_of_update_and_divisor(
+def test_completions_that_were_cut_off_or_not_scored_are_in_neither_update_nor_divisor(
     model_path: Path, tmp_path: Path
 ) -> None:
     rows = [
@@ -819,6 +819,8 @@ def test_completions_that_were_cut_off_can_be_left_out_of_update_and_divisor(
     masked = trained_norm(config, tmp_path / "a", encode_batch(rows))
     assert masked == trained_norm(config, tmp_path / "b", encode_batch(ended))
     assert masked != trained_norm(make_config(model_path), tmp_path / "c", encode_batch(rows))
+    failed = [replace(row, failure="it hung") if row.sample_index == 1 else row for row in make_rows(0)]
+    assert masked == trained_norm(make_config(model_path), tmp_path / "d", encode_batch(failed))
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -9,9 +9,10 @@ import pytest
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.core.records import FinishReason, GroupToReward
+from antiphon.core.records import FinishReason, GroupToReward, SampleReward
 from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
+from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
 from antiphon.services.reward.server import scorer_of
 from antiphon.services.reward.service import RewardService, Scorer
@@ -28,6 +29,7 @@ def make_reward_service(
     *,
     run_id: str = "run-1",
     limit_s: float = 10.0,
+    at_once: int = 1,
 ) -> RewardService:
     return RewardService(
         coordinator,
@@ -36,6 +38,7 @@ def make_reward_service(
         run_id,
         "judge-1",
         limit_s,
+        at_once=at_once,
         pull_wait_s=0.01,
     )
 
@@ -195,4 +198,47 @@ def test_only_scorers_that_compare_run_in_the_service(task: str, sandbox: str, a
 
     if sandbox != "process" and apart:
         needs_bubblewrap()
+    asyncio.run(story())
+
+
+class Uneven:
+    """A scorer for which the answers of one prompt take until `free` is set, and one answer fails."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+
+    async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+        if key == "train-0-0":
+            await self.free.wait()
+        return [1.0, Failed("it hung")][: len(texts)]
+
+
+def test_a_group_that_takes_long_holds_up_no_other_and_a_failure_is_told_apart() -> None:
+    async def story() -> None:
+        coordinator, scorer = LightCoordinator(RunConfig()), Uneven()
+        service = make_reward_service(coordinator, scorer, at_once=2)
+        async with rewarding(service) as task:
+            coordinator.to_reward.extend(group(n, [1], [2]) for n in range(20))
+            await coordinator.until(lambda: len(coordinator.rewards) == 19)
+            assert "g0" not in coordinator.rewards
+            service.stop()
+            scorer.free.set()
+            await task
+        assert coordinator.rewards["g0"] == (SampleReward(0, 1.0), SampleReward(1, 0.0, "it hung"))
+
+    asyncio.run(story())
+
+
+def test_an_error_of_one_group_ends_the_service() -> None:
+    class Broken:
+        async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+            raise ContractError(f"there is no problem {key}")
+
+    async def story() -> None:
+        coordinator = LightCoordinator(RunConfig())
+        async with rewarding(make_reward_service(coordinator, Broken(), at_once=2)) as task:
+            coordinator.to_reward.append(group(0, [1]))
+            with pytest.raises(ContractError, match="no problem train-0-0"):
+                await task
+
     asyncio.run(story())
