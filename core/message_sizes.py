@@ -18,6 +18,8 @@ TOKEN_BYTES = 8
 """Of a completion's token: its id and its log-probability, 4 bytes each."""
 TRAJECTORY_BYTES = 4096
 """Of a completion besides its tokens: seed, reason and a version span for each version within any bound."""
+MOST_SPANS = 256
+"""Version spans of one completion; more would be beyond any bound on staleness."""
 PROMPT_TOKEN_BYTES = 5
 """Of a prompt's token, as a varint."""
 

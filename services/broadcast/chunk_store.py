@@ -53,9 +53,7 @@ class ChunkStore:
         try:
             payload = path.read_bytes()
         except FileNotFoundError:
-            raise UnavailableError(
-                f"chunk {digest} is not held here (any more); fetch the newest manifest"
-            ) from None
+            raise _not_held(digest) from None
         if digest_bytes(payload) != digest:
             path.unlink(missing_ok=True)
             raise IntegrityError(
@@ -63,6 +61,17 @@ class ChunkStore:
                 "it was dropped and must be fetched again"
             )
         return payload
+
+    def length(self, digest: str) -> int:
+        """Return the bytes of a chunk.
+
+        Raises:
+            UnavailableError: when it is not held.
+        """
+        try:
+            return self._path(digest).stat().st_size
+        except FileNotFoundError:
+            raise _not_held(digest) from None
 
     def has(self, digest: str) -> bool:
         """Tell whether a chunk of that name is held; its bytes are checked when read."""
@@ -121,3 +130,7 @@ class ChunkStore:
 
     def _manifest_path(self, version: int) -> Path:
         return self._manifests / f"{version}.json"
+
+
+def _not_held(digest: str) -> UnavailableError:
+    return UnavailableError(f"chunk {digest[:64]} is not held here (any more); fetch the newest manifest")

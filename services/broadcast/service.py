@@ -8,7 +8,7 @@ transfer that breaks continues where it stopped.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import ChunkEntry, SnapshotManifest
 from antiphon.services.broadcast.api import Broadcast
 from antiphon.services.broadcast.chunk_store import ChunkStore
@@ -45,11 +45,22 @@ class BroadcastService(Broadcast):
         self._uplink = Uplink(uplink_bytes_per_s)
 
     async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield (digest, bytes) in the order asked for, no faster than the uplink cap."""
+        """Yield (digest, bytes) in the order asked for, no faster than the uplink cap.
+
+        A chunk is read once it may be sent, so that whoever waits for the uplink holds no memory.
+
+        Raises:
+            ContractError: when a chunk is asked for twice.
+            UnavailableError: for a chunk that is not held.
+            IntegrityError: for one whose bytes were altered.
+        """
+        if len(set(digests)) != len(digests):
+            raise ContractError(
+                f"a request for {len(digests)} chunks names {len(set(digests))}; ask for each chunk once"
+            )
         for digest in digests:
-            payload = await asyncio.to_thread(self._store.get, digest)  # reads and hashes
-            await self._uplink.take(len(payload))
-            yield digest, payload
+            await self._uplink.take(await asyncio.to_thread(self._store.length, digest))
+            yield digest, await asyncio.to_thread(self._store.get, digest)  # reads and hashes
 
 
 async def fetch_snapshot(

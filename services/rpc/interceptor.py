@@ -1,14 +1,17 @@
-"""GuardInterceptor: every call to a server is read, then admitted by its guard, then answered."""
+"""GuardInterceptor: a call is let in by its headers, then read, weighed, parsed and answered.
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+Every handler is registered as one that takes a stream, also where the caller sends a single message: only
+such a handler is called before the message was read. So whoever is not let in costs no more than headers.
+"""
+
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from antiphon.core.trust.access_tokens import Denial
-from antiphon.services.security.guard import Guard
+from antiphon.core.trust.access_tokens import Denial, Refusal
+from antiphon.services.security.guard import Caller, Guard
 
 _STATUS_OF_DENIAL = {
     Denial.UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
@@ -18,7 +21,7 @@ _STATUS_OF_DENIAL = {
 
 
 class GuardInterceptor:
-    """Stands before a server while services are added: every call is read, admitted, answered.
+    """Stands before a server while services are added; without a guard every call is let in.
 
     Handlers are wrapped once, so that nothing is looked up for a call.
     """
@@ -31,72 +34,94 @@ class GuardInterceptor:
         """Generated code calls this with the bare handlers; the wrapped ones take their place."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        wrapped = {name: self._wrap(f"/{service}/{name}", handler) for name, handler in handlers.items()}
+        wrapped = {
+            name: _Entrance(f"/{service}/{name}", handler, self._guard).handler()
+            for name, handler in handlers.items()
+        }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
 
-    def _wrap(self, method: str, handler: Any) -> Any:
-        async def admit(request: Any, context: Any) -> None:
-            if isinstance(request, _Unreadable):
+
+class _Entrance:
+    """One RPC of a server: what its handler sees was let in before."""
+
+    def __init__(self, method: str, handler: Any, guard: Guard | None) -> None:
+        self._method = method
+        self._guard = guard
+        self._wrapped = handler
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        self._inner = next(inner for kind in kinds if (inner := getattr(handler, kind)) is not None)
+
+    def handler(self) -> Any:
+        """Return the handler that a server is given; it gets messages as bytes."""
+        if self._wrapped.response_streaming:
+            make, chosen = grpc.stream_stream_rpc_method_handler, self._answer_stream
+        else:
+            make, chosen = grpc.stream_unary_rpc_method_handler, self._answer
+        return make(chosen, request_deserializer=None, response_serializer=self._wrapped.response_serializer)
+
+    async def _answer(self, payloads: AsyncIterator[bytes], context: Any) -> Any:
+        caller = await self._enter(context)
+        try:
+            return await self._inner(await self._read(payloads, caller, context), context)
+        finally:
+            self._leave(caller)
+
+    async def _answer_stream(self, payloads: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        caller = await self._enter(context)
+        try:
+            async for reply in self._inner(await self._read(payloads, caller, context), context):
+                yield reply
+        finally:
+            self._leave(caller)
+
+    async def _enter(self, context: Any) -> Caller | None:
+        if self._guard is None:
+            return None
+        metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
+        names = _names_of(context.auth_context())
+        found = self._guard.enter(self._method, str(metadata.get("authorization", "")), names)
+        if isinstance(found, Refusal):
+            await _refuse(found, context)
+        return found  # type: ignore[return-value]  # a refusal has ended the call
+
+    def _leave(self, caller: Caller | None) -> None:
+        if self._guard is not None and caller is not None:
+            self._guard.leave(caller)
+
+    async def _read(self, payloads: AsyncIterator[bytes], caller: Caller | None, context: Any) -> Any:
+        """Return what the service's handler is given: a stream of messages, or the only one."""
+        messages = self._messages(payloads, caller, context)
+        if self._wrapped.request_streaming:
+            return messages
+        async for message in messages:
+            return message
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._method} came without its message")
+
+    async def _messages(
+        self, payloads: AsyncIterator[bytes], caller: Caller | None, context: Any
+    ) -> AsyncIterator[Any]:
+        async for payload in payloads:
+            if self._guard is not None and caller is not None:
+                await _refuse(self._guard.weigh(caller, len(payload)), context)
+            try:
+                message = self._wrapped.request_deserializer(payload)
+            except DecodeError:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
-                    f"{method} got {request.size} bytes that are not its message; use the same version of "
-                    "Antiphon on both sides",
+                    f"{self._method} got {len(payload)} bytes that are not its message; use the same version "
+                    "of Antiphon on both sides",
                 )
-            if self._guard is None:
-                return
-            metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
-            authorization = str(metadata.get("authorization", ""))
-            names = _names_of(context.auth_context())
-            refusal = self._guard.admit(method, authorization, names, request)
-            if refusal is not None:
-                await context.abort(_STATUS_OF_DENIAL[refusal.denial], refusal.sentence)
-
-        return _wrapped(handler, admit)
+            if self._guard is not None and caller is not None:
+                await _refuse(self._guard.admit(caller, message), context)
+            yield message
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreadable:
-    """Bytes that are no message."""
-
-    size: int
+async def _refuse(refusal: Refusal | None, context: Any) -> None:
+    """End a call where there is a reason to."""
+    if refusal is not None:
+        await context.abort(_STATUS_OF_DENIAL[refusal.denial], refusal.sentence)
 
 
 def _names_of(auth_context: Any) -> frozenset[str]:
     found = auth_context.get("x509_subject_alternative_name", ())
     return frozenset(name.decode(errors="replace") for name in found)
-
-
-def _wrapped(handler: Any, admit: Callable[[Any, Any], Awaitable[None]]) -> Any:
-    """Return a handler that admits every message before its service sees it."""
-    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-    (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
-    inner = getattr(handler, kind)
-
-    def read(payload: bytes) -> Any:
-        try:
-            return handler.request_deserializer(payload)
-        except DecodeError:
-            return _Unreadable(len(payload))
-
-    async def admitted(requests: Any, context: Any) -> AsyncIterator[Any]:
-        async for request in requests:
-            await admit(request, context)
-            yield request
-
-    async def enter(request: Any, context: Any) -> Any:
-        if handler.request_streaming:
-            await admit(None, context)
-            return admitted(request, context)
-        await admit(request, context)
-        return request
-
-    async def answer(request: Any, context: Any) -> Any:
-        return await inner(await enter(request, context), context)
-
-    async def answer_stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        async for reply in inner(await enter(request, context), context):
-            yield reply
-
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    chosen = answer_stream if handler.response_streaming else answer
-    return make(chosen, request_deserializer=read, response_serializer=handler.response_serializer)

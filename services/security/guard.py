@@ -1,7 +1,8 @@
 """Guard: every call over a network is let in by name, scope and rate, or refused in a sentence.
 
-An RPC that is not in the table below is refused, so a new one cannot be forgotten. A call that
-is refused reaches no service and changes nothing but the caller's rate.
+An RPC that is not in the table below is refused, so a new one cannot be forgotten. A call is let in by its
+headers, before its message is read; a message is weighed before it is parsed. A call that is refused reaches
+no service and changes nothing but the caller's rate.
 """
 
 import hashlib
@@ -35,6 +36,7 @@ SCOPE_OF: dict[str, Scope] = {
 }
 """Full name of each RPC -> the scope that a token needs for it."""
 _STREAM = "/antiphon.Coordinator/Work"
+_REGISTER = "/antiphon.Coordinator/Register"
 WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
     rollout_pb2.WorkerHello: lambda request: str(request.worker_name),
     rollout_pb2.WorkerHeartbeat: lambda request: name_of_worker(request.worker_id),
@@ -50,6 +52,8 @@ _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": 
 """What each request within a worker's stream needs."""
 OPEN_TO_CERTIFICATES = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 """RPCs for which a certificate is enough."""
+CALLS_AT_ONCE = 16
+"""Most calls of one worker that have not ended; it needs one for its work and a few for weights."""
 LONGEST_WAIT_S = 30.0
 """Longest wait that a refusal names."""
 BUCKETS_KEPT = 4096
@@ -62,9 +66,13 @@ class GuardLimits:
 
     requests: Rate
     payload_bytes: Rate
+    registrations: Rate
+    """Each one is written to the journal."""
 
 
-DEFAULT_LIMITS = GuardLimits(requests=Rate(50.0, 200.0), payload_bytes=Rate(8 << 20, 64 << 20))
+DEFAULT_LIMITS = GuardLimits(
+    requests=Rate(50.0, 200.0), payload_bytes=Rate(8 << 20, 64 << 20), registrations=Rate(0.1, 30.0)
+)
 """A worker needs a few requests a second; these are far beyond that."""
 
 
@@ -102,18 +110,19 @@ class Guard:
         self._note_quota = note_quota
         self._known: dict[str, TokenClaims] = {}
         """Digest of a token -> its claims, once the signature was found right."""
-        self._buckets: dict[str, tuple[TokenBucket, TokenBucket]] = {}
+        self._meters: dict[str, _Meters] = {}
 
-    def admit(
-        self, method: str, authorization: str, certificate_names: Collection[str], request: Any
-    ) -> Refusal | None:
-        """Return why a call is refused, or None.
+    def enter(
+        self, method: str, authorization: str, certificate_names: Collection[str]
+    ) -> "Caller | Refusal | None":
+        """Return who makes a call, or why it is refused, before anything of its message is read.
+
+        None is a call for which a certificate is enough. A caller that was let in must `leave`.
 
         Args:
             method: full name of the RPC.
             authorization: the header, `Bearer TOKEN`, or "".
             certificate_names: names in the certificate of the connection.
-            request: the message; None at the start of a stream, whose requests are admitted one by one.
         """
         if method in OPEN_TO_CERTIFICATES:
             return None
@@ -123,25 +132,63 @@ class Guard:
         claims = self._claims(authorization)
         if isinstance(claims, Refusal):
             return claims
-        parts = [(scope, request)]
-        if method == _STREAM and request is not None:
-            parts = [_part(scope, message) for message in request.requests] or parts
+        caller = Caller(method, scope, claims, certificate_names)
+        refusal = self._refuse(caller, scope)
+        if refusal is not None or caller.is_admin:
+            return refusal or caller
+        name, now = claims.worker_name, self._clock()
+        meters = self._meters_of(name)
+        if meters.calls >= CALLS_AT_ONCE:
+            return _busy(name, 1.0)
+        wait_s = meters.requests.take(1.0, now)
+        if wait_s == 0.0 and method == _REGISTER:
+            wait_s = meters.registrations.take(1.0, now)
+        if wait_s > 0.0:
+            return _busy(name, wait_s)
+        meters.calls += 1
+        return caller
+
+    def leave(self, caller: "Caller") -> None:
+        """Note that a call has ended."""
+        if not caller.is_admin:
+            self._meters_of(caller.claims.worker_name).calls -= 1
+
+    def weigh(self, caller: "Caller", size: int) -> Refusal | None:
+        """Return why a message of `size` bytes is refused before it is parsed, or None."""
+        if caller.is_admin:
+            return None
+        name, now = caller.claims.worker_name, self._clock()
+        meters = self._meters_of(name)
+        wait_s = meters.requests.take(1.0, now) if caller.read else 0.0
+        caller.read += 1
+        if wait_s == 0.0:
+            wait_s = meters.payload_bytes.take(size, now)
+        return _busy(name, wait_s) if wait_s > 0.0 else None
+
+    def admit(self, caller: "Caller", request: Any) -> Refusal | None:
+        """Return why a message is refused, or None."""
+        parts = [(caller.scope, request)]
+        if caller.method == _STREAM:
+            parts = [_part(caller.scope, message) for message in request.requests] or parts
         for needed, asked in parts:
-            refusal = refuse_claims(
-                claims,
-                run_id=self._run_id,
-                scope=needed,
-                certificate_names=certificate_names,
-                revoked=self._revoked(),
-                now=self._wall_clock(),
-            )
-            if refusal is None and Scope.ADMIN not in claims.scopes:
-                refusal = _wrong_name(claims, asked) or self._too_much(claims, asked)
+            refusal = self._refuse(caller, needed)
+            if refusal is None and not caller.is_admin:
+                refusal = _wrong_name(caller.claims, asked)
                 if refusal is None and isinstance(asked, rollout_pb2.LeaseRequest):
-                    self._note_quota(asked.worker_id, claims.max_leases)
+                    self._note_quota(asked.worker_id, caller.claims.max_leases)
             if refusal is not None:
                 return refusal
         return None
+
+    def _refuse(self, caller: "Caller", scope: Scope) -> Refusal | None:
+        return refuse_claims(
+            caller.claims,
+            run_id=self._run_id,
+            scope=scope,
+            certificate_names=caller.certificate_names,
+            revoked=self._revoked(),
+            now=self._wall_clock(),
+        )
 
     def _claims(self, authorization: str) -> TokenClaims | Refusal:
         kind, _, text = authorization.partition(" ")
@@ -162,22 +209,47 @@ class Guard:
         self._known[digest] = claims
         return claims
 
-    def _too_much(self, claims: TokenClaims, request: Any) -> Refusal | None:
-        name, now = claims.worker_name, self._clock()
-        buckets = self._buckets.pop(name, None)
-        if buckets is None:
-            buckets = (TokenBucket(self._limits.requests), TokenBucket(self._limits.payload_bytes))
-            while len(self._buckets) >= BUCKETS_KEPT:
-                del self._buckets[next(iter(self._buckets))]
-        self._buckets[name] = buckets
-        requests, payload_bytes = buckets
-        wait_s = requests.take(1.0, now)
-        if wait_s == 0.0 and request is not None:
-            wait_s = payload_bytes.take(request.ByteSize(), now)
-        if wait_s > 0.0:
-            wait_s = min(wait_s, LONGEST_WAIT_S)
-            return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
-        return None
+    def _meters_of(self, name: str) -> "_Meters":
+        meters = self._meters.pop(name, None)
+        if meters is None:
+            meters = _Meters(self._limits)
+            idle = (other for other, known in self._meters.items() if not known.calls)
+            if len(self._meters) >= BUCKETS_KEPT and (oldest := next(idle, None)) is not None:
+                del self._meters[oldest]
+        self._meters[name] = meters
+        return meters
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who makes a call that was let in, until it ends."""
+
+    method: str
+    scope: Scope
+    claims: TokenClaims
+    certificate_names: Collection[str]
+    read: int = 0
+    """Messages of the call so far."""
+
+    @property
+    def is_admin(self) -> bool:
+        return Scope.ADMIN in self.claims.scopes
+
+
+class _Meters:
+    """What one worker has asked for of late."""
+
+    def __init__(self, limits: GuardLimits) -> None:
+        self.requests = TokenBucket(limits.requests)
+        self.payload_bytes = TokenBucket(limits.payload_bytes)
+        self.registrations = TokenBucket(limits.registrations)
+        self.calls = 0
+        """Calls that have not ended."""
+
+
+def _busy(name: str, wait_s: float) -> Refusal:
+    wait_s = min(wait_s, LONGEST_WAIT_S)
+    return Refusal(Denial.BUSY, f"worker {name} asks too much at once; come back in {wait_s:.2f} s")
 
 
 def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
@@ -190,8 +262,6 @@ def _part(scope: Scope, message: Any) -> tuple[Scope, Any]:
 
 def _wrong_name(claims: TokenClaims, request: Any) -> Refusal | None:
     """A worker speaks for itself alone."""
-    if request is None:
-        return None
     named_in = WORKER_NAMED_IN.get(type(request))
     if named_in is None:
         return Refusal(Denial.FORBIDDEN, f"a worker's token does not allow {type(request).__name__}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from antiphon.core import records as r
 from antiphon.core.errors import ContractError
+from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.protos import records_pb2
 from antiphon.services.wire.arrays import (
     finish_reason_from_text,
@@ -66,6 +67,10 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
         min(counts, default=0) < 0
     ):
         raise ContractError(f"completions with {sum(counts)} version spans came with other columns of them")
+    if max(counts, default=0) > MOST_SPANS:
+        raise ContractError(
+            f"a completion came with {max(counts)} version spans; at most {MOST_SPANS} can be within a bound"
+        )
     spans = tuple(map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops))
     found = []
     at = span_at = 0

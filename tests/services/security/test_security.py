@@ -17,7 +17,7 @@ from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rpc.serving import open_channel, start_server
 from antiphon.services.security.credentials import Credentials, load_credentials
-from antiphon.services.security.guard import SCOPE_OF, WORKER_NAMED_IN, Guard, GuardLimits
+from antiphon.services.security.guard import SCOPE_OF, WORKER_NAMED_IN, Caller, Guard, GuardLimits
 from antiphon.services.security.keys import LEARNER_KEY, load_key, write_private
 from antiphon.system.clock import wall_clock
 from tests.support.light_parties import hello, sample_lease
@@ -227,22 +227,30 @@ def test_every_request_of_a_worker_says_for_whom_it_speaks(house: House) -> None
     assert public is not None
     guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0)
     unknown = coordinator_pb2.StepRequest(step=0)
-    refusal = guard.admit("/antiphon.Coordinator/Register", f"Bearer {house.token('w')}", {"w"}, unknown)
+    caller = guard.enter("/antiphon.Coordinator/Register", f"Bearer {house.token('w')}", {"w"})
+    assert isinstance(caller, Caller)
+    refusal = guard.admit(caller, unknown)
     assert refusal is not None and refusal.denial is Denial.FORBIDDEN
 
 
 def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
     seconds = [0.0]
-    limits = GuardLimits(requests=Rate(2.0, 10.0), payload_bytes=Rate(100.0, 1000.0))
+    limits = GuardLimits(
+        requests=Rate(2.0, 10.0), payload_bytes=Rate(100.0, 1000.0), registrations=Rate(9.0, 99.0)
+    )
     public = house.services.token_key
     assert public is not None
     guard = Guard(public, RUN_ID, wall_clock, lambda: seconds[0], limits)
     hello_w = rollout_pb2.WorkerHello(worker_name="w")
 
-    def ask(name: str, message: object = hello_w) -> Denial | None:
-        method = "/antiphon.Coordinator/Register"
-        refusal = guard.admit(method, f"Bearer {house.token(name)}", {name}, message)
-        return None if refusal is None else refusal.denial
+    def ask(name: str, message: rollout_pb2.WorkerHello = hello_w) -> Denial | None:
+        found = guard.enter("/antiphon.Coordinator/Register", f"Bearer {house.token(name)}", {name})
+        if isinstance(found, Caller):
+            guard.leave(found)
+            refusal = guard.weigh(found, message.ByteSize()) or guard.admit(found, message)
+            return None if refusal is None else refusal.denial
+        assert found is not None
+        return found.denial
 
     answers = [ask("w") for _ in range(15)]
     assert answers == [None] * 10 + [Denial.BUSY] * 5
@@ -261,14 +269,16 @@ def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
     guard = Guard(public, RUN_ID, wall_clock, lambda: 0.0, note_quota=lambda *quota: told.append(quota))
     bearer = f"Bearer {house.token('w', scopes=(Scope.LEASE,), max_leases=5)}"
 
+    stream = guard.enter("/antiphon.Coordinator/Work", bearer, {"w"})
+    assert isinstance(stream, Caller)
+
     def ask(*requests: rollout_pb2.WorkRequest) -> Denial | None:
         message = rollout_pb2.WorkRequests(requests=requests)
-        refusal = guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, message)
+        refusal = guard.admit(stream, message)
         for told, rewarded in zip(requests, message.requests, strict=True):
             told.CopyFrom(rewarded)
         return None if refusal is None else refusal.denial
 
-    assert guard.admit("/antiphon.Coordinator/Work", bearer, {"w"}, None) is None  # the stream itself
     assert ask() is None
     lease = rollout_pb2.WorkRequest(lease=rollout_pb2.LeaseRequest(worker_id="w-1", groups=8))
     assert ask(lease) is None and told == [("w-1", 5)]  # which is checked when they are granted
