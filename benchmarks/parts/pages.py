@@ -76,6 +76,7 @@ MEASUREMENTS = {
     "gradient_sums": Measurement("gradient_sums.py", 5),
     "sampling_rules": Measurement("sampling_rules.py", 3),
     "sandbox": Measurement("sandbox.py", 2),
+    "exhaustion": Measurement("exhaustion.py --pairs 3", 4),
 }
 """Name of the result -> how it is measured."""
 

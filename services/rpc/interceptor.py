@@ -63,6 +63,8 @@ class _Entrance:
         caller = await self._enter(context)
         try:
             return await self._inner(await self._read(payloads, caller, context), context)
+        except grpc.aio.AbortError as error:
+            raise _alone(error) from None
         finally:
             self._leave(caller)
 
@@ -71,6 +73,8 @@ class _Entrance:
         try:
             async for reply in self._inner(await self._read(payloads, caller, context), context):
                 yield reply
+        except grpc.aio.AbortError as error:
+            raise _alone(error) from None
         finally:
             self._leave(caller)
 
@@ -114,6 +118,15 @@ class _Entrance:
             if self._guard is not None and caller is not None:
                 await _refuse(self._guard.admit(caller, message), context)
             yield message
+
+
+def _alone(error: BaseException) -> BaseException:
+    """Return an error without the frames that it passed and the errors before it.
+
+    A call and the error that ended it hold each other, so until garbage is looked for the message would stay.
+    """
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 async def _refuse(refusal: Refusal | None, context: Any) -> None:

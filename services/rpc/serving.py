@@ -39,12 +39,17 @@ MAX_STREAMS = 1024
 HANDSHAKE_MS = 10_000
 """Longest time to agree on encryption."""
 
+WINDOW_BYTES = 256 << 10
+"""What a caller may send before it is read, so what it holds of a server's memory: 2.5 MB/s at 100 ms."""
+
 SERVER_OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 ]
 CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
