@@ -19,6 +19,7 @@ from antiphon.core.loop.checks import submission_digest
 from antiphon.core.records import BatchRow, GroupSubmission, Lease, StepCommit, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent
+from antiphon.simulator.checks import reasons
 from antiphon.simulator.checks.worker_hours import WorkerHours
 from antiphon.simulator.standins import arithmetic
 
@@ -39,6 +40,10 @@ class _Group:
     digest: str = ""
     step: int | None = None
     evaluation: bool = False
+    rewards: tuple[float, ...] = ()
+    failed: dict[int, str] = field(default_factory=dict)
+    stale: bool = False
+    """It was dropped for its age."""
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class Witness:
     """Living training groups of elastic mode in the order in which they must train."""
     _lease_ids: set[str] = field(default_factory=set)
     _seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _seed_owners: dict[int, tuple[object, ...]] = field(default_factory=dict)
     _prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _trained: dict[int, str] = field(default_factory=dict)
     _voided: dict[int, list[str]] = field(default_factory=dict)
@@ -74,6 +80,15 @@ class Witness:
     """Rows of each file by its digest."""
     _requeued: int = 0
     _finished: bool = False
+
+    @property
+    def _batches(self) -> int:
+        return len(self.sealed) - len(self._reopened)
+
+    def _unless_empty(self, group_id: str, found: str) -> None:
+        """Report what was found wrong with a group, if anything was."""
+        if found:
+            self.report(f"group {group_id} {found}")
 
     def report(self, sentence: str) -> None:
         self.violations.append(f"at {self.now():.3f} s: {sentence}")
@@ -109,6 +124,9 @@ class Witness:
         self._groups[event.group_id] = _Group(step=event.step)
         if event.step is None:
             self._line.append(event.group_id)
+            newest = max(self.snapshots, default=-1)
+            found = reasons.too_many_open(len(self._line), self._batches, newest, self.config)
+            self._unless_empty(event.group_id, found and f"was opened, but {found}")
 
     def _group_moved_back(self, event: e.GroupMovedBack) -> None:
         self._group(event.group_id, "moved back", "open", "leased", "submitted")
@@ -162,13 +180,23 @@ class Witness:
     def _group_rewarded(self, event: e.GroupRewarded) -> None:
         group = self._group(event.group_id, "rewarded", "submitted")
         group.phase = "ended" if group.evaluation else "rewarded"
+        group.rewards, group.failed = event.rewards, dict(event.failures)
 
     def _group_dropped(self, event: e.GroupDropped) -> None:
         allowed = {"stale_on_arrival": ("submitted",), "filtered": ("rewarded",)}
         phases = allowed.get(event.reason, ())  # none is dropped for another reason
-        self._group(event.group_id, f"dropped ({event.reason})", *phases).phase = "ended"
+        group = self._group(event.group_id, f"dropped ({event.reason})", *phases)
+        group.phase, group.stale = "ended", event.reason == "stale_on_arrival"
+        if event.reason == "filtered":
+            found = reasons.wrongly_chosen(self.config, False, group.rewards, group.failed)
+            self._unless_empty(event.group_id, found)
         if event.group_id in self._line:
-            self._line.remove(event.group_id)
+            place = self._line.index(event.group_id)
+            if group.stale:
+                step = self._batches + place // self.config.loop.prompts_per_step
+                bound = self.config.loop.max_staleness
+                self._unless_empty(event.group_id, reasons.not_stale(group.oldest, step, bound))
+            del self._line[place]
 
     def _batch_sealed(self, event: e.BatchSealed) -> None:
         if event.step not in self._reopened and event.step != len(self.sealed):
@@ -177,6 +205,10 @@ class Witness:
         for group_id in (*event.group_ids, *event.filtered_ids):
             group = self._group(group_id, f"sealed into step {event.step}", "rewarded")
             group.phase = "ended"
+            used = group_id in event.group_ids
+            self._unless_empty(
+                group_id, reasons.wrongly_chosen(self.config, used, group.rewards, group.failed)
+            )
             if not 0 <= event.step - group.oldest <= bound:
                 self.report(
                     f"group {group_id} of version {group.oldest} trains at step {event.step}, beyond {bound}"
@@ -238,6 +270,9 @@ class Witness:
             self.report(f"lease {lease.lease_id} was given to a worker before it was on the disk")
         if self._seeds.setdefault(lease.group_id, lease.seeds) != lease.seeds:
             self.report(f"group {lease.group_id} was leased with other seeds than before")
+        held_out = self._groups.get(lease.group_id, _Group()).evaluation
+        owner = (lease.prompt.key, lease.epoch) if held_out else (lease.group_id,)
+        self._unless_empty(lease.group_id, reasons.seeds_taken(self._seed_owners, lease.seeds, owner))
         self._prompts[lease.prompt.key] = lease.prompt.token_ids
 
     def answered(self, submission: GroupSubmission, verdict: SubmitVerdict) -> None:
@@ -247,8 +282,10 @@ class Witness:
         group = self._groups.get(submission.group_id)
         if group is None or not group.digest:
             self.report(f"group {submission.group_id} was acknowledged, but it is not on the disk")
-        elif verdict is SubmitVerdict.ACCEPTED and group.digest != submission_digest(submission):
+        elif group.digest != submission_digest(submission):
             self.report(f"group {submission.group_id} was acknowledged, but another body is on the disk")
+        elif group.stale != (verdict is SubmitVerdict.STALE):
+            self.report(f"group {submission.group_id} was answered {verdict}, which it is not")
 
     def committed(self, commit: StepCommit) -> None:
         """The learner was told that its step is committed."""
@@ -286,6 +323,14 @@ class Witness:
 
     def _look_at_rows(self, step: int, rows: Sequence[BatchRow]) -> None:
         numbers: dict[int, int] = {}
+        groups: dict[str, list[BatchRow]] = {}
+        for row in rows:
+            groups.setdefault(row.group_id, []).append(row)
+        for group_id, members in groups.items():
+            scored = {row.sample_index: row.reward for row in members if not row.failure}
+            given = {row.sample_index: row.advantage for row in members}
+            found = reasons.wrong_advantages(scored, given, self.config.algorithm)
+            self._unless_empty(group_id, found and f"trains at step {step}: {found}")
         for row in rows:
             where = f"step {step}, group {row.group_id}, sample {row.sample_index}"
             key = (row.group_id, row.sample_index)

@@ -26,6 +26,9 @@ class MemoryChunks(ChunkStore):
             raise UnavailableError(f"chunk {digest} is not held here (any more); fetch the newest manifest")
         return payload
 
+    def length(self, digest: str) -> int:
+        return len(self.get(digest))
+
     def has(self, digest: str) -> bool:
         return digest in self._held
 

@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from antiphon.core.loop import acceptance, admission, assembly
-from antiphon.core.loop.group_state import GroupPhase
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.leases import LeaseTable
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import SubmitVerdict
+from antiphon.services.coordinator import sealing
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.learner.service import LearnerService
@@ -115,7 +118,87 @@ def places_of_a_voided_batch_stay_taken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "batches", property(lambda self: len(self.sealed)))
 
 
+def groups_in_time_are_called_stale(patch: pytest.MonkeyPatch) -> None:
+    real = acceptance.accept_submission
+
+    def accept(state: Any, config: Any, submission: Any, *rest: Any, **named: Any) -> Any:
+        verdict, found = real(state, config, submission, *rest, **named)
+        group = state.groups[submission.group_id]
+        if verdict is SubmitVerdict.ACCEPTED and group.evaluation is None and group.number % 5 == 3:
+            return SubmitVerdict.STALE, [*found, e.GroupDropped(group.group_id, "stale_on_arrival")]
+        return verdict, found
+
+    patch.setattr(acceptance, "accept_submission", accept)
+
+
+def groups_are_answered_stale_that_train(patch: pytest.MonkeyPatch) -> None:
+    real = acceptance.accept_submission
+
+    def accept(state: Any, config: Any, submission: Any, *rest: Any, **named: Any) -> Any:
+        verdict, found = real(state, config, submission, *rest, **named)
+        return SubmitVerdict.STALE if verdict is SubmitVerdict.ACCEPTED else verdict, found
+
+    patch.setattr(acceptance, "accept_submission", accept)
+
+
+def another_body_counts_as_the_same(patch: pytest.MonkeyPatch) -> None:
+    real = acceptance.early_verdict
+
+    def early_verdict(state: Any, submission: Any) -> SubmitVerdict | None:
+        verdict = real(state, submission)
+        late = (SubmitVerdict.LATE, SubmitVerdict.CONFLICT)
+        known = submission.group_id in state.receipts
+        return SubmitVerdict.ALREADY_ACCEPTED if verdict in late and known else verdict
+
+    patch.setattr(acceptance, "early_verdict", early_verdict)
+
+
+def any_number_of_groups_is_opened(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StalenessBound, "admits_lease", lambda self, held, issued, groups, places: True)
+    patch.setattr(StalenessBound, "room", lambda self, held, issued, places: 1000)
+
+
+def seeds_ignore_the_prompt(patch: pytest.MonkeyPatch) -> None:
+    real = admission.request_seeds
+    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, "", epoch, size))
+
+
+def seeds_ignore_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    real = admission.request_seeds
+    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, key, 0, size))
+
+
+def advantages_have_the_wrong_sign(patch: pytest.MonkeyPatch) -> None:
+    real = sealing.group_advantages
+    patch.setattr(sealing, "group_advantages", lambda *arguments: -real(*arguments))
+
+
+def advantages_are_zero(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sealing, "group_advantages", lambda rewards, *rest: 0.0 * rewards)
+
+
+def groups_that_teach_something_are_filtered(patch: pytest.MonkeyPatch) -> None:
+    real = GroupState.varied.fget
+    assert real is not None
+    patch.setattr(GroupState, "varied", property(lambda self: not real(self)))
+
+
+def what_failed_counts_as_wrong(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupState, "scored", property(lambda self: tuple(range(len(self.rewards)))))
+    patch.setattr(sealing, "_counts", lambda group, submission, algorithm: np.ones(group.samples, bool))
+
+
 MUTATIONS = {
+    groups_in_time_are_called_stale: "was called stale, but",
+    groups_are_answered_stale_that_train: "was answered stale, which it is not",
+    another_body_counts_as_the_same: "another body is on the disk",
+    any_number_of_groups_is_opened: "was opened, but .* groups live|beyond",
+    seeds_ignore_the_prompt: "seed .* is that of",
+    seeds_ignore_the_epoch: "seed .* is that of",
+    advantages_have_the_wrong_sign: "has the advantage",
+    advantages_are_zero: "has the advantage",
+    groups_that_teach_something_are_filtered: "was filtered, with rewards|do not differ",
+    what_failed_counts_as_wrong: "has the advantage|do not differ|was filtered",
     the_gate_stands_open: "beyond",
     quick_groups_overtake: "overtakes",
     receipts_are_forgotten: "twice|handed in while|contradicts itself",
