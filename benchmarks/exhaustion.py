@@ -8,9 +8,10 @@ over and over; and requests for the same chunk ten thousand times. Attackers hav
 since elsewhere they run on machines of their own.
 
 `rss_growth_mb` is by how much coordinator and chunk server, whichever grew more, exceeded their largest
-memory in the first quiet; `honest_rate_share` is the median over pairs of groups handed in under attack and in
-quiet, `fetch_rate_share` the same of chunks; `lost_workers` counts honest workers that were ever held to be
-lost. The exit status is 1 when one was, when memory grew by more than 256 MB, or when no attack was refused.
+memory in the first quiet; `honest_rate_share` is the median over pairs of the groups handed in under attack
+and in quiet, `fetch_rate_share` the same of chunks; `lost_workers` counts honest workers that were ever
+held to be lost. The exit status is 1 when one was, when memory grew by more than 256 MB, or when no attack
+was refused.
 
     .venv/bin/python benchmarks/exhaustion.py --pairs 3
 """
@@ -138,9 +139,7 @@ def measure(home: Path, options: argparse.Namespace) -> dict[str, Any]:
                 time.sleep(SETTLE_S)
                 lost = asyncio.run(lost_workers(home))
     done = json.loads((home / "honest.json").read_text())
-    refused = sum(
-        int((home / f"{name}.refused").read_text()) for name in ATTACKERS
-    )
+    refused = sum(int((home / f"{name}.refused").read_text()) for name in ATTACKERS)
     shares = {
         name: [
             rate(done[name], under) / max(rate(done[name], before), 1e-9)

@@ -55,6 +55,7 @@ class SharedRun:
     store: MemoryStore
     learner_disk: training.LearnerDisk
     reward_rarity: int
+    failure_rarity: int
     engine_step_s: Callable[[str], float]
     """Seconds of the next engine step of a worker."""
     chunk_s: Callable[[str], float]
@@ -155,7 +156,7 @@ def make_worker(
 
 def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: str) -> RewardService:
     """Return the reward service of a process; `run` is its main routine."""
-    environment = engines.ArithmeticEnvironment(shared.config, shared.reward_rarity)
+    environment = engines.ArithmeticEnvironment(shared.config, shared.reward_rarity, shared.failure_rarity)
     stall_timeout_s = shared.config.services.stall_timeout_s
     decoder = engines.JsonDecoder()
     return RewardService(

@@ -40,6 +40,8 @@ class Scenario(BaseModel):
     """What a chunk takes on a slow link, seconds; a finished group takes a fifth of it."""
     reward_rarity: int = Field(default=1, ge=0)
     """Rewards are 1 once in this number + 1, else 0; the higher, the more groups lack variance."""
+    failure_rarity: int = Field(default=0, ge=0)
+    """One answer in about this number cannot be scored; 0: all can."""
     faults: FaultMix = FaultMix()
     """What goes wrong."""
     voids: tuple[int, ...] = ()
@@ -65,6 +67,7 @@ class Scenario(BaseModel):
             "rollout": {"concurrent_groups": 2},
             "coordinator": {"payload_retention_steps": 2},
             "services": {"stall_timeout_s": 600.0},
+            "reward": {"max_failed_share": 1.0},
         }
         for section, fields in self.run.items():
             known = tree.setdefault(section, {})
@@ -140,6 +143,7 @@ def drawn_scenario(seed: int) -> Scenario:
         workers=3 if long else max(1 + random.index(4), 1 + straggles),
         reward_services=1 + random.index(2),
         reward_rarity=shape.choose((1, 1, 2, 5)),
+        failure_rarity=RandomStream("failures", int(fixed), pattern).choose((0, 0, 0, 5)),
         engine_step_s=random.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
         learner_step_s=random.choose(((0.3, 1.5), (1.0, 6.0))),
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),

@@ -92,7 +92,7 @@ class World:
         # It has no sockets, signals and subprocesses: whoever asks for them meets an error.
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
-        self.witness = Witness(self.config, scenario.reward_rarity, self.loop.time)
+        self.witness = Witness(self.config, scenario.reward_rarity, scenario.failure_rarity, self.loop.time)
         self._operator = Operator(
             scenario.voids,
             self.config.loop.mode == "fixed",
@@ -135,6 +135,7 @@ class World:
             store=MemoryStore(),
             learner_disk=training.LearnerDisk(),
             reward_rarity=scenario.reward_rarity,
+            failure_rarity=scenario.failure_rarity,
             engine_step_s=self._engine_step_s,
             chunk_s=self._injector.chunk_s,
             upload_s=self._injector.upload_s,

@@ -20,7 +20,7 @@ from typing import IO, Self
 import structlog
 
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
-from antiphon.environments.environment import Environment
+from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.scoring.messages import (
     LINE_BYTES,
     READY,
@@ -29,6 +29,7 @@ from antiphon.environments.scoring.messages import (
     ScoringTask,
     Verdict,
     answers_line,
+    checked_reward,
     parse_result,
     task_line,
 )
@@ -55,8 +56,17 @@ class InProcess:
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer to the problem with a key."""
         problem = self._environment.problem_by_key(key)
-        rewards = await asyncio.to_thread(self._environment.reward, problem, texts)
-        return [float(reward) for reward in rewards]
+        return await asyncio.to_thread(self._verdicts, problem, texts)
+
+    def _verdicts(self, problem: Problem, texts: Sequence[str]) -> list[Verdict]:
+        found: list[Verdict] = []
+        for text in texts:
+            try:
+                found.append(checked_reward(self._environment.reward(problem, [text])[0]))
+            except Exception as error:  # noqa: BLE001 - a model may have written what raised it
+                _log.warning("scoring.failed", prompt=problem.key, error=repr(error))
+                found.append(Failed(f"the scorer failed: {type(error).__name__}"))
+        return found
 
 
 class ScoringPool:

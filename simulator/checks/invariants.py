@@ -5,21 +5,21 @@ received; it shares no code with the state it watches over. It knows every token
 the stand-ins compute instead of sampling.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import submission_digest
-from antiphon.core.records import BatchRow, GroupSubmission, Lease, StepCommit, SubmitVerdict
+from antiphon.core.records import GroupSubmission, Lease, StepCommit, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.simulator.checks import reasons
+from antiphon.simulator.checks.batch_files import BatchFiles
 from antiphon.simulator.checks.worker_hours import WorkerHours
 from antiphon.simulator.standins import arithmetic
 
@@ -52,6 +52,7 @@ class Witness:
 
     config: RunConfig
     reward_rarity: int
+    failure_rarity: int
     now: Callable[[], float]
     violations: list[str] = field(default_factory=list)
     events: int = 0
@@ -68,6 +69,8 @@ class Witness:
     """Living training groups of elastic mode in the order in which they must train."""
     _lease_ids: set[str] = field(default_factory=set)
     _seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _heard_s: dict[str, float] = field(default_factory=dict)
+    """Lease -> second at which the newest answered heartbeat that named it was sent."""
     _seed_owners: dict[int, tuple[object, ...]] = field(default_factory=dict)
     _prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _trained: dict[int, str] = field(default_factory=dict)
@@ -75,11 +78,14 @@ class Witness:
     """Step -> digests of its voided batches."""
     _reopened: set[int] = field(default_factory=set)
     """Steps whose batch was voided and that have no other yet."""
-    _in_file: dict[tuple[str, int], int] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
     """Rows of each file by its digest."""
+    _files: BatchFiles = field(init=False)
     _requeued: int = 0
     _finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._files = BatchFiles(self.config, self.reward_rarity, self.failure_rarity)
 
     @property
     def _batches(self) -> int:
@@ -161,6 +167,9 @@ class Witness:
 
     def _lease_expired(self, event: e.LeaseExpired) -> None:
         group = self._group(event.group_id, "taken back", "leased")
+        silent_s = self.now() - self._heard_s.pop(event.lease_id, -math.inf)
+        if event.reason.startswith("no sign of life") and silent_s < self.config.coordinator.lease_s / 2:
+            self.report(f"lease {event.lease_id} expired, but its holder was heard {silent_s:.1f} s ago")
         if event.lease_id not in (group.lease_id, group.twin_id):
             self.report(f"lease {event.lease_id} of group {event.group_id} expired, but it was not running")
         elif group.twin_id:
@@ -264,6 +273,10 @@ class Witness:
 
     # What the processes received and did.
 
+    def heard(self, lease_ids: Sequence[str], sent_s: float) -> None:
+        """The heartbeat of a worker that holds these leases, sent at that second, was answered."""
+        self._heard_s.update(dict.fromkeys(lease_ids, sent_s))
+
     def leased(self, lease: Lease) -> None:
         """A worker was given a lease."""
         if lease.lease_id not in self._lease_ids:
@@ -318,41 +331,9 @@ class Witness:
         if digest not in self._rows:
             rows = decode_batch(payload)
             self._rows[digest] = len(rows)
-            self._look_at_rows(step, rows)
+            for problem in self._files.problems(step, rows, self.snapshots, self._seeds):
+                self.report(problem)
         return self._rows[digest]
-
-    def _look_at_rows(self, step: int, rows: Sequence[BatchRow]) -> None:
-        numbers: dict[int, int] = {}
-        groups: dict[str, list[BatchRow]] = {}
-        for row in rows:
-            groups.setdefault(row.group_id, []).append(row)
-        for group_id, members in groups.items():
-            scored = {row.sample_index: row.reward for row in members if not row.failure}
-            given = {row.sample_index: row.advantage for row in members}
-            found = reasons.wrong_advantages(scored, given, self.config.algorithm)
-            self._unless_empty(group_id, found and f"trains at step {step}: {found}")
-        for row in rows:
-            where = f"step {step}, group {row.group_id}, sample {row.sample_index}"
-            key = (row.group_id, row.sample_index)
-            if self._in_file.setdefault(key, step) != step:
-                self.report(f"{where} trained at step {self._in_file[key]} already")
-            for span in row.spans:
-                if not 0 <= step - span.version <= self.config.loop.max_staleness:
-                    self.report(f"{where} has tokens of version {span.version}, beyond the bound")
-                weights = self.snapshots.get(span.version)
-                if weights is None:
-                    self.report(f"{where} has tokens of version {span.version}, which was never announced")
-                    return
-                numbers[span.version] = arithmetic.weights_number(weights)
-            prompt = arithmetic.prompt_number(tuple(int(token) for token in row.prompt_token_ids))
-            seed = self._seeds.get(row.group_id, ())[row.sample_index]
-            tokens, logprobs = arithmetic.completion(numbers, row.spans, prompt, seed)
-            if not np.array_equal(tokens, row.token_ids):
-                self.report(f"{where} has tokens that its prompt, seed and versions cannot give")
-            if not np.array_equal(logprobs, row.logprobs):
-                self.report(f"{where} has log-probabilities that are not those of its tokens")
-            if row.reward != arithmetic.reward(row.prompt_key, row.token_ids, self.reward_rarity):
-                self.report(f"{where} has a reward that no reward service gave")
 
     # At the end.
 

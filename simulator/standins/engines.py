@@ -282,10 +282,11 @@ class ArithmeticEnvironment:
     name = "simulated/arithmetic"
     only_compares = True
 
-    def __init__(self, config: RunConfig, reward_rarity: int) -> None:
-        """Reward a run; see `arithmetic.reward` for the rarity."""
+    def __init__(self, config: RunConfig, reward_rarity: int, failure_rarity: int = 0) -> None:
+        """Reward a run; see `arithmetic.reward` and `arithmetic.failure` for the rarities."""
         self._sizes = {"train": config.environment.train_size, "heldout": config.environment.heldout_size}
         self._reward_rarity = reward_rarity
+        self._failure_rarity = failure_rarity
 
     def problem(self, split: str, index: int) -> Problem:
         return Problem(key=f"{split}-0-{index}", text="", answer="")
@@ -298,10 +299,10 @@ class ArithmeticEnvironment:
         return self.problem(split, int(index))
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
-        return [
-            arithmetic.reward(problem.key, np.array(json.loads(text), dtype=np.int32), self._reward_rarity)
-            for text in completions
-        ]
+        answers = [np.array(json.loads(text), dtype=np.int32) for text in completions]
+        if any(arithmetic.failure(answer, self._failure_rarity) for answer in answers):
+            raise ArithmeticError("this answer cannot be scored")
+        return [arithmetic.reward(problem.key, answer, self._reward_rarity) for answer in answers]
 
 
 class JsonDecoder:

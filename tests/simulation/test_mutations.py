@@ -1,6 +1,7 @@
 """The invariants bite: production code is broken on purpose, and some seed sees it."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -142,20 +143,31 @@ def groups_are_answered_stale_that_train(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_body_counts_as_the_same(patch: pytest.MonkeyPatch) -> None:
-    real = acceptance.early_verdict
-
-    def early_verdict(state: Any, submission: Any) -> SubmitVerdict | None:
-        verdict = real(state, submission)
-        late = (SubmitVerdict.LATE, SubmitVerdict.CONFLICT)
-        known = submission.group_id in state.receipts
-        return SubmitVerdict.ALREADY_ACCEPTED if verdict in late and known else verdict
-
-    patch.setattr(acceptance, "early_verdict", early_verdict)
+    patch.setattr(acceptance, "submission_digest", lambda submission: 64 * "0")
 
 
 def any_number_of_groups_is_opened(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StalenessBound, "admits_lease", lambda self, held, issued, groups, places: True)
-    patch.setattr(StalenessBound, "room", lambda self, held, issued, places: 1000)
+    real = admission._plan_elastic
+
+    def plan(state: Any, config: Any, held: Any, groups: int, most: int | None) -> Any:
+        found = real(state, config, held, groups, most)
+        first = state.next_number + len(found.openings)
+        more = [
+            e.GroupOpened(
+                f"g{number:07d}", number, *admission.prompt_place(config, number), None, None, False
+            )
+            for number in range(first, first + 2)
+            if held is not None
+        ]
+        ids = (*found.group_ids, *(opening.group_id for opening in more))
+        return dataclasses.replace(found, openings=(*found.openings, *more), group_ids=ids)
+
+    patch.setattr(admission, "_plan_elastic", plan)
+
+
+def leases_last_a_moment(patch: pytest.MonkeyPatch) -> None:
+    real = LeaseTable.expired
+    patch.setattr(LeaseTable, "expired", lambda self, now: real(self, now + 0.9 * self._duration_s))
 
 
 def seeds_ignore_the_prompt(patch: pytest.MonkeyPatch) -> None:
@@ -192,7 +204,8 @@ MUTATIONS = {
     groups_in_time_are_called_stale: "was called stale, but",
     groups_are_answered_stale_that_train: "was answered stale, which it is not",
     another_body_counts_as_the_same: "another body is on the disk",
-    any_number_of_groups_is_opened: "was opened, but .* groups live|beyond",
+    any_number_of_groups_is_opened: "was opened, but .* groups live",
+    leases_last_a_moment: "but its holder was heard",
     seeds_ignore_the_prompt: "seed .* is that of",
     seeds_ignore_the_epoch: "seed .* is that of",
     advantages_have_the_wrong_sign: "has the advantage",

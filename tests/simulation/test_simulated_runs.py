@@ -287,7 +287,7 @@ def test_virtual_time_keeps_order_and_a_stopped_process_catches_up() -> None:
 def test_a_worker_whose_version_falls_is_reported() -> None:
     scenario = Scenario()
     assert scenario.run_config().loop.mode == "elastic"
-    witness = Witness(scenario.run_config(), scenario.reward_rarity, lambda: 1.0)
+    witness = Witness(scenario.run_config(), scenario.reward_rarity, 0, lambda: 1.0)
     for before, now in ((None, None), (None, 2), (2, 2), (2, 5)):
         witness.held("worker-0", before, now)
     assert not witness.violations
