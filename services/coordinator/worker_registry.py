@@ -188,7 +188,7 @@ class WorkerRegistry:
             after = self._leases.partial_groups.kept(progress.lease_id)
             self._fleet.work_done += max(0, sum(after) - before)
             kept.append(KeptProgress(progress.lease_id, after))
-        return tuple(kept), gained
+        return tuple(kept), gained, refused
 
     def begin_anew(self, group: GroupState, lease_id: str, known: KeptGroup | None) -> tuple[str, str] | None:
         """End a lease whose tokens were refused, and forget what is kept of its group.
