@@ -166,6 +166,25 @@ def test_a_worker_that_goes_on_with_it_is_shut_out(tmp_path: Path, house: House)
     run(tmp_path, house, act)
 
 
+def test_what_a_former_holder_hands_in_leaves_the_present_one_alone(tmp_path: Path, house: House) -> None:
+    async def act(site: SecuredSite, victim: Guest, thief: Guest, lease: Lease) -> None:
+        (old,) = await thief.lease(1)
+        await thief.beat(old.lease_id, **told(old.lease_id), released_leases=(old.lease_id,))
+        (new,) = [again for again in await victim.lease(8) if again.group_id == old.group_id]
+        await victim.beat(new.lease_id, **told(new.lease_id, 2, 3))
+        whole = sample_lease(old, thief.worker_id, 0)
+        false = dataclasses.replace(whole, trajectories=whole.trajectories[:1])
+        with pytest.raises(RefusedError, match="hand in whole groups"):
+            await thief.client.submit_group(false)
+        assert (thief.strikes, victim.strikes) == (1, 0)
+        assert site.state_machine.leases.partial_groups.kept(new.lease_id) == (3, 0)
+        assert not (await victim.beat(new.lease_id)).cancelled_leases
+        handed_in = sample_lease(new, victim.worker_id, 0)
+        assert await victim.client.submit_group(handed_in) is SubmitVerdict.ACCEPTED
+
+    run(tmp_path, house, act)
+
+
 def test_no_one_speaks_for_the_holder(tmp_path: Path, house: House) -> None:
     async def act(site: SecuredSite, victim: Guest, thief: Guest, lease: Lease) -> None:
         as_victim = dataclasses.replace(thief, worker_id=victim.worker_id)
