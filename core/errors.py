@@ -21,6 +21,10 @@ class ContractError(AntiphonError):
     """A peer broke the contract: wrong protocol version, wrong run, malformed message."""
 
 
+class RefusedError(ContractError):
+    """What was handed in is not taken; whoever handed it in goes on with its other work."""
+
+
 class IntegrityError(AntiphonError):
     """Bytes that do not match their digest, or a state that contradicts the journal."""
 

@@ -44,15 +44,6 @@ def _seed_of(joined: bytes) -> int:
     return int.from_bytes(blake3(joined).digest(length=8), "little")
 
 
-def derive_id(*parts: str | int) -> str:
-    """Hash names and numbers into an identifier of 32 hex digits."""
-    named = bytearray()
-    for part in parts:
-        body = str(part).encode()
-        named += len(body).to_bytes(4, "little") + body
-    return blake3(named).hexdigest(length=16)
-
-
 def generator(*parts: str | int) -> np.random.Generator:
     """Return the NumPy generator of the stream that `parts` name."""
     return np.random.Generator(np.random.PCG64(derive_seed(*parts)))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import Completion, VersionSpan
+from antiphon.core.records import Completion, PartialTrajectory, VersionSpan
 
 _Piece = TypeVar("_Piece", bound=Completion)
 
@@ -99,6 +99,20 @@ def joined(pieces: Sequence[_Piece]) -> _Piece:
         logprobs=np.concatenate([piece.logprobs for piece in pieces]),
         spans=merged(span for piece in pieces for span in piece.spans),
         finish_reason=pieces[-1].finish_reason,
+    )
+
+
+def beginning_of(piece: PartialTrajectory, stop: int) -> PartialTrajectory:
+    """Return what a piece has before token `stop`, unfinished unless that is all of it."""
+    if stop >= piece.stop:
+        return piece
+    size = stop - piece.start
+    return dataclasses.replace(
+        piece,
+        token_ids=piece.token_ids[:size],
+        logprobs=piece.logprobs[:size],
+        spans=clipped(piece.spans, piece.start, stop),
+        finish_reason=None,
     )
 
 

@@ -92,6 +92,7 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         engines.ArithmeticPrompts(),
         lambda: loop.time() + clock_offset_s,
         EVENTS_PER_SNAPSHOT,
+        lease_key=bytes(32),
     )
     await state_machine.start()
     shared.state_machines.append(state_machine)

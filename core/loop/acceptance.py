@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
-from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.admission import continues, lease_id_of
+from antiphon.core.loop.admission import continues
 from antiphon.core.loop.checks import check_submission, submission_digest
 from antiphon.core.loop.group_state import RECENT_SCORES, GroupPhase, GroupState, newest_failures
 from antiphon.core.loop.partials import KeptGroup, authorship
@@ -44,7 +44,7 @@ def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict
     """Answer submissions that need no look at the trajectories' fit; None for all others.
 
     Raises:
-        ContractError: when the lease was never granted for this group, or to another worker.
+        RefusedError: when the lease was never granted for this group, or to another worker.
     """
     receipt = state.receipts.get(submission.group_id)
     if receipt is not None:
@@ -55,14 +55,14 @@ def early_verdict(state: RunState, submission: GroupSubmission) -> SubmitVerdict
     group = state.groups.get(submission.group_id)
     if group is None or state.finished:
         return SubmitVerdict.LATE
-    if _attempt_of(state, group, submission.lease_id) is None:
-        raise ContractError(
+    holder = group.holders.get(submission.lease_id)
+    if holder is None:
+        raise RefusedError(
             f"lease {submission.lease_id[:40]!r} was never granted for group {submission.group_id}; "
             "hand in what was leased from this run"
         )
-    holder = group.holders.get(submission.lease_id)
     if holder != name_of_worker(submission.worker_id):
-        raise ContractError(
+        raise RefusedError(
             f"the lease of group {submission.group_id} was not granted to {submission.worker_id[:80]!r}; "
             "hand in what was leased to you"
         )
@@ -89,7 +89,6 @@ def accept_submission(
         ContractError: when the trajectories do not fit the lease.
     """
     group = state.groups[submission.group_id]
-    attempt = _attempt_of(state, group, submission.lease_id)
     check_submission(
         submission,
         seeds,
@@ -103,7 +102,7 @@ def accept_submission(
             group_id=group.group_id,
             lease_id=submission.lease_id,
             worker_id=submission.worker_id,
-            attempt=attempt or group.attempt,
+            attempt=list(group.holders).index(submission.lease_id) + 1,
             payload_digest=submission_digest(submission),
             oldest_version=oldest,
             token_counts=tuple(int(t.token_ids.size) for t in submission.trajectories),
@@ -128,13 +127,6 @@ def _training_step(state: RunState, config: RunConfig, group: GroupState) -> int
     if config.loop.mode == "fixed":
         return group.step or 0
     return training_step(state, group, config.loop.prompts_per_step)
-
-
-def _attempt_of(state: RunState, group: GroupState, lease_id: str) -> int | None:
-    for attempt in range(group.attempt, 0, -1):
-        if lease_id_of(state.run_id, group.group_id, attempt) == lease_id:
-            return attempt
-    return None
 
 
 def accept_rewards(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
@@ -21,7 +22,7 @@ from antiphon.core.loop.places import training_step
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound, oldest_allowed_version
 from antiphon.core.records import SamplingParameters
-from antiphon.core.seeds import derive_id, derive_seed, prompt_order, refill_order, request_seeds
+from antiphon.core.seeds import derive_seed, prompt_order, refill_order, request_seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,12 @@ def sampling_of(config: RunConfig, group: GroupState) -> SamplingParameters:
     return config.evaluation.parameters(config.sampling)
 
 
-def lease_id_of(run_id: str, group_id: str, attempt: int) -> str:
-    """Return the fencing token of one attempt at a group."""
-    return derive_id(run_id, group_id, attempt)
+def lease_id_of(lease_key: bytes, group_id: str, attempt: int) -> str:
+    """Return the fencing token of one attempt at a group, 32 hex digits.
+
+    Without `lease_key`, the 32 bytes that the run keeps to itself, no one can work out another's.
+    """
+    return blake3(f"{group_id}/{attempt}".encode(), key=lease_key).hexdigest(length=16)
 
 
 def fixed_limit(config: RunConfig) -> int:

@@ -33,6 +33,16 @@ FAILURE_CHARS = 200
 """Longest reason for a failure that is kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What is known of a model's tokens."""
+
+    vocabulary: int
+    """Rows of the embedding; every token id is smaller."""
+    end_tokens: frozenset[int]
+    """A completion ends with one of these, or at its longest; empty where they are not known."""
+
+
 def check_submission(
     submission: GroupSubmission,
     seeds: Sequence[int],
@@ -81,10 +91,12 @@ def check_piece(
     max_tokens: int,
     version: int | None,
     newest_version: int,
+    rules: TokenRules | None = None,
 ) -> None:
     """Refuse a piece, reported by a heartbeat, that no completion of the lease can have.
 
-    The limits are those of `check_submission`; `samples` is the lease's G.
+    The limits are those of `check_submission` and `check_token_rules`; `samples` is the lease's G, and
+    `rules` are None where nothing is known of the model's tokens.
 
     Raises:
         ContractError: naming the group, the field and what was expected.
@@ -95,6 +107,8 @@ def check_piece(
     if piece.start < 0:
         raise ContractError(f"{where}: start={piece.start} is negative")
     _check_completion(piece, piece.start, where, max_tokens, _allowed(version, newest_version), False)
+    if rules is not None:
+        _check_tokens(piece, where, rules)
 
 
 def _allowed(version: int | None, newest_version: int) -> range:
@@ -146,40 +160,34 @@ def _in_range(logprobs: FloatArray) -> bool:
     return float(logprobs.min()) >= LOGPROB_FLOOR and float(logprobs.max()) <= LOGPROB_CEILING
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """What is known of a model's tokens."""
-
-    vocabulary: int
-    """Rows of the embedding; every token id is smaller."""
-    end_tokens: frozenset[int]
-    """A completion ends with one of these, or at its longest; empty where they are not known."""
-
-
 def check_token_rules(submission: GroupSubmission, rules: TokenRules) -> None:
     """Check tokens and finish reasons against the model's own rules.
 
     Raises:
         ContractError: naming the trajectory, the token and the rule.
     """
-    ends = np.array(sorted(rules.end_tokens), dtype=np.int64)
     for trajectory in submission.trajectories:
-        where = f"group {submission.group_id}, trajectory {trajectory.sample_index}"
-        tokens = trajectory.token_ids
-        if not tokens.size:
-            continue  # refused by the checks against the lease
-        if int(tokens.max()) >= rules.vocabulary:
-            raise ContractError(
-                f"{where}: token id {int(tokens.max())} is not in the vocabulary of {rules.vocabulary}"
-            )
-        if not rules.end_tokens:
-            continue
-        ended = np.isin(tokens, ends)
-        if ended[:-1].any():
-            place = int(np.flatnonzero(ended)[0])
-            raise ContractError(f"{where}: continues after its end token at {place} of {tokens.size}")
-        if trajectory.finish_reason is FinishReason.STOP and not ended[-1]:
-            raise ContractError(f"{where}: finish_reason=stop, but token {int(tokens[-1])} is no end token")
+        if trajectory.token_ids.size:  # else it is refused by the checks against the lease
+            where = f"group {submission.group_id}, trajectory {trajectory.sample_index}"
+            _check_tokens(trajectory, where, rules)
+
+
+def _check_tokens(x: Completion, where: str, rules: TokenRules) -> None:
+    tokens = x.token_ids
+    if int(tokens.max()) >= rules.vocabulary:
+        raise ContractError(
+            f"{where}: token id {int(tokens.max())} is not in the vocabulary of {rules.vocabulary}"
+        )
+    if not rules.end_tokens:
+        return
+    ended = np.isin(tokens, np.array(sorted(rules.end_tokens), dtype=np.int64))
+    if ended[:-1].any():
+        place = int(np.flatnonzero(ended)[0])
+        raise ContractError(f"{where}: continues after its end token at {place} of {tokens.size}")
+    if x.finish_reason is FinishReason.STOP and not ended[-1]:
+        raise ContractError(f"{where}: finish_reason=stop, but token {int(tokens[-1])} is no end token")
+    if x.finish_reason is None and ended[-1]:  # else the next piece could go on after it
+        raise ContractError(f"{where}: token {int(tokens[-1])} ends it, but it has no finish_reason")
 
 
 def check_rewards(

@@ -328,7 +328,7 @@ class WorkerStruck(JournalEvent):
     worker_name: str
     group_id: str
     check: str
-    """sampling, support or logprobs from an audit; refused for a submission that could not be taken."""
+    """sampling, support or logprobs from an audit; refused for work or a lease that was not taken."""
     reason: str
 
 

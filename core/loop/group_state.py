@@ -71,7 +71,7 @@ class GroupState:
     lease_id: str = ""
     worker_id: str = ""
     holders: dict[str, str] = field(default_factory=dict)
-    """Lease id -> name of the worker it was granted to, for every attempt."""
+    """Lease id -> name of the worker it was granted to, for every attempt, the first one first."""
     twin_lease_id: str = ""
     """Lease of a speculative duplicate; empty without one."""
     twin_worker_id: str = ""

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from antiphon.core.trust.worker_names import name_of_worker
+
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
@@ -26,6 +28,10 @@ class HeldLease:
     """On the clock of whoever passes `now`."""
     granted_s: float
     """On the same clock; after the coordinator's restart, when that was."""
+
+    def belongs_to(self, worker_id: str) -> bool:
+        """Return whether a worker holds this lease, under this id or one that it registered with later."""
+        return name_of_worker(self.worker_id) == name_of_worker(worker_id)
 
 
 class LeaseTable:
@@ -50,19 +56,24 @@ class LeaseTable:
         return held
 
     def extend(self, lease_ids: Iterable[str], worker_id: str, now: float) -> tuple[str, ...]:
-        """Give running leases a fresh deadline and return the ids that are not running.
+        """Give the running leases of a worker a fresh deadline and return the ids of all others.
 
-        Whoever names the lease id holds the lease: a worker that registered again after the
-        coordinator's restart continues its groups under its new name.
+        A worker that registered again after the coordinator's restart continues its groups under its
+        new id.
         """
         gone = []
         for lease_id in lease_ids:
             held = self._held.get(lease_id)
-            if held is None:
+            if held is None or not held.belongs_to(worker_id):
                 gone.append(lease_id)
             else:
                 self._put(dataclasses.replace(held, worker_id=worker_id, deadline_s=now + self._duration_s))
         return tuple(gone)
+
+    def foreign(self, lease_ids: Iterable[str], worker_id: str) -> dict[str, HeldLease]:
+        """Return, by id, those of the named leases that are running and another worker holds."""
+        found = {lease_id: self._held.get(lease_id) for lease_id in lease_ids}
+        return {i: held for i, held in found.items() if held is not None and not held.belongs_to(worker_id)}
 
     def end(self, lease_id: str) -> None:
         """Forget a lease that was used or taken back; an unknown one is ignored."""

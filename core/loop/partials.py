@@ -8,13 +8,14 @@ Who sampled which tokens stays known, because a beginning is handed on without b
 Legend: G samples of a group, T tokens of a piece.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from antiphon.core.errors import ContractError
 from antiphon.core.records import PartialTrajectory, Trajectory
-from antiphon.core.spans import joined, rest_of
+from antiphon.core.spans import beginning_of, joined, rest_of
 
 BYTES_PER_TOKEN = 8
 """One int32 and one float32; spans and authors are few."""
@@ -191,6 +192,22 @@ def authorship(
                 found.append((index, author, start, stop))
             start = max(start, stop)
     return tuple(found)
+
+
+def false_author(
+    kept: KeptGroup | None, check: Callable[[PartialTrajectory], None]
+) -> tuple[str, str] | None:
+    """Return who wrote the first tokens of a group's beginning that cannot be, and why; None when all can.
+
+    `check` raises a `ContractError` for what no completion of the group can have.
+    """
+    for sample in () if kept is None else kept.samples:
+        for worker_id, stop in sample.authors:
+            try:
+                check(beginning_of(sample.whole, stop))
+            except ContractError as error:
+                return worker_id, str(error)
+    return None
 
 
 def _snapshot(group: _GrowingGroup) -> KeptGroup | None:

@@ -91,6 +91,7 @@ class HeartbeatReply:
     known: bool
     """False: the coordinator does not know this worker (any more); register again."""
     cancelled_leases: tuple[str, ...]
+    """Those that it named and does not hold any more, or never did."""
     newest_version: int | None
     """Newest announced snapshot."""
     run_finished: bool
@@ -183,7 +184,8 @@ class Coordinator(Protocol):
         """Accept a finished group once; the answer to a repetition is the same.
 
         Raises:
-            ContractError: when the trajectories do not fit the lease (count, seeds, tokens).
+            RefusedError: when the lease is not the worker's, or the trajectories do not fit it (count,
+                seeds, tokens). It concerns this group alone.
         """
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:

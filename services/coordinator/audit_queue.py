@@ -10,18 +10,17 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
 from blake3 import blake3
 
-from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import sampling_of
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupSubmission, GroupToAudit, SamplingParameters
 from antiphon.core.trust.audit import Band, Finding, SampleStatistics, audit_group, calibrate
-from antiphon.core.trust.reputation import Standing, quarantine_reason
+from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
+from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.worker_registry import strike
 from antiphon.system.wakeup import Wakeup
 
 QUEUE_LIMIT = 256
@@ -30,8 +29,6 @@ AUDIT_S = 120.0
 """An auditor that has not answered by then is taken for lost, and the group is handed out again."""
 SAMPLES_KEPT = 2048
 """Trajectories of trusted workers that the band is measured on."""
-
-_log = structlog.get_logger("coordinator")
 
 
 @dataclass(slots=True)
@@ -130,24 +127,8 @@ class AuditQueue:
         """Count what was found against a worker; True when there was something."""
         if findings:
             worst = max(findings, key=lambda finding: finding.certain)
-            await self._strike(name, group_id, worst.check, worst.words, worst.certain)
+            await strike(self._state_machine, name, group_id, worst.check, worst.words, worst.certain)
         return bool(findings)
-
-    async def refused(self, submission: GroupSubmission, error: ContractError) -> None:
-        """Count a strike for a submission that could not be taken."""
-        name = name_of_worker(submission.worker_id)
-        await self._strike(name, submission.group_id, "refused", str(error), certain=False)
-
-    async def _strike(self, name: str, group_id: str, check: str, found: str, certain: bool) -> None:
-        state_machine, found = self._state_machine, found[:LONGEST_REASON]
-        written = state_machine.record(e.WorkerStruck(name, group_id, check, found))
-        _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=found)
-        reason = quarantine_reason(self._state.standings[name], certain, found)
-        if reason is not None:
-            written = state_machine.record(e.WorkerQuarantined(name, reason))
-            _log.warning("worker.quarantined", worker=name, reason=reason)
-            state_machine.lose_named(name, f"in quarantine: {reason}")
-        await written
 
 
 def _bytes(waiting: _Waiting) -> int:

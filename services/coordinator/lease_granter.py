@@ -123,7 +123,7 @@ class LeaseGranter:
         attempts = {g: groups[g].attempt for g in plan.group_ids if g in groups}
         for group_id in plan.group_ids:
             attempt = attempts.get(group_id, 0) + 1
-            lease_id = admission.lease_id_of(state_machine.run_id, group_id, attempt)
+            lease_id = admission.lease_id_of(state_machine.lease_key, group_id, attempt)
             prefix = prefixes[group_id]
             oldest = held_version if prefix is None else min(held_version, prefix.oldest_version)
             continued = 0 if prefix is None else prefix.tokens
@@ -178,7 +178,7 @@ class LeaseGranter:
         state_machine = self._state_machine
         group = self._state.groups[group_id]
         prefix, attempt = self._leases.partial_groups.snapshot(group.lease_id), group.attempt + 1
-        lease_id = admission.lease_id_of(state_machine.run_id, group_id, attempt)
+        lease_id = admission.lease_id_of(state_machine.lease_key, group_id, attempt)
         continued = 0 if prefix is None else prefix.tokens
         event = e.LeaseDuplicated(group_id, lease_id, request.worker_id, attempt, now, continued)
         written = state_machine.record(event)

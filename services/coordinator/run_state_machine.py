@@ -14,6 +14,7 @@ cannot be used at all, the state machine fails as a whole and a restart continue
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ from antiphon.services.coordinator.fleet import Fleet, Member
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.coordinator.journal.archive import Archive
 from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, Journal, TrainedRow
-from antiphon.services.coordinator.journal.pinned import check_same_run, pinned_values
+from antiphon.services.coordinator.journal.pinned import check_same_run, check_totals, pinned_values
 from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY, StateSnapshots
 from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import PromptSource, model_digest_of
@@ -69,13 +70,19 @@ class RunStateMachine:
         prompts: PromptSource,
         clock: Callable[[], float],
         snapshot_every: int = SNAPSHOT_EVERY,
+        lease_key: bytes = b"",
     ) -> None:
+        """Prepare; `lease_key` is what lease ids of a new run are made with, 32 bytes, drawn where not given.
+
+        The journal keeps it, and a run that has one goes on with that.
+        """
         self.config = config
         self.run_id = run_id
         self.journal = journal
         self.store = store
         self.prompts = prompts
         self.clock = clock
+        self.lease_key = lease_key or secrets.token_bytes(32)
         self.state = new_state(config)
         self.leases = RunningLeases(config)
         self.fleet = Fleet(config.coordinator.heartbeat_s)
@@ -112,10 +119,13 @@ class RunStateMachine:
         else:
             fold(self.state, self.journal.replay(after=self._snapshots.restore()))
             check_same_run(self.run_id, self.state.pinned, pinned)
-            self._check_totals()
+            check_totals(self.state, self.journal.totals())
             opening = [] if self.state.finished else [e.RunResumed()]
+        known = await self.journal.payload(payloads.LEASE_KEY)
+        self.lease_key = known or self.lease_key
         await self._take_up_leases()
-        await self.record(*opening, history=self.archive.load(self.journal.history()))
+        keep = None if known else {payloads.LEASE_KEY: self.lease_key}
+        await self.record(*opening, keep=keep, history=self.archive.load(self.journal.history()))
         await self.settle()
         background = (self._seal_batches(), self._watch_deadlines(), self._plan_run_ahead())
         self._tasks = [self._spawn(work) for work in background]
@@ -199,10 +209,10 @@ class RunStateMachine:
         self.rewarded.notify()
         return written
 
-    def take_back(self, held: HeldLease, reason: str, hung: bool = False) -> None:
+    def take_back(self, held: HeldLease, reason: str, hung: bool = False, anew: bool = False) -> None:
         """End a lease without a submission; its group is offered again, with what is kept of it.
 
-        `hung`: its worker's engine stood still.
+        `hung`: its worker's engine stood still. `anew`: what is kept cannot be used, and is forgotten.
         """
         now = self.clock()
         silent_s = self.leases.silent_s(held, now)
@@ -216,6 +226,8 @@ class RunStateMachine:
         if held.lease_id not in (group.lease_id, group.twin_lease_id):
             return
         tokens, keep = 0, {}
+        forget = [payloads.prefix_name(held.group_id)] if anew else []
+        kept = None if anew else kept
         if kept is not None and not group.twin_lease_id:  # else its twin continues
             self.leases.partial_groups.wait(held.group_id, kept)
             tokens = kept.tokens
@@ -231,7 +243,7 @@ class RunStateMachine:
             silent_s=silent_s,
             hung=hung,
         )
-        self.record(expired, keep=keep)
+        self.record(expired, keep=keep, forget=forget)
         _log.info("lease.expired", group=held.group_id, worker=held.worker_id, reason=reason, kept=tokens)
         if hung and group.group_id in self.state.open_groups:
             self.move_back(group, None if kept is None else kept.oldest_version)
@@ -307,17 +319,6 @@ class RunStateMachine:
         """Wake everyone who waits: nothing is as it was."""
         for wakeup in (self.work, self.submitted, self.rewarded, self.sealed):
             wakeup.notify()
-
-    def _check_totals(self) -> None:
-        """Compare what was folded with what the store counts by itself."""
-        committed = self.state.sealed[: len(self.state.commits)]
-        folded = (len(self.state.commits), sum(batch.groups for batch in committed))
-        totals = self.journal.totals()
-        if folded != (totals.steps, totals.trained_groups):
-            raise IntegrityError(
-                f"the journal contradicts itself: its events say {folded[0]} steps on {folded[1]} groups, "
-                f"its tables {totals.steps} on {totals.trained_groups}; restore it from a copy"
-            )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -4,11 +4,12 @@ Each request asks `core` for a decision, hands the events to the run state machi
 they are on disk. Calls that wait are woken by what happens and never held longer than asked.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from antiphon.core.errors import ContractError
+from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import acceptance, admission, voiding
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import check_token_rules
@@ -47,7 +48,7 @@ from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.reward_queue import RewardQueue
 from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 from antiphon.services.coordinator.stage_watch import StageWatch
-from antiphon.services.coordinator.worker_registry import NO_REASON, WorkerRegistry
+from antiphon.services.coordinator.worker_registry import NO_REASON, WorkerRegistry, strike
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""
@@ -98,7 +99,12 @@ class CoordinatorService(Coordinator):
         state_machine.check_open()
         if state.barred(name_of_worker(submission.worker_id)):
             return SubmitVerdict.LATE
-        verdict = acceptance.early_verdict(state, submission)
+        try:
+            verdict = acceptance.early_verdict(state, submission)
+        except RefusedError as error:
+            if submission.lease_id in state.groups[submission.group_id].holders:
+                await self._strike(submission.worker_id, str(error), submission.group_id)
+            raise
         if verdict is not None:
             # What was accepted a moment ago may still be on its way to the disk.
             await state_machine.record()
@@ -112,9 +118,9 @@ class CoordinatorService(Coordinator):
             if (rules := token_rules_of(state_machine.prompts)) is not None:
                 check_token_rules(submission, rules)
         except ContractError as error:
-            if self._audits is not None:
-                await self._audits.refused(submission, error)
-            raise
+            false = self._workers.begin_anew(group, submission.lease_id, given)
+            await self._strike(*(false or (submission.worker_id, str(error))), group.group_id)
+            raise RefusedError(str(error)) from error
         if not found:
             await state_machine.record()
             return verdict
@@ -136,6 +142,9 @@ class CoordinatorService(Coordinator):
         state_machine.offer(0 if accepted else 1)
         await written
         return verdict
+
+    def _strike(self, worker_id: str, reason: str, group_id: str) -> "asyncio.Future[None]":
+        return strike(self.state_machine, name_of_worker(worker_id), group_id, "refused", reason)
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         return await self._reward_queue.pull(client_id, limit, _within(wait_s))

@@ -1,5 +1,10 @@
 """Worker registry: who takes part in the run, what it must know, and who is shut out."""
 
+import asyncio
+import dataclasses
+from collections.abc import Callable, Collection
+from functools import partial
+
 import structlog
 
 from antiphon.core.config import dump_config, with_rule
@@ -7,11 +12,16 @@ from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import check_piece
-from antiphon.core.records import PROTOCOL_VERSION, KeptProgress
+from antiphon.core.loop.group_state import GroupState
+from antiphon.core.loop.partials import KeptGroup, false_author
+from antiphon.core.records import PROTOCOL_VERSION, KeptProgress, PartialTrajectory
 from antiphon.core.sampling_config import Rule, decide_rule
-from antiphon.core.trust.worker_names import WORKER_NAME
+from antiphon.core.trust.reputation import quarantine_reason
+from antiphon.core.trust.worker_names import WORKER_NAME, name_of_worker
 from antiphon.services.coordinator.api import HeartbeatReply, WorkerHeartbeat, WorkerHello, WorkerWelcome
 from antiphon.services.coordinator.fleet import Member
+from antiphon.services.coordinator.journal import payloads
+from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 
 NO_REASON = "no reason was given"
@@ -78,9 +88,11 @@ class WorkerRegistry:
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases, keep what they made so far, and say what to give up.
 
+        The lease of another worker is left as it is, and a group with progress that no completion can have
+        begins anew; both are a strike.
+
         Raises:
-            ContractError: when the worker samples with weights that were never announced, or reports
-                progress that no completion of its lease can have.
+            ContractError: when the worker samples with weights that were never announced.
         """
         state_machine, state = self._state_machine, self._state
         state_machine.check()
@@ -89,18 +101,25 @@ class WorkerRegistry:
             return HeartbeatReply(False, (), state.newest_version, state.finished)
         self._check_weights(heartbeat)
         gone = self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
-        kept, gained = self._take_progress(heartbeat)
+        foreign = self._leases.foreign(_named(heartbeat), heartbeat.worker_id)
+        heartbeat = _without(heartbeat, foreign) if foreign else heartbeat
+        kept, gained, refused = self._take_progress(heartbeat)
         if self._fleet.take_heartbeat(member, heartbeat, now):
             state_machine.loaded(member)
         member.sent_newest = state.newest_version
-        gone += self._end_hung(member, heartbeat, gained, now)
+        gone += self._end_hung(member, heartbeat, gained, now) + tuple(refused)
         for lease_id in heartbeat.released_leases:
             held = self._leases.get(lease_id)
             if held is not None:
                 state_machine.take_back(held, "handed over by its worker")
         if heartbeat.leaving:
             state_machine.lose(member, "it left in order")
-        if heartbeat.released_leases or heartbeat.leaving:
+        for held in foreign.values():
+            told = f"it used the lease of group {held.group_id}, which {name_of_worker(held.worker_id)} holds"
+            strike(state_machine, member.name, held.group_id, "refused", told)
+        for group_id, worker_id, told in refused.values():
+            strike(state_machine, name_of_worker(worker_id), group_id, "refused", told)
+        if heartbeat.released_leases or heartbeat.leaving or foreign or refused:
             await state_machine.record()  # the worker ends with the answer: it must be true after a crash
         return HeartbeatReply(
             known=True,
@@ -141,33 +160,66 @@ class WorkerRegistry:
             state_machine.work.notify()
         return tuple(held.lease_id for held in hung)
 
-    def _take_progress(self, heartbeat: WorkerHeartbeat) -> tuple[tuple[KeptProgress, ...], bool]:
-        """Keep the pieces of running leases; those of others are of no use, and not an error.
+    def _take_progress(
+        self, heartbeat: WorkerHeartbeat
+    ) -> tuple[tuple[KeptProgress, ...], bool, dict[str, tuple[str, str, str]]]:
+        """Keep the pieces of running leases; those of ended ones are of no use, and not an error.
 
         Returns:
-            What is kept now, and whether there was something new.
+            What is kept now; whether there was something new; and by id the leases that were taken back for
+            a piece that cannot be, each with (group id, worker that sampled it, why).
         """
-        kept, gained = [], False
+        kept, gained, refused = [], False, {}
         for progress in heartbeat.progress:
             held = self._leases.get(progress.lease_id)
             group = None if held is None else self._state.groups.get(held.group_id)
-            if group is None:
+            if held is None or group is None:
                 continue
             before = sum(self._leases.partial_groups.kept(progress.lease_id))
-            for piece in progress.pieces:
-                check_piece(
-                    piece,
-                    group.group_id,
-                    samples=group.samples,
-                    max_tokens=self._config.sampling.max_tokens,
-                    version=group.version if self._config.loop.mode == "fixed" else None,
-                    newest_version=acceptance.newest_possible_version(self._state),
-                )
+            try:
+                for piece in progress.pieces:
+                    self._check(group)(piece)
+            except ContractError as error:
+                known = self._leases.partial_groups.snapshot(progress.lease_id)
+                false = self.begin_anew(group, progress.lease_id, known)
+                refused[progress.lease_id] = (group.group_id, *(false or (heartbeat.worker_id, str(error))))
+                continue
             gained |= self._leases.take_progress(heartbeat.worker_id, progress)
             after = self._leases.partial_groups.kept(progress.lease_id)
             self._fleet.work_done += max(0, sum(after) - before)
             kept.append(KeptProgress(progress.lease_id, after))
-        return tuple(kept), gained
+        return tuple(kept), gained, refused
+
+    def begin_anew(self, group: GroupState, lease_id: str, known: KeptGroup | None) -> tuple[str, str] | None:
+        """End a lease whose tokens were refused, and forget what is kept of its group.
+
+        `known` is what was kept of the group before. Where that cannot be either, those who also continue
+        from it begin anew too, and the result is (worker id, reason) of who sampled it; else None.
+        """
+        state_machine, leases, check = self._state_machine, self._leases, self._check(group)
+        partials, false = leases.partial_groups, false_author(known, check)
+        for running in (group.lease_id, group.twin_lease_id):
+            held = leases.get(running)
+            if held is None:
+                continue
+            if running == lease_id or false_author(partials.snapshot(running), check) is not None:
+                state_machine.take_back(held, "what was sampled under it was refused", anew=True)
+        if false_author(partials.waiting(group.group_id), check) is not None:
+            partials.forget(group.group_id)
+            state_machine.record(forget=[payloads.prefix_name(group.group_id)])
+        return false
+
+    def _check(self, group: GroupState) -> Callable[[PartialTrajectory], None]:
+        """Return what raises for a piece that no completion of a group can have."""
+        return partial(
+            check_piece,
+            group_id=group.group_id,
+            samples=group.samples,
+            max_tokens=self._config.sampling.max_tokens,
+            version=group.version if self._config.loop.mode == "fixed" else None,
+            newest_version=acceptance.newest_possible_version(self._state),
+            rules=token_rules_of(self._state_machine.prompts),
+        )
 
     async def revoke(self, name: str, reason: str) -> None:
         """Exclude a token or a worker, which loses its leases at once."""
@@ -189,3 +241,37 @@ class WorkerRegistry:
         self._state_machine.check()
         if self._state.barred(name):
             await self._state_machine.record(e.WorkerPardoned(name, reason[:LONGEST_REASON] or NO_REASON))
+
+
+def strike(
+    state_machine: RunStateMachine, name: str, group_id: str, check: str, found: str, certain: bool = False
+) -> "asyncio.Future[None]":
+    """Count something against a worker, which it may lose its place for; await the result for the disk.
+
+    `certain`: what was found is proof by itself.
+    """
+    found = found[:LONGEST_REASON]
+    written = state_machine.record(e.WorkerStruck(name, group_id, check, found))
+    _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=found)
+    reason = quarantine_reason(state_machine.state.standings[name], certain, found)
+    if reason is not None:
+        written = state_machine.record(e.WorkerQuarantined(name, reason))
+        _log.warning("worker.quarantined", worker=name, reason=reason)
+        state_machine.lose_named(name, f"in quarantine: {reason}")
+    return written
+
+
+def _named(heartbeat: WorkerHeartbeat) -> tuple[str, ...]:
+    """Return the leases that a heartbeat speaks of."""
+    told = (progress.lease_id for progress in heartbeat.progress)
+    return (*heartbeat.lease_ids, *heartbeat.released_leases, *told)
+
+
+def _without(heartbeat: WorkerHeartbeat, lease_ids: Collection[str]) -> WorkerHeartbeat:
+    """Return a heartbeat that says nothing of some leases."""
+    return dataclasses.replace(
+        heartbeat,
+        lease_ids=tuple(i for i in heartbeat.lease_ids if i not in lease_ids),
+        released_leases=tuple(i for i in heartbeat.released_leases if i not in lease_ids),
+        progress=tuple(told for told in heartbeat.progress if told.lease_id not in lease_ids),
+    )

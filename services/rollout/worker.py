@@ -3,6 +3,7 @@
 It dials out and serves nothing. Sampling never waits for the network: leases, submissions,
 heartbeats and snapshots each have a loop of their own beside the engine's thread. The
 coordinator may vanish and return at any time; a finished group is kept until it was answered.
+A group that the coordinator refuses is logged and let go: only a refusal of the worker itself ends it.
 A lease that names a version is sampled with that version or not at all. What is unfinished goes along
 with the heartbeats, so that another worker continues it if this one is lost; asked to stop, a worker
 finishes what it surely can, hands the rest over, and leaves.
@@ -16,6 +17,7 @@ from typing import Literal, TypeVar
 import structlog
 
 from antiphon.core.config import RunConfig, parse_config
+from antiphon.core.errors import RefusedError
 from antiphon.core.records import PROTOCOL_VERSION, Lease, LeaseProgress
 from antiphon.services.coordinator.api import (
     Coordinator,
@@ -110,7 +112,7 @@ class RolloutWorker:
         """Serve until the run is finished or `stop` was called; `ready` is called once the engine is up.
 
         Raises:
-            ContractError: when the coordinator refuses the worker or one of its groups.
+            ContractError: when the coordinator refuses the worker itself.
             UnavailableError: when a peer was away for longer than services.stall_timeout_s.
             IntegrityError: when weights do not match their digest.
         """
@@ -338,12 +340,14 @@ class RolloutWorker:
             lease_id, submission = next(iter(self._work.finished.items()))
             await self._delay()
             failpoints.reach("worker.upload.before")
-            verdict = await self._reach(
-                "coordinator.submit_group", partial(self._coordinator.submit_group, submission)
-            )
+            handing_in = partial(self._coordinator.submit_group, submission)
+            try:
+                verdict = await self._reach("coordinator.submit_group", handing_in)
+                _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
+            except RefusedError as error:  # it may have continued what another worker made up
+                _log.warning("group.refused", group=submission.group_id, reason=str(error))
             failpoints.reach("worker.upload.after")
             del self._work.finished[lease_id]
-            _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
             self._change.notify()
 
     def _finish_run(self) -> None:

@@ -24,6 +24,7 @@ from antiphon.core.errors import (
     ConfigError,
     ContractError,
     IntegrityError,
+    RefusedError,
     UnavailableError,
 )
 from antiphon.core.message_sizes import MESSAGE_BYTES
@@ -64,6 +65,7 @@ CHANNEL_OPTIONS = [
 _STATUS_OF: dict[type[AntiphonError], grpc.StatusCode] = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     ContractError: grpc.StatusCode.FAILED_PRECONDITION,
+    RefusedError: grpc.StatusCode.OUT_OF_RANGE,
     IntegrityError: grpc.StatusCode.DATA_LOSS,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     BlockedError: grpc.StatusCode.ABORTED,

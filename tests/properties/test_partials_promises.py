@@ -6,8 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
-from antiphon.core.loop.checks import check_piece
-from antiphon.core.loop.partials import BYTES_PER_TOKEN, KeptGroup, PartialGroups, authorship
+from antiphon.core.loop.checks import TokenRules, check_piece
+from antiphon.core.loop.partials import (
+    BYTES_PER_TOKEN,
+    KeptGroup,
+    KeptSample,
+    PartialGroups,
+    authorship,
+    false_author,
+)
 from antiphon.core.records import FinishReason, PartialTrajectory, Trajectory, VersionSpan
 
 LENGTH, SAMPLES = 12, 2
@@ -154,3 +161,97 @@ def test_fixed_mode_takes_progress_of_one_version_alone() -> None:
     check_piece(changed(), "g", version=3, **limits)
     with pytest.raises(ContractError, match=r"version 3, but its lease allows versions 4\.\.4"):
         check_piece(changed(), "g", version=4, **limits)
+
+
+VOCABULARY, END = 8, 1
+TOKEN_RULES = TokenRules(VOCABULARY, frozenset({END}))
+
+
+def passes(piece: PartialTrajectory) -> bool:
+    try:
+        check_rules(piece)
+    except ContractError:
+        return False
+    return True
+
+
+def check_rules(piece: PartialTrajectory) -> None:
+    limits = {"samples": SAMPLES, "max_tokens": LENGTH, "version": None, "newest_version": 4}
+    check_piece(piece, "g", rules=TOKEN_RULES, **limits)
+
+
+@st.composite
+def any_pieces(draw: st.DrawFn) -> PartialTrajectory:
+    """Return a piece of tokens of all kinds, of which many cannot be."""
+    start = draw(st.integers(0, LENGTH - 1))
+    tokens = np.array(
+        draw(st.lists(st.integers(0, VOCABULARY), min_size=1, max_size=LENGTH - start)), np.int32
+    )
+    return PartialTrajectory(
+        tokens,
+        np.full(tokens.size, draw(st.sampled_from([-1.0, 0.0, 0.5, -60.0])), np.float32),
+        (VersionSpan(draw(st.integers(3, 5)), start, start + tokens.size),),
+        draw(st.sampled_from([None, FinishReason.STOP, FinishReason.LENGTH])),
+        sample_index=draw(st.integers(0, SAMPLES - 1)),
+    )
+
+
+@given(story=st.lists(st.tuples(any_pieces(), st.sampled_from(["a-1", "b-1"])), max_size=30))
+def test_pieces_that_pass_make_a_beginning_that_passes(story: list[Told]) -> None:
+    """Whatever was refused at its arrival, nothing is left that a whole group could be refused for."""
+    partial_groups = PartialGroups(1 << 20)
+    partial_groups.begin("lease", "g", SAMPLES, None)
+    for piece, worker in story:
+        if passes(piece):
+            partial_groups.take("lease", worker, piece)
+        assert false_author(partial_groups.snapshot("lease"), check_rules) is None
+
+
+@given(
+    stops=st.sets(st.integers(1, LENGTH - 1), min_size=1, max_size=4),
+    place=st.integers(0, LENGTH - 2),
+    bad=st.sampled_from([END, VOCABULARY]),
+)
+def test_a_false_beginning_is_held_against_who_wrote_its_first_false_token(
+    stops: set[int], place: int, bad: int
+) -> None:
+    authors = tuple((f"w{number}-1", stop) for number, stop in enumerate(sorted(stops)))
+    length = authors[-1][1]
+    tokens = np.full(length, 3, np.int32)
+    tokens[min(place, length - 1)] = bad
+    spans, logprobs = (VersionSpan(3, 0, length),), -np.ones(length, np.float32)
+    whole = PartialTrajectory(tokens, logprobs, spans, sample_index=1)
+    true = KeptSample(truth(0, 0, 1), (("other-1", 1),))
+    found = false_author(KeptGroup((true, KeptSample(whole, authors))), check_rules)
+    guilty = next(worker for worker, stop in authors if stop > min(place, length - 1))
+    assert found is not None and found[0] == guilty
+    assert "progress of group g, sample 1" in found[1]
+    assert false_author(None, check_rules) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish_reason", "words"),
+    [
+        ([3, END, 4], None, "continues after its end token at 1 of 3"),
+        ([3, 4], FinishReason.STOP, "finish_reason=stop, but token 4 is no end token"),
+        ([3, END], None, "token 1 ends it, but it has no finish_reason"),
+        ([3, VOCABULARY], None, "token id 8 is not in the vocabulary of 8"),
+        ([3, END], FinishReason.STOP, ""),
+        ([3, 4], None, ""),
+    ],
+)
+def test_pieces_keep_the_rules_of_tokens(
+    tokens: list[int], finish_reason: FinishReason | None, words: str
+) -> None:
+    piece = PartialTrajectory(
+        np.array(tokens, np.int32),
+        -np.ones(len(tokens), np.float32),
+        (VersionSpan(3, 2, 2 + len(tokens)),),
+        finish_reason,
+        sample_index=0,
+    )
+    if not words:
+        check_rules(piece)
+        return
+    with pytest.raises(ContractError, match=words):
+        check_rules(piece)

@@ -11,6 +11,7 @@ import numpy as np
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
+from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,
@@ -37,6 +38,9 @@ from tests.support.loop_model import RUN_ID, light_manifest, light_reward, light
 
 class LightPrompts:
     """Prompts without an environment."""
+
+    def __init__(self, rules: TokenRules | None = None) -> None:
+        self.rules = rules
 
     def prompt(self, split: str, index: int) -> Prompt:
         return Prompt(f"{split}-0-{index}", (1, 2 + index % 5))

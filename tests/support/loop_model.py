@@ -28,6 +28,8 @@ from antiphon.core.records import (
 from antiphon.core.seeds import derive_seed
 
 RUN_ID = "run-1"
+LEASE_KEY = bytes(32)
+"""What lease ids are made with in tests."""
 MAX_TOKENS = 6
 
 
@@ -186,7 +188,7 @@ class LoopModel:
         self.record(*plan.openings)
         for group_id in plan.group_ids:
             attempt = self.state.groups[group_id].attempt + 1
-            lease_id = admission.lease_id_of(RUN_ID, group_id, attempt)
+            lease_id = admission.lease_id_of(LEASE_KEY, group_id, attempt)
             grant = e.LeaseGranted(group_id, lease_id, worker.name, attempt, worker.held or 0, self.clock)
             self.record(grant)
             worker.leases.append(grant)

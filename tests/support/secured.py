@@ -9,6 +9,7 @@ from pathlib import Path
 
 from antiphon.cli import certs
 from antiphon.core.config import RunConfig
+from antiphon.core.loop.checks import TokenRules
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.services.coordinator.audit_queue import AuditQueue
@@ -79,14 +80,16 @@ class SecuredSite:
 
 
 @asynccontextmanager
-async def secured(config: RunConfig, folder: Path, house: House) -> AsyncIterator[SecuredSite]:
+async def secured(
+    config: RunConfig, folder: Path, house: House, rules: TokenRules | None = None
+) -> AsyncIterator[SecuredSite]:
     store = open_store(folder / "store", config.record)
     state_machine = RunStateMachine(
         config,
         RUN_ID,
         Journal(folder / JOURNAL_NAME, RUN_ID),
         store,
-        LightPrompts(),
+        LightPrompts(rules),
         asyncio.get_running_loop().time,
     )
     await state_machine.start()

@@ -30,6 +30,7 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.rpc.serving import start_server, stop_server
 
 RUN_ID = "run-1"
+LEASE_KEY = bytes(32)
 CALL_S = 60.0
 _T = TypeVar("_T")
 
@@ -108,7 +109,7 @@ def known_values() -> dict[str, list[Any]]:
         "worker_name": ["w", "v"],
         "worker_id": ["w-1", "w-2", "v-1", "w-3"],
         "group_id": groups,
-        "lease_id": [lease_id_of(RUN_ID, group, attempt) for group in groups for attempt in (1, 2)],
+        "lease_id": [lease_id_of(LEASE_KEY, group, attempt) for group in groups for attempt in (1, 2)],
         "protocol_version": [PROTOCOL_VERSION],
         "run_id": [RUN_ID, ""],
         "held_version": [0],
@@ -181,7 +182,9 @@ async def _state_machine(folder: Path) -> CountingStateMachine:
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / JOURNAL_NAME, RUN_ID)
     store = open_store(folder / "store", config.record)
-    state_machine = CountingStateMachine(config, RUN_ID, journal, store, Prompts(), clock)
+    state_machine = CountingStateMachine(
+        config, RUN_ID, journal, store, Prompts(), clock, lease_key=LEASE_KEY
+    )
     await state_machine.start()
     return state_machine
 

@@ -259,7 +259,7 @@ class World:
 
     def _begin(self, worker: _Worker, group_id: str) -> None:
         attempt = self.state.groups[group_id].attempt + 1
-        lease_id = admission.lease_id_of(RUN_ID, group_id, attempt)
+        lease_id = admission.lease_id_of(bytes(32), group_id, attempt)
         name = f"w{self._workers.index(worker)}-1"
         self._record(e.LeaseGranted(group_id, lease_id, name, attempt, self._held, self.now))
         self._advance(worker)

@@ -13,6 +13,9 @@ from antiphon.services.wire import progress as wire_progress
 from antiphon.services.wire import steps as wire_steps
 from antiphon.services.wire import work as wire_work
 
+LEASE_KEY = "lease-key"
+"""Name under which the secret is kept that lease ids are made with."""
+
 
 def manifest_name(version: int) -> str:
     """Return the name under which the manifest of a version is kept."""

@@ -4,7 +4,9 @@ import json
 from collections.abc import Mapping
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import ConfigError
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.loop.run_state import RunState
+from antiphon.services.coordinator.journal.store import StoreTotals
 
 MODEL_FILES = "the digest of model.path's files"
 """What a run keeps for good besides fields of its configuration."""
@@ -35,3 +37,18 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
                 f"{name}={now.get(name)} differs from {value}, with which run {run_id} was opened; "
                 "put it back, or start a new run"
             )
+
+
+def check_totals(state: RunState, totals: StoreTotals) -> None:
+    """Compare what was folded with what the store counts by itself.
+
+    Raises:
+        IntegrityError: when they differ.
+    """
+    committed = state.sealed[: len(state.commits)]
+    folded = (len(state.commits), sum(batch.groups for batch in committed))
+    if folded != (totals.steps, totals.trained_groups):
+        raise IntegrityError(
+            f"the journal contradicts itself: its events say {folded[0]} steps on {folded[1]} groups, "
+            f"its tables {totals.steps} on {totals.trained_groups}; restore it from a copy"
+        )

@@ -33,19 +33,31 @@ def test_the_leases_of_a_worker_are_those_that_name_it(acts: list[tuple[str, int
     leases = LeaseTable(duration_s=10.0)
     held: dict[str, str] = {}
     for act, lease, worker in acts:
-        lease_id, worker_id = f"l{lease}", f"w{worker}"
+        lease_id, worker_id = f"l{lease}", f"w{worker // 2}-{worker % 2}"
         if act == "g":
             leases.grant(lease_id, "g", worker_id, now=0.0)
             held[lease_id] = worker_id
         elif act == "e":
             leases.extend([lease_id], worker_id, now=0.0)
-            held |= {lease_id: worker_id} if lease_id in held else {}
+            own = lease_id in held and held[lease_id].partition("-")[0] == f"w{worker // 2}"
+            held |= {lease_id: worker_id} if own else {}
         else:
             leases.end(lease_id)
             held.pop(lease_id, None)
-        for name in ("w0", "w1", "w2", "w3", "w4"):
+        for name in ("w0-0", "w0-1", "w1-0", "w1-1", "w2-0"):
             found = {lease.lease_id for lease in leases.of_worker(name)}
             assert found == {lease_id for lease_id, by in held.items() if by == name}
+
+
+def test_no_one_extends_the_lease_of_another() -> None:
+    leases = LeaseTable(duration_s=10.0)
+    leases.grant("l1", "g1", "w-1", now=0.0)
+    for other in ("v-1", "w", "w-1-1", ""):
+        assert leases.extend(["l1"], other, now=5.0) == ("l1",)
+        assert list(leases.foreign(["l1", "l2"], other)) == ["l1"]
+    assert leases.foreign(["l1"], "w-7") == {}
+    held = leases.get("l1")
+    assert held is not None and (held.worker_id, held.deadline_s) == ("w-1", 10.0)
 
 
 def idle_beat(worker_id: str, leases: tuple[str, ...] = ()) -> WorkerHeartbeat:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -59,6 +60,11 @@ class Story:
 
     async def submit(self, lease: Lease, worker_id: str = "") -> SubmitVerdict:
         return await self.client.submit_group(sample_lease(lease, worker_id or self.worker_id, 0))
+
+    async def told(self, kind: str) -> dict[str, str]:
+        """Return the newest event of a kind."""
+        rows = await self.state_machine.journal.read(0, 1000)
+        return dict(json.loads([row.body for row in rows if row.kind == kind][-1]))
 
     async def beat(self, *leases: str, **fields: object) -> HeartbeatReply:
         digest = light_manifest(0).weights_digest
@@ -192,10 +198,21 @@ def test_progress_in_any_order_has_one_answer_each(tmp_path: Path) -> None:
         assert await told(piece(1, 3), piece(0, 1, sample=1)) == (3, 1)  # overlapping
         assert await told(piece(4, 5)) == (3, 1)  # with a gap: the answer says from where to tell again
         assert await told(piece(0, 1)) == (3, 1)  # an older beat that comes late
-        with pytest.raises(ContractError, match="sampled with version 7"):
-            await told(piece(3, 4, version=7))
         assert await told(piece(3, 4)) == (4, 1)
         assert (await story.beat(lease_id)).kept == ()
+
+    play(tmp_path, act)
+
+
+def test_a_piece_that_cannot_be_begins_its_group_anew(tmp_path: Path) -> None:
+    async def act(story: Story) -> None:
+        lease = await story.begin()
+        await story.beat(lease.lease_id, progress=(LeaseProgress(lease.lease_id, (piece(0, 3),)),))
+        false = (LeaseProgress(lease.lease_id, (piece(3, 4, version=7),)),)
+        reply = await story.beat(lease.lease_id, progress=false)
+        assert reply.known and reply.cancelled_leases == (lease.lease_id,) and reply.kept == ()
+        assert "sampled with version 7" in (await story.told("worker.struck"))["reason"]
+        assert not (await story.lease_again(lease)).prefix
 
     play(tmp_path, act)
 

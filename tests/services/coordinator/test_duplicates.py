@@ -82,9 +82,10 @@ def test_both_leases_outlive_the_coordinator(tmp_path: Path) -> None:
             twin = await story.lease(other)
         async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):
             story = Story(site.service, site.client())
-            story.worker_id = (await story.client.register(hello("first"))).worker_id
             assert len(story.state_machine.leases) == 2
-            assert (await story.beat(lease.lease_id, twin.lease_id)).cancelled_leases == ()
+            for name, own in (("second", twin), ("first", lease)):
+                story.worker_id = (await story.client.register(hello(name))).worker_id
+                assert (await story.beat(own.lease_id)).cancelled_leases == ()
             assert await story.submit(twin, "second-1") is SubmitVerdict.ACCEPTED
             assert (await story.beat(lease.lease_id)).cancelled_leases == (lease.lease_id,)
 

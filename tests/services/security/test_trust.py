@@ -17,6 +17,7 @@ import torch
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.config import build_config
 from antiphon.core.errors import ContractError
+from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SubmitVerdict, Trajectory, VersionSpan
 from antiphon.core.trust.audit import Band, SampleStatistics, audit_group
 from antiphon.core.trust.reputation import FIRST_SHARE
@@ -144,12 +145,11 @@ def test_the_gate_refuses_what_cannot_be(tmp_path: Path, house: House, sampler: 
         stolen = dataclasses.replace(whole, worker_id=good.worker_id)
         with pytest.raises(ContractError, match="was not granted to 'good-1'"):
             await good.client.submit_group(stolen)
-        state_before = site.state_machine.state.groups[first.group_id].phase
         with pytest.raises(ContractError, match=r"must lie in \[-50, 0\]"):
             await bad.client.submit_group(changed(logprobs=logprobs))
         with pytest.raises(ContractError, match=r"version 9, but its lease allows versions 0\.\.0"):
             await bad.client.submit_group(changed(spans=(VersionSpan(9, 0, made[0].token_ids.size),)))
-        assert site.state_machine.state.groups[first.group_id].phase is state_before
+        assert site.state_machine.state.groups[first.group_id].phase is GroupPhase.OPEN
         assert site.state_machine.state.standings["bad"].strikes == 2
         assert await bad.client.submit_group(whole) is SubmitVerdict.ACCEPTED
         assert await bad.client.submit_group(whole) is SubmitVerdict.ALREADY_ACCEPTED
