@@ -117,7 +117,6 @@ class RewardService:
         finally:
             for task in self._scoring:
                 task.cancel()
-            await asyncio.gather(*self._scoring, return_exceptions=True)
             _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
 
     async def _pull(self) -> bool:
