@@ -66,14 +66,16 @@ class AuditsReply(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupToAudit, _Mapping]]] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
-    __slots__ = ("group_id", "samples", "worker_id")
+    __slots__ = ("group_id", "samples", "worker_id", "reason")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     samples: _containers.RepeatedCompositeFieldContainer[_records_pb2.SampleStatistics]
     worker_id: str
-    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_records_pb2.SampleStatistics, _Mapping]]] = ..., worker_id: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_records_pb2.SampleStatistics, _Mapping]]] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CommitsRequest(_message.Message):
     __slots__ = ("after_step",)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from antiphon.core.records import PartialTrajectory, Trajectory
-from antiphon.core.spans import joined, rest_of
+from antiphon.core.spans import joined, rest_of, token_versions
 
 BYTES_PER_TOKEN = 8
 """One int32 and one float32; spans and authors are few."""
@@ -181,9 +181,14 @@ def authorship(
     found: list[Authorship] = []
     for sample in () if given is None else given.samples:
         index = sample.whole.sample_index
-        tokens = trajectories[index].token_ids
-        common = min(tokens.size, sample.whole.stop)
-        differs = np.flatnonzero(tokens[:common] != sample.whole.token_ids[:common])
+        own, whole = trajectories[index], sample.whole
+        common = min(own.token_ids.size, whole.stop)
+        # Whoever alters a log-probability or a version of another's token answers for it, as for a token.
+        differs = np.flatnonzero(
+            (own.token_ids[:common] != whole.token_ids[:common])
+            | (own.logprobs[:common] != whole.logprobs[:common])
+            | (token_versions(own)[:common] != token_versions(whole)[:common])
+        )
         agreed, start = int(differs[0]) if differs.size else int(common), 0
         for author, stop in sample.authors:
             stop = min(stop, agreed)

@@ -6,12 +6,14 @@ worker should load another version first.
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import Lease
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.journal import payloads
@@ -25,8 +27,10 @@ REMIND_S = 0.2
 class LeaseGranter:
     """Grants leases to workers."""
 
-    def __init__(self, state_machine: RunStateMachine) -> None:
+    def __init__(self, state_machine: RunStateMachine, held_back: Callable[[str], str]) -> None:
+        """`held_back` returns why a worker, by its name, gets no lease at the moment; "" when it may."""
         self._state_machine = state_machine
+        self._held_back = held_back
         self._config, self._state = state_machine.config, state_machine.state
         self._fleet, self._leases = state_machine.fleet, state_machine.leases
 
@@ -56,7 +60,8 @@ class LeaseGranter:
             if member.held_version != request.held_version:
                 return self._no_lease("the worker has loaded another version; ask again with that")
             # What others of its requests were granted meanwhile counts too.
-            groups = self._most_groups(member, request)
+            held_back = self._held_back(name_of_worker(member.worker_id))
+            groups = 0 if held_back else self._most_groups(member, request)
             plan = admission.plan_leases(
                 self._state,
                 self._config,
@@ -69,6 +74,8 @@ class LeaseGranter:
             if not groups and (seconds := self._leases.engines.stands_still_s(member.worker_id)):
                 reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
                 plan = dataclasses.replace(plan, reason=reason)
+            if held_back:
+                plan = dataclasses.replace(plan, reason=held_back)
             if plan.group_ids:
                 call.took(len(plan.group_ids))
                 return await self._grant(plan, request, now)

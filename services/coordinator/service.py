@@ -73,7 +73,9 @@ class CoordinatorService(Coordinator):
         self._learner_key = learner_key
         self._audits = audits
         self._workers = WorkerRegistry(state_machine, learner_key)
-        self._lease_granter = LeaseGranter(state_machine)
+        self._lease_granter = LeaseGranter(
+            state_machine, (lambda _: "") if audits is None else audits.holds_back
+        )
         self._reward_queue = RewardQueue(state_machine)
         self._overview = Overview(state_machine, lambda: self._reward_queue.held)
         self._stages = StageWatch(state_machine, self._overview)
@@ -243,10 +245,10 @@ class CoordinatorService(Coordinator):
         return await self._audits.pull(limit, wait_s)
 
     async def submit_audit(
-        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
+        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "", reason: str = ""
     ) -> None:
         if self._audits is not None:
-            await self._audits.submit(group_id, samples, worker_id)
+            await self._audits.submit(group_id, samples, worker_id, reason)
 
     async def commits_after(self, after_step: int) -> CommitsReply:
         self.state_machine.check()
