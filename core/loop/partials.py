@@ -49,6 +49,15 @@ class KeptGroup:
         """Return the oldest policy version among the tokens."""
         return min(sample.whole.oldest_version for sample in self.samples)
 
+    def continued_by(self, version: int) -> bool:
+        """Return whether a worker that holds `version` may go on: along a completion versions never fall."""
+        rows = ([*(span.version for span in sample.whole.spans), version] for sample in self.samples)
+        return all(row == sorted(row) for row in rows)
+
+    def authors(self) -> set[str]:
+        """Return the ids of the workers that sampled it."""
+        return {author for sample in self.samples for author, _ in sample.authors}
+
     def pieces(self) -> tuple[PartialTrajectory, ...]:
         """Return what a lease carries."""
         return tuple(sample.whole for sample in self.samples)

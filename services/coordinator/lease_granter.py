@@ -125,7 +125,7 @@ class LeaseGranter:
         worker_id, held_version = request.worker_id, request.held_version or 0
         granted, gone = [], []
         groups = self._state.groups
-        prefixes = {group_id: self._prefix(group_id) for group_id in plan.group_ids}
+        prefixes = {group_id: self._prefix(group_id, held_version) for group_id in plan.group_ids}
         plan = self._page(plan, prefixes)
         attempts = {g: groups[g].attempt for g in plan.group_ids if g in groups}
         for group_id in plan.group_ids:
@@ -158,13 +158,18 @@ class LeaseGranter:
         openings = tuple(opening for opening in plan.openings if opening.group_id in taken)
         return dataclasses.replace(plan, group_ids=tuple(taken), openings=openings)
 
-    def _prefix(self, group_id: str) -> KeptGroup | None:
+    def _prefix(self, group_id: str, held_version: int) -> KeptGroup | None:
         """Return what the next lease of a group continues from; None where it begins from nothing."""
         kept, group = self._leases.partial_groups.waiting(group_id), self._state.groups.get(group_id)
-        if kept is None or group is None:
+        if kept is None or group is None or not self._usable(kept, held_version):
             return None
         good = admission.continues(self._state, self._config, group, kept.oldest_version)
         return kept if good else None
+
+    def _usable(self, kept: KeptGroup, held_version: int) -> bool:
+        """Return whether a worker that holds a version may go on with what others sampled."""
+        barred = any(self._state.barred(name_of_worker(author)) for author in kept.authors())
+        return kept.continued_by(held_version) and not barred
 
     def _duplicate(self, request: LeaseRequest, now: float) -> str | None:
         if self._leases.times.slow_s is None:
@@ -185,6 +190,8 @@ class LeaseGranter:
         state_machine = self._state_machine
         group = self._state.groups[group_id]
         prefix, attempt = self._leases.partial_groups.snapshot(group.lease_id), group.attempt + 1
+        if prefix is not None and not self._usable(prefix, request.held_version or 0):
+            prefix = None
         lease_id = admission.lease_id_of(state_machine.run_id, group_id, attempt)
         continued = 0 if prefix is None else prefix.tokens
         event = e.LeaseDuplicated(group_id, lease_id, request.worker_id, attempt, now, continued)

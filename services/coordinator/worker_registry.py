@@ -162,6 +162,7 @@ class WorkerRegistry:
                     max_tokens=self._config.sampling.max_tokens,
                     version=group.version if self._config.loop.mode == "fixed" else None,
                     newest_version=acceptance.newest_possible_version(self._state),
+                    published=self._state.snapshots,
                 )
             gained |= self._leases.take_progress(heartbeat.worker_id, progress)
             after = self._leases.partial_groups.kept(progress.lease_id)
