@@ -354,7 +354,7 @@ def _standing_after(change: Callable[[Standing, Any], Standing]) -> Callable[[An
 
 def _audited(known: Standing, event: e.GroupAudited) -> Standing:
     sums = Sums(event.tokens, event.missed, event.near)
-    return known.skip_group() if event.unaudited else known.pass_group(sums, event.most)
+    return known.skip_group(event.unaudited) if event.unaudited else known.pass_group(sums, event.most)
 
 
 _pardon = _standing_after(lambda standing, event: standing.pardon())

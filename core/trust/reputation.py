@@ -42,6 +42,8 @@ class Standing:
     """Tokens of all audited groups that no rounding explains; only a pardon forgets them."""
     unaudited: int = 0
     """Groups that were drawn for an audit and could not be checked."""
+    unaudited_reason: str = ""
+    """Why the last one could not."""
     quarantined: str = ""
     """Why it is shut out; empty while it is not."""
 
@@ -75,9 +77,9 @@ class Standing:
             near=self.near + sums.near,
         )
 
-    def skip_group(self) -> "Standing":
+    def skip_group(self, reason: str) -> "Standing":
         """Return the standing after a group that could not be checked: it makes no one more trusted."""
-        return replace(self, unaudited=self.unaudited + 1)
+        return replace(self, unaudited=self.unaudited + 1, unaudited_reason=reason)
 
     def strike(self, audited: bool, gross: int = 0) -> "Standing":
         """Return the standing after a strike.
@@ -92,7 +94,8 @@ class Standing:
 
     def pardon(self) -> "Standing":
         """Return the standing of someone who may try again, as a stranger."""
-        return Standing(audited=self.audited, unaudited=self.unaudited)
+        counts = ("audited", "unaudited", "unaudited_reason")
+        return Standing(**{name: getattr(self, name) for name in counts})
 
 
 def quarantine_reason(standing: Standing, certain: bool, words: str) -> str | None:

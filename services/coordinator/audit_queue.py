@@ -8,7 +8,6 @@ many groups wait gets no leases; one in quarantine loses those it has, nothing m
 what it sampled and no batch has yet does not train.
 """
 
-import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,26 +163,29 @@ class AuditQueue:
             receipt = self._state.receipts.get(group_id)
             shared = set() if receipt is None else {author[0] for author in receipt.authors}
             own = [sample for sample in samples if sample.sample_index not in shared]
-            await self._blame(name_of_worker(worker_id), group_id, own, self.band)
+            self._blame(name_of_worker(worker_id), group_id, own, self.band)
+            await self._state_machine.record()
             return
         waiting = self._waiting.get(group_id)
         if waiting is None:
             return
         if not any(sample.tokens for sample in samples):
-            await self._skip(group_id, reason or "no token could be scored")
+            self._skip(group_id, reason or "no token could be scored")
+            await self._state_machine.record()
             return
         self._take(group_id)
         band = self.band
         total = sum(sample.tokens for sample in samples)
         for author, own in by_author(samples, waiting.submission.worker_id).items():
             name, sums = name_of_worker(author), Sums.of(own)
-            if not sums.tokens or self._state.barred(name) or await self._blame(name, group_id, own, band):
+            if not sums.tokens or self._state.barred(name) or self._blame(name, group_id, own, band):
                 continue
             if name in self._state_machine.config.trust.trusted:
                 self._trusted.extend(own)
             drift, most = max(s.drift for s in own), 2 * sums.tokens > total
             event = e.GroupAudited(group_id, name, sums.tokens, sums.missed, drift, sums.near, most)
-            await self._state_machine.record(event)
+            self._state_machine.record(event)
+        await self._state_machine.record()
 
     def _take(self, group_id: str) -> _Waiting | None:
         """Let go of a group, and let its worker have leases again if this held it back."""
@@ -195,14 +197,14 @@ class AuditQueue:
             self._state_machine.work.tell(waiting.submission.worker_id)
         return waiting
 
-    def _skip(self, group_id: str, reason: str) -> "asyncio.Future[None]":
+    def _skip(self, group_id: str, reason: str) -> None:
         """Count a group as not audited."""
         waiting, reason = self._take(group_id), reason[:LONGEST_REASON]
         if waiting is None:
-            return self._state_machine.record()
+            return
         _log.warning("audit.skipped", worker=waiting.name, group=group_id, reason=reason)
         event = e.GroupAudited(group_id, waiting.name, 0, 0, 0.0, most=False, unaudited=reason)
-        return self._state_machine.record(event)
+        self._state_machine.record(event)
 
     def _skip_hopeless(self, now: float) -> None:
         """Let go of groups that auditors got often enough without an answer."""
@@ -210,7 +212,7 @@ class AuditQueue:
             if waiting.attempts >= ATTEMPTS and waiting.free_at_s <= now:
                 self._skip(group_id, f"{ATTEMPTS} times the auditor did not answer within {AUDIT_S:g} s")
 
-    async def _blame(self, name: str, group_id: str, samples: Sequence[SampleStatistics], band: Band) -> bool:
+    def _blame(self, name: str, group_id: str, samples: Sequence[SampleStatistics], band: Band) -> bool:
         """Count what was found against the worker that sampled; True when there was something."""
         standing = self._state.standings.get(name, Standing())
         if name not in self._state.registrations or self._state.barred(name):
@@ -219,7 +221,7 @@ class AuditQueue:
         if findings:
             worst = max(findings, key=lambda finding: finding.certain)
             gross = Sums.of(samples).gross
-            await self._strike(name, group_id, worst.check, worst.words, worst.certain, gross)
+            self._strike(name, group_id, worst.check, worst.words, worst.certain, gross)
         return bool(findings)
 
     async def refused(self, submission: GroupSubmission, error: ContractError, author: str = "") -> None:
@@ -228,21 +230,21 @@ class AuditQueue:
         `author` sampled what was wrong with it, if that was not the worker that handed it in.
         """
         name = name_of_worker(author or submission.worker_id)
-        await self._strike(name, submission.group_id, "refused", str(error), certain=False)
+        self._strike(name, submission.group_id, "refused", str(error), certain=False)
+        await self._state_machine.record()
 
-    async def _strike(
+    def _strike(
         self, name: str, group_id: str, check: str, found: str, certain: bool, gross: int = 0
     ) -> None:
         state_machine, found = self._state_machine, found[:LONGEST_REASON]
-        written = state_machine.record(e.WorkerStruck(name, group_id, check, found, gross))
+        state_machine.record(e.WorkerStruck(name, group_id, check, found, gross))
         _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=found)
         reason = quarantine_reason(self._state.standings[name], certain, found)
         if reason is not None:
-            written = state_machine.record(e.WorkerQuarantined(name, reason))
+            state_machine.record(e.WorkerQuarantined(name, reason))
             _log.warning("worker.quarantined", worker=name, reason=reason)
             state_machine.lose_named(name, f"in quarantine: {reason}")
-            written = state_machine.settle()  # what it sampled and no batch has yet does not train
-        await written
+            state_machine.settle()  # what it sampled and no batch has yet does not train
 
 
 def _bytes(waiting: _Waiting) -> int:
