@@ -184,24 +184,33 @@ def check_token_rules(submission: GroupSubmission, rules: TokenRules) -> None:
     Raises:
         ContractError: naming the trajectory, the token and the rule.
     """
+    fault = token_fault(submission, rules)
+    if fault is not None:
+        raise ContractError(f"group {submission.group_id}, trajectory {fault[0]}: {fault[2]}")
+
+
+def token_fault(submission: GroupSubmission, rules: TokenRules) -> tuple[int, int, str] | None:
+    """Return the sample, the place and the words of the first token that breaks a rule; None without any."""
     ends = np.array(sorted(rules.end_tokens), dtype=np.int64)
     for trajectory in submission.trajectories:
-        where = f"group {submission.group_id}, trajectory {trajectory.sample_index}"
-        tokens = trajectory.token_ids
+        tokens, index = trajectory.token_ids, trajectory.sample_index
         if not tokens.size:
             continue  # refused by the checks against the lease
         if int(tokens.max()) >= rules.vocabulary:
-            raise ContractError(
-                f"{where}: token id {int(tokens.max())} is not in the vocabulary of {rules.vocabulary}"
-            )
+            place = int(tokens.argmax())
+            said = f"token id {int(tokens[place])} is not in the vocabulary of {rules.vocabulary}"
+            return index, place, said
         if not rules.end_tokens:
             continue
         ended = np.isin(tokens, ends)
         if ended[:-1].any():
             place = int(np.flatnonzero(ended)[0])
-            raise ContractError(f"{where}: continues after its end token at {place} of {tokens.size}")
+            # The end is no fault by itself: whoever sampled the token after it went on.
+            return index, place + 1, f"continues after its end token at {place} of {tokens.size}"
         if trajectory.finish_reason is FinishReason.STOP and not ended[-1]:
-            raise ContractError(f"{where}: finish_reason=stop, but token {int(tokens[-1])} is no end token")
+            said = f"finish_reason=stop, but token {int(tokens[-1])} is no end token"
+            return index, tokens.size - 1, said
+    return None
 
 
 def check_rewards(

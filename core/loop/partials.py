@@ -207,6 +207,12 @@ def authorship(
     return tuple(found)
 
 
+def author_of(authors: Sequence[Authorship], sample: int, place: int) -> str:
+    """Return who sampled a token, by `authorship`; "" for the one that handed it in."""
+    spans = (span for span in authors if span[0] == sample and span[2] <= place < span[3])
+    return next((author for _, author, _, _ in spans), "")
+
+
 def _snapshot(group: _GrowingGroup) -> KeptGroup | None:
     kept = tuple(sample.kept() for sample in group.samples if sample.pieces)
     return KeptGroup(kept) if kept else None

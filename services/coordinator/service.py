@@ -11,7 +11,8 @@ import structlog
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance, admission, voiding
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import check_token_rules
+from antiphon.core.loop.checks import TokenRules, check_token_rules, token_fault
+from antiphon.core.loop.partials import KeptGroup, author_of, authorship
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import (
     GroupSubmission,
@@ -106,16 +107,22 @@ class CoordinatorService(Coordinator):
             await state_machine.record()
             return verdict
         group, now = state.groups[submission.group_id], state_machine.clock()
-        given = leases.known_of(submission.lease_id, group)
+        fits, given, rules = (
+            False,
+            leases.known_of(submission.lease_id, group),
+            token_rules_of(state_machine.prompts),
+        )
         try:
             verdict, found = acceptance.accept_submission(
                 state, self._config, submission, state_machine.seeds(group), now, given
             )
-            if (rules := token_rules_of(state_machine.prompts)) is not None:
+            fits = True
+            if rules is not None:
                 check_token_rules(submission, rules)
         except ContractError as error:
             if self._audits is not None:
-                await self._audits.refused(submission, error)
+                author = _author_of_fault(submission, rules, given) if fits and rules is not None else ""
+                await self._audits.refused(submission, error, author)
             raise
         if not found:
             await state_machine.record()
@@ -285,6 +292,13 @@ class CoordinatorService(Coordinator):
                 return
             else:
                 await state_machine.journal.grown.wait(FOLLOW_CHECK_S)
+
+
+def _author_of_fault(submission: GroupSubmission, rules: TokenRules, given: KeptGroup | None) -> str:
+    """Return who sampled the token that breaks a rule: it may have come with the lease."""
+    fault = token_fault(submission, rules)
+    authors = authorship(given, submission.trajectories, submission.worker_id)
+    return "" if fault is None else author_of(authors, *fault[:2])
 
 
 def _within(wait_s: float) -> float:

@@ -171,7 +171,8 @@ class TokenScores:
     @classmethod
     def of(cls, tokens: int) -> "TokenScores":
         """Return the scores of a completion of which nothing was scored yet."""
-        return cls(*(np.zeros(tokens, dtype=bool) for _ in range(5)), np.zeros(tokens))
+        none = np.zeros(tokens, dtype=bool)
+        return cls(none, none.copy(), none.copy(), none.copy(), none.copy(), np.zeros(tokens))
 
     def by_author(self, sample_index: int, authors: Sequence[AuthoredSpan]) -> list[SampleStatistics]:
         """Return the statistics of a sample, those of the worker that handed it in first."""

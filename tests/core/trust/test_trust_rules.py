@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.checks import TokenRules, check_token_rules
+from antiphon.core.loop.checks import TokenRules, check_token_rules, token_fault
+from antiphon.core.loop.partials import author_of
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
 from antiphon.core.trust.access_tokens import Scope, TokenClaims, check_claims
@@ -220,3 +221,22 @@ def test_tokens_obey_the_models_rules(tokens: list[int], reason: str, words: str
     else:
         with pytest.raises(ContractError, match=words):
             check_token_rules(submission, RULES)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "author"),
+    [([5, 64, 7, 1], "a-1"), ([5, 6, 7, 64], ""), ([5, 1, 6, 1], "b-1"), ([5, 6, 1, 7], "")],
+)
+def test_who_sampled_the_token_that_breaks_a_rule(tokens: list[int], author: str) -> None:
+    """a sampled two tokens, b the third; whoever goes on after an end token is at fault, not who ended."""
+    trajectory = Trajectory(
+        np.array(tokens, dtype=np.int32),
+        np.zeros(len(tokens), dtype=np.float32),
+        (VersionSpan(0, 0, len(tokens)),),
+        FinishReason("length"),
+        sample_index=0,
+        seed=1,
+    )
+    fault = token_fault(GroupSubmission("l", "g", "c-1", (trajectory,), 1.0), RULES)
+    assert fault is not None
+    assert author_of(((0, "a-1", 0, 2), (0, "b-1", 2, 3)), *fault[:2]) == author
