@@ -31,8 +31,8 @@ CAREERS = 200
 """Careers of a newcomer that are played through."""
 LONGEST_CAREER = 2000
 """Groups after which a worker counts as never found."""
-STEP_GROUPS, AUDIT_LAG = 16, 4
-"""Groups of one training step, and groups that a worker hands in until an audit is answered."""
+STEP_GROUPS, AUDIT_LAG = 4, 4
+"""Groups of one worker in a training step, and groups that it hands in until an audit is answered."""
 MOST_EDITED_AUDITS = 20
 """Largest number of its audited groups until a worker is out that edits one token of each group."""
 GIVEN = 10
@@ -82,7 +82,7 @@ class Row:
     audits_until_out: float | None
     """Those of them that were audited."""
     groups_trained: float | None
-    """Those of them that are in sealed batches by then."""
+    """Those that are in sealed batches by then, with `STEP_GROUPS` and `AUDIT_LAG`; None: all of them."""
     groups_until_out_calibrated: float | None
 
 
@@ -121,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "dtype": options.dtype,
         "behaviours": len(rows) - 1 + len(gate),
         "reached_learner": sum(entry.groups_trained or 0.0 for entry in rows[1:]),
+        "never_out": [entry.kind for entry in rows[1:] if entry.groups_until_out is None],
         "honest_struck": struck,
         "edited_token_audits": edited.audits_until_out,
         "honest_groups": len(honest) + len(continuing),
