@@ -38,14 +38,14 @@ UNAUDITED_LIMIT = 16
 """Groups of one worker that may wait for the auditor; a worker with more gets no leases meanwhile."""
 QUEUE_LIMIT = 256
 """Groups that may wait in all; beyond it no worker of which one waits gets a lease."""
-QUEUE_CAPACITY = 1024
+QUEUE_CAPACITY = 512
 """Groups held at most: leases that run already may fill it. Beyond it the oldest are counted as unaudited."""
 AUDIT_S = 120.0
 """An auditor that has not answered by then is taken for lost, and the group is handed out again."""
 ATTEMPTS = 3
 """How often a group is handed out before it is counted as unaudited."""
 AUDITOR_GONE_S = 600.0
-"""Once no auditor has asked for so long, what waits is counted as unaudited and slows nobody any more."""
+"""Once no auditor has asked for so long, what waits slows nobody any more."""
 SAMPLES_KEPT = 2048
 """Trajectories of trusted workers that the band is measured on."""
 

@@ -164,9 +164,17 @@ class Witness:
         group.phase = "ended" if group.evaluation else "rewarded"
 
     def _group_dropped(self, event: e.GroupDropped) -> None:
-        allowed = {"stale_on_arrival": ("submitted",), "filtered": ("rewarded",)}
+        allowed = {
+            "stale_on_arrival": ("submitted",),
+            "filtered": ("rewarded",),
+            "untrusted": ("rewarded",),
+        }
         phases = allowed.get(event.reason, ())  # none is dropped for another reason
-        self._group(event.group_id, f"dropped ({event.reason})", *phases).phase = "ended"
+        again = event.reason == "untrusted" and self.config.loop.mode == "fixed"
+        dropped = self._group(event.group_id, f"dropped ({event.reason})", *phases)
+        dropped.phase = "open" if again else "ended"
+        if again:
+            return
         if event.group_id in self._line:
             self._line.remove(event.group_id)
 

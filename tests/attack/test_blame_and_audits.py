@@ -118,6 +118,9 @@ def test_blame_follows_who_sampled(
         state = site.state_machine.state
         assert state.standings["bad"].strikes and not state.standings["good"].strikes
         assert state.barred("bad") and not state.barred("good")
+        # A group of which the liar sampled some does not train, whoever handed it in.
+        assert await site.client(house.services).submit_rewards(group_id, rewards())
+        assert group_id not in state.groups
         auditing.cancel()
 
     run(tmp_path, house, act)
