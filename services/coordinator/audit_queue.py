@@ -122,7 +122,10 @@ class AuditQueue:
         prompt = self._state_machine.prompts.prompt(group.split, group.prompt_index)
         sampling = sampling_of(self._state_machine.config, group)
         waiting = _Waiting(submission, prompt.token_ids, sampling, authors)
-        self._take(submission.group_id)
+        if submission.group_id in self._waiting:
+            # An answer that is under way is not about this submission: it must blame nobody for it.
+            self._skip(submission.group_id, "it was sampled anew before an audit of it ended")
+            return
         self._waiting[submission.group_id] = waiting
         self._waiting_of[waiting.name] += 1
         if len(self._waiting) > QUEUE_CAPACITY:
@@ -175,7 +178,7 @@ class AuditQueue:
             return
         self._take(group_id)
         band = self.band
-        total = sum(sample.tokens for sample in samples)
+        total = sum(trajectory.token_ids.size for trajectory in waiting.submission.trajectories)
         for author, own in by_author(samples, waiting.submission.worker_id).items():
             name, sums = name_of_worker(author), Sums.of(own)
             if not sums.tokens or self._state.barred(name) or self._blame(name, group_id, own, band):

@@ -258,6 +258,25 @@ def test_a_slow_auditor_slows_the_worker_and_drops_nothing(
     run(tmp_path, house, act)
 
 
+def test_an_answer_about_what_was_dropped_blames_no_one_for_what_came_instead(
+    tmp_path: Path, house: House, sampler: workers.TinySampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit_everything(monkeypatch)
+
+    async def act(site: SecuredSite) -> None:
+        good, flow = await enter(site, house, "good"), site.client(house.services)
+        assert await good.work(workers.honest(sampler))
+        (group,) = await flow.pull_for_audit("auditor", 4, 5.0)
+        group_id, size = group.submission.group_id, group.submission.trajectories[0].token_ids.size
+        site.trust.choose(await site.state_machine.submissions.get(group_id))  # as if it was sampled anew
+        liars = [SampleStatistics(0, size, size, 0, 3.0, size, size)]
+        await flow.submit_audit(group_id, liars)
+        standing = site.state_machine.state.standings["good"]
+        assert (standing.unaudited, standing.strikes, site.trust.waiting) == (1, 0, 0)
+
+    run(tmp_path, house, act)
+
+
 @pytest.mark.parametrize("mode", ["elastic", "fixed"])
 def test_what_a_proven_liar_sampled_does_not_train(
     tmp_path: Path, house: House, sampler: workers.TinySampler, mode: str
