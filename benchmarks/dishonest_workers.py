@@ -1,26 +1,29 @@
 """Dishonest workers: how surely audits find workers that lie, and how often they wrong honest ones.
 
-A small real model, the production sampler and the production auditor. Every kind of worker does
-the same leases; each group is audited with the band that is shipped and with one calibrated on
-trusted workers. The table says how many groups an audit finds, how many by proof, and how many
-groups a newcomer of that kind hands in before it is shut out (median, at the shares of
-`core.trust.reputation`). Kinds that the gate refuses or that leases bound are in tests/services.
+A small real model, the production sampler, the production auditor and the production gate. Every kind of
+worker does the same leases; each group is audited with the band that is shipped and with one calibrated on
+trusted workers. The table says how many groups an audit finds, how many by proof, and how many groups a
+newcomer of that kind hands in, and has audited, before it is shut out (median, at the shares of
+`core.trust.reputation`). What a worker sampled of a group counts for it alone, whoever handed the group in.
 """
 
+import copy
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
-from antiphon.core.records import GroupSubmission, GroupToAudit, Lease
-from antiphon.core.trust.audit import Band, SampleStatistics, audit_group, calibrate
+from antiphon.core.errors import ContractError
+from antiphon.core.loop.checks import check_submission
+from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, VersionSpan
+from antiphon.core.trust.audit import NOTHING, Band, SampleStatistics, Sums, audit_group, by_author, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
-from antiphon.services.learner.auditor import Auditor
+from antiphon.services.learner.auditor import ROUNDING, Auditor
 
 BATCH = 16
 """Groups sampled together."""
@@ -28,18 +31,23 @@ CAREERS = 200
 """Careers of a newcomer that are played through."""
 LONGEST_CAREER = 2000
 """Groups after which a worker counts as never found."""
-HONEST_BAR = 0.01
-"""Largest share of an honest worker's groups with a finding."""
-GROSS = {"wrong model": 40, "temperature 0.8": 40, "copied results": 40}
-"""Kind of worker that changes most of its tokens -> most groups until a newcomer of it is shut out."""
-GATE = {
-    "NaN": "refused at the gate: logprobs must be finite",
-    "oversize": "refused before it is held: message and token limits",
-    "replay of old leases": "refused or given its old answer: lease ids, holders and digests",
-    "slow loris": "bounded: handshake, stream and lease deadlines",
-    "fake version": "refused: protocol number, weights digest, versions that exist",
+STEP_GROUPS, AUDIT_LAG = 4, 4
+"""Groups of one worker in a training step, and groups that it hands in until an audit is answered."""
+MOST_EDITED_AUDITS = 20
+"""Largest number of its audited groups until a worker is out that edits one token of each group."""
+GIVEN = 10
+"""Tokens of each completion that a liar sampled and an honest worker continued."""
+MUST_BE_FOUND = {
+    "wrong model": 40,
+    "temperature 0.8": 40,
+    "copied results": 40,
+    "one edited token": 40,
+    "one false logprob": 40,
+    "liar's prefix": 40,
 }
-"""The kinds that no audit is needed for."""
+"""Kind of worker -> most groups until a newcomer of it is shut out."""
+GATE_VERSION, GATE_NEWEST = 2, 4
+"""Versions that are published are those up to the newest one that this divides."""
 
 
 class ScoringAuditor(Auditor):
@@ -57,6 +65,10 @@ class Row:
     groups: int
     missed: float
     """Share of its tokens that are not where their seeds put them."""
+    near: float
+    """Share of its tokens that are just outside their intervals, or further."""
+    gross: float
+    """Tokens a group that no rounding explains."""
     drift: float
     """Mean |auditor - worker| logprob, nats a token."""
     found: float
@@ -67,64 +79,84 @@ class Row:
     """Share with a finding, band calibrated on trusted workers."""
     groups_until_out: float | None
     """Groups a newcomer hands in before it is shut out, median; None: not within 2,000."""
+    audits_until_out: float | None
+    """Those of them that were audited."""
+    groups_trained: float | None
+    """Those that are in sealed batches by then, with `STEP_GROUPS` and `AUDIT_LAG`; None: all of them."""
     groups_until_out_calibrated: float | None
+
+
+Groups = list[list[SampleStatistics]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, then one JSON object."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--groups", type=int, default=48, help="groups of each kind (default 48)")
-    parser.add_argument("--honest", type=int, default=800, help="groups of the honest worker (default 800)")
+    parser.add_argument("--honest", type=int, default=2000, help="groups of the honest worker (default 2000)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     sampler = workers.load_sampler(getattr(torch, options.dtype))
     auditor = ScoringAuditor(workers.trust_config(options.dtype), None, sampler.model)  # type: ignore[arg-type]
-    trusted = [audited(auditor, workers.honest(sampler), workers.trust_leases(64, first=100_000))]
-    band = calibrate([sample for groups in trusted for group in groups for sample in group])
+    trusted = audited(auditor, workers.honest(sampler), workers.trust_leases(64, first=100_000))
+    band = calibrate([sample for group in trusted for sample in group])
     print(f"shipped band {Band()}\ncalibrated band {band}\n")
-    rows = []
-    for kind, make in kinds(sampler).items():
-        count = options.honest if kind == "honest" else options.groups
-        rows.append(row(kind, audited(auditor, make, workers.trust_leases(count)), band))
+    honest = audited(auditor, workers.honest(sampler), workers.trust_leases(options.honest))
+    prefixed, continuing = continued_groups(auditor, sampler, options.groups)
+    rows = [row("honest", honest, band), row("liar's prefix", prefixed, band)]
+    for shown in rows:
+        show(shown)
+    for kind, make in kinds(sampler, options.dtype).items():
+        rows.append(row(kind, audited(auditor, make, workers.trust_leases(options.groups)), band))
         show(rows[-1])
-    for kind, words in GATE.items():
-        print(f"{kind:24s} {words}")
-    honest = rows[0]
+    gate = at_the_gate(sampler)
+    for kind, sentence in gate.items():
+        print(f"{kind:24s} {sentence or 'TAKEN'}")
+    edited = next(entry for entry in rows if entry.kind == "one edited token")
+    struck = sum(
+        findings_against(groups, found) for groups in (honest, continuing) for found in (Band(), band)
+    )
     result = {
         "dtype": options.dtype,
-        "false_positives": honest.found,
-        "false_positives_calibrated": honest.found_calibrated,
-        "honest_groups": honest.groups,
+        "behaviours": len(rows) - 1 + len(gate),
+        "reached_learner": sum(entry.groups_trained or 0.0 for entry in rows[1:]),
+        "never_out": [entry.kind for entry in rows[1:] if entry.groups_until_out is None],
+        "honest_struck": struck,
+        "edited_token_audits": edited.audits_until_out,
+        "honest_groups": len(honest) + len(continuing),
         "rows": [asdict(entry) for entry in rows],
-        "gate": GATE,
+        "gate": gate,
     }
-    return finish(result, record=options.record, violated=violations(rows))
+    return finish(result, record=options.record, violated=violations(rows, gate, struck))
 
 
-def violations(rows: Sequence[Row]) -> list[str]:
+def violations(rows: Sequence[Row], gate: dict[str, str], struck: int) -> list[str]:
     """Return a sentence for every promise about audits that the table breaks.
 
-    A finding about an honest worker counts against it like any other, so there must be (almost) none;
-    workers that cheat grossly must be shut out at once.
+    A finding about an honest worker counts against it like any other, so there must be none; workers that
+    cheat grossly must be shut out soon, and one edited token in a group is gross.
     """
-    honest, *others = rows
-    found = [
-        f"{share:.2%} of an honest worker's groups are found with the {band} band, not {HONEST_BAR:.0%}"
-        for band, share in (("shipped", honest.found), ("calibrated", honest.found_calibrated))
-        if share > HONEST_BAR
-    ]
-    for kind, out in ((other.kind, other.groups_until_out) for other in others):
-        if kind in GROSS and (out is None or out > GROSS[kind]):
-            found.append(f"{kind}: out after {out} groups, not {GROSS[kind]}")
-    return found
+    found = [f"{struck} findings against honest workers, not 0"] if struck else []
+    for entry in rows:
+        out, most = entry.groups_until_out, MUST_BE_FOUND.get(entry.kind)
+        if most is not None and (out is None or out > most):
+            found.append(f"{entry.kind}: out after {out} groups, not {most}")
+        audits = entry.audits_until_out
+        if entry.kind == "one edited token" and (audits is None or audits > MOST_EDITED_AUDITS):
+            found.append(f"{entry.kind}: out after {audits} audited groups, not {MOST_EDITED_AUDITS}")
+    return found + [f"{kind}: taken at the gate" for kind, sentence in gate.items() if not sentence]
 
 
-def kinds(sampler: workers.TinySampler) -> dict[str, workers.Make]:
-    """Return the workers by kind, the honest one first."""
+def kinds(sampler: workers.TinySampler, dtype: str) -> dict[str, workers.Make]:
+    """Return the dishonest workers that audits must find, by kind."""
     (lease,) = workers.trust_leases(1, first=200_000)
+    rounding = ROUNDING["inverse_cdf"][dtype]
+    halved = copy.deepcopy(sampler.model).to(torch.bfloat16).to(sampler.model.dtype)
     found = {
-        "honest": workers.honest(sampler),
+        "one edited token": workers.one_edited(sampler, 1),
+        "one false logprob": workers.one_false_logprob(sampler, 1),
+        "boundary picker": workers.boundary_picked(sampler, 0.9 * rounding),
         "wrong tokens (1 in 20)": workers.wrong_tokens(sampler, 0.05, 1),
         "wrong model": workers.honest(sampler, workers.disturbed(sampler.model, 0.1, 1)),
         "temperature 0.8": workers.wrong_temperature(sampler, 0.8),
@@ -135,12 +167,14 @@ def kinds(sampler: workers.TinySampler) -> dict[str, workers.Make]:
         "cherry-picked (best of 4)": workers.cherry_picked(sampler, 4),
         "fake logprobs": workers.fake_logprobs(sampler),
     }
+    if dtype == "float32":
+        found["bfloat16 weights"] = workers.honest(sampler, halved)
     for rate in (2e-4, 1e-5, 1e-6):
         found[f"one step stale, lr {rate:g}"] = workers.honest(sampler, workers.stepped(sampler, lease, rate))
     return found
 
 
-def audited(auditor: Auditor, make: workers.Make, leases: Sequence[Lease]) -> list[list[SampleStatistics]]:
+def audited(auditor: Auditor, make: workers.Make, leases: Sequence[Lease]) -> Groups:
     """Have a worker do the leases and return what the auditor finds, group by group."""
     found = []
     for start in range(0, len(leases), BATCH):
@@ -151,55 +185,120 @@ def audited(auditor: Auditor, make: workers.Make, leases: Sequence[Lease]) -> li
     return found
 
 
-def row(kind: str, groups: list[list[SampleStatistics]], band: Band) -> Row:
+def continued_groups(auditor: Auditor, sampler: workers.TinySampler, count: int) -> tuple[Groups, Groups]:
+    """Have an honest worker continue and hand in what a liar began with seeds of its own.
+
+    Returns what the auditor finds about the liar's tokens, and about those of the honest worker.
+    """
+    lied, honest = [], []
+    leases, liar = workers.trust_leases(count, first=300_000), workers.cherry_picked(sampler, 1)
+    for start in range(0, count, BATCH):
+        part = leases[start : start + BATCH]
+        begun = liar(part)
+        whole = workers.continued(sampler, begun, GIVEN)(part)
+        for lease, first, group in zip(part, begun, whole, strict=True):
+            submission = GroupSubmission(lease.lease_id, lease.group_id, "honest-1", group, 1.0)
+            authors = workers.authors_of(first, GIVEN, "liar-1")
+            prompt = lease.prompt.token_ids
+            samples = auditor.examine(GroupToAudit(submission, prompt, lease.sampling, authors=authors))
+            own = by_author(samples, "honest-1")
+            honest.append(own["honest-1"])
+            lied.append(own["liar-1"])
+    return lied, honest
+
+
+def findings_against(groups: Groups, band: Band) -> int:
+    """Return how many of a worker's groups have a finding, all audited one after the other."""
+    count, earlier = 0, NOTHING
+    for group in groups:
+        count += bool(audit_group(group, band, earlier))
+        earlier = earlier.plus(Sums.of(group))
+    return count
+
+
+def at_the_gate(sampler: workers.TinySampler) -> dict[str, str]:
+    """Return why the gate refuses each kind that needs no audit; "" for one that it takes."""
+    (lease,) = workers.trust_leases(1)
+    ((first, *rest),) = workers.honest(sampler)([lease])
+    logprobs, length, long = first.logprobs.copy(), first.token_ids.size, workers.MAX_TOKENS + 1
+    logprobs[0] = np.nan
+    changes: dict[str, dict[str, object]] = {
+        "NaN": {"logprobs": logprobs},
+        "oversize": {
+            "token_ids": np.full(long, 5, dtype=np.int32),
+            "logprobs": np.zeros(long, dtype=np.float32),
+        },
+        "replay of an old group": {"seed": first.seed + 1},
+        "version of the future": {"spans": (VersionSpan(GATE_NEWEST + 1, 0, length),)},
+        "unpublished version": {"spans": (VersionSpan(GATE_NEWEST - 1, 0, length),)},
+        "falling versions": {"spans": (VersionSpan(GATE_NEWEST, 0, 1), VersionSpan(0, 1, length))},
+    }
+    published = range(0, GATE_NEWEST + 1, GATE_VERSION)
+
+    def refusal(**changed: object) -> str:
+        group = (replace(first, **changed), *rest)  # type: ignore[arg-type]
+        submission = GroupSubmission(lease.lease_id, lease.group_id, "w-1", group, 1.0)
+        try:
+            check_submission(submission, lease.seeds, workers.MAX_TOKENS, None, GATE_NEWEST, published)
+        except ContractError as error:
+            return str(error)
+        return ""
+
+    return {kind: refusal(**changed) for kind, changed in changes.items()}
+
+
+def row(kind: str, groups: Groups, band: Band) -> Row:
     """Check the groups of one kind with both bands."""
     samples = [sample for group in groups for sample in group]
-    tokens = sum(sample.tokens for sample in samples)
+    sums = Sums.of(samples)
     shipped = [audit_group(group, Band()) for group in groups]
     calibrated = [audit_group(group, band) for group in groups]
+    out = career(groups, Band())
+    later = career(groups, band)
     return Row(
         kind=kind,
         groups=len(groups),
-        missed=sum(sample.missed for sample in samples) / tokens,
-        drift=sum(sample.drift * sample.tokens for sample in samples) / tokens,
+        missed=sums.missed / sums.tokens,
+        near=sums.near / sums.tokens,
+        gross=sums.gross / len(groups),
+        drift=sum(sample.drift * sample.tokens for sample in samples) / sums.tokens,
         found=sum(map(bool, shipped)) / len(groups),
         proven=sum(any(finding.certain for finding in found) for found in shipped) / len(groups),
         found_calibrated=sum(map(bool, calibrated)) / len(groups),
-        groups_until_out=career(groups, Band()),
-        groups_until_out_calibrated=career(groups, band),
+        groups_until_out=None if out is None else out[0],
+        audits_until_out=None if out is None else out[1],
+        groups_trained=None if out is None else (out[0] + AUDIT_LAG) // STEP_GROUPS * STEP_GROUPS,
+        groups_until_out_calibrated=None if later is None else later[0],
     )
 
 
-def career(groups: list[list[SampleStatistics]], band: Band) -> float | None:
-    """Return the median of the groups that a newcomer hands in before it is shut out."""
+def career(groups: Groups, band: Band) -> tuple[float, float] | None:
+    """Return the medians of the groups that a newcomer hands in, and has audited, before it is shut out."""
     rng = np.random.default_rng(0)
     alone = [audit_group(group, band) for group in groups]
-    if not any(alone) and not audit_group(groups[0], band, _sums(groups * 50)):
+    if not any(alone) and not audit_group(
+        groups[0], band, Sums.of([s for group in groups * 50 for s in group])
+    ):
         return None
-    lengths = [_career(groups, band, rng) for _ in range(CAREERS)]
-    median = statistics.median(lengths)
-    return None if median >= LONGEST_CAREER else median
+    played = [_career(groups, band, rng) for _ in range(CAREERS)]
+    handed_in, audits = (float(statistics.median(column)) for column in zip(*played, strict=True))
+    return None if handed_in >= LONGEST_CAREER else (handed_in, audits)
 
 
-def _career(groups: list[list[SampleStatistics]], band: Band, rng: np.random.Generator) -> int:
-    standing = Standing()
+def _career(groups: Groups, band: Band, rng: np.random.Generator) -> tuple[int, int]:
+    standing, audits = Standing(), 0
     for number in range(1, LONGEST_CAREER):
         if rng.random() >= standing.share:
             continue
-        group = groups[int(rng.integers(len(groups)))]
-        findings = audit_group(group, band, (standing.tokens, standing.missed))
+        group, audits = groups[int(rng.integers(len(groups)))], audits + 1
+        findings, sums = audit_group(group, band, standing.sums), Sums.of(group)
         if not findings:
-            standing = standing.pass_group(*_sums([group]))
+            standing = standing.pass_group(sums)
             continue
-        standing = standing.strike(audited=True)
+        standing = standing.strike(audited=True, gross=sums.gross)
         if quarantine_reason(standing, any(finding.certain for finding in findings), "found"):
-            return number
-    return LONGEST_CAREER
-
-
-def _sums(groups: list[list[SampleStatistics]]) -> tuple[int, int]:
-    samples = [sample for group in groups for sample in group]
-    return sum(sample.tokens for sample in samples), sum(sample.missed for sample in samples)
+            return number, audits
+    return LONGEST_CAREER, audits
 
 
 def show(found: Row) -> None:
@@ -209,8 +308,9 @@ def show(found: Row) -> None:
         return "   -" if value is None else f"{value:4.0f}"
 
     print(
-        f"{found.kind:24s} missed {found.missed:8.2%}  drift {found.drift:8.1e}  found {found.found:6.1%} "
-        f"proven {found.proven:6.1%}  out after {until(found.groups_until_out)} groups   "
+        f"{found.kind:24s} missed {found.missed:8.2%}  near {found.near:8.2%}  gross {found.gross:5.1f}  "
+        f"drift {found.drift:8.1e}  found {found.found:6.1%} proven {found.proven:6.1%}  "
+        f"out after {until(found.groups_until_out)} groups, {until(found.audits_until_out)} audited   "
         f"calibrated: found {found.found_calibrated:6.1%}, out after "
         f"{until(found.groups_until_out_calibrated)}",
         flush=True,

@@ -34,6 +34,7 @@ def status(
     """
     from antiphon.cli.arguments import credentials_folder
     from antiphon.core.config import load_config
+    from antiphon.core.reporting.alarms import audit_alarm
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look
     from antiphon.runs.directory import find_run, home_directory, list_runs
@@ -49,7 +50,9 @@ def status(
         return _show_resting(directory, as_json)
     if watch:
         return _watch(address, directory.name, credentials)
-    alarms = current_alarms(asyncio.run(commits_of(address, credentials)), config, directory)
+    alarms = list(current_alarms(asyncio.run(commits_of(address, credentials)), config, directory))
+    if (unaudited := audit_alarm(found)) is not None:
+        alarms.append(unaudited)
     if as_json:
         plain = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
         print(json.dumps(plain, indent=2))

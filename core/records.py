@@ -10,6 +10,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.core.voided_batch import VoidedBatch
 
 IntArray = npt.NDArray[np.int32]
@@ -265,6 +266,7 @@ class GroupToAudit:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParameters | None = None  # as leased; None: as the configuration says of training
     rule: str = "inverse_cdf"  # as in `sampling.rule`
+    authors: tuple[AuthoredSpan, ...] = ()  # tokens that earlier holders had sampled
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -109,6 +109,10 @@ class RunStatus:
     """Batches that operators voided, oldest void first."""
     trajectories_failed: int = 0
     """Answers that could not be scored, held-out ones included."""
+    unaudited: int = 0
+    """Groups that were drawn for an audit and could not be checked."""
+    unaudited_reason: str = ""
+    """Why the last one of some worker could not."""
     work_done: int = 0
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
 

@@ -216,31 +216,51 @@ class GroupToReward(_message.Message):
     completions: _containers.RepeatedCompositeFieldContainer[Completion]
     def __init__(self, group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
 
+class AuthoredSpan(_message.Message):
+    __slots__ = ("sample_index", "worker_id", "start", "stop")
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    sample_index: int
+    worker_id: str
+    start: int
+    stop: int
+    def __init__(self, sample_index: _Optional[int] = ..., worker_id: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
 class GroupToAudit(_message.Message):
-    __slots__ = ("submission", "prompt_token_ids", "sampling", "rule")
+    __slots__ = ("submission", "prompt_token_ids", "sampling", "rule", "authors")
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
+    AUTHORS_FIELD_NUMBER: _ClassVar[int]
     submission: GroupSubmission
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParameters
     rule: str
-    def __init__(self, submission: _Optional[_Union[GroupSubmission, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., rule: _Optional[str] = ...) -> None: ...
+    authors: _containers.RepeatedCompositeFieldContainer[AuthoredSpan]
+    def __init__(self, submission: _Optional[_Union[GroupSubmission, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., rule: _Optional[str] = ..., authors: _Optional[_Iterable[_Union[AuthoredSpan, _Mapping]]] = ...) -> None: ...
 
 class SampleStatistics(_message.Message):
-    __slots__ = ("sample_index", "tokens", "missed", "impossible", "drift")
+    __slots__ = ("sample_index", "tokens", "missed", "impossible", "drift", "near", "gross", "author")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
     IMPOSSIBLE_FIELD_NUMBER: _ClassVar[int]
     DRIFT_FIELD_NUMBER: _ClassVar[int]
+    NEAR_FIELD_NUMBER: _ClassVar[int]
+    GROSS_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
     sample_index: int
     tokens: int
     missed: int
     impossible: int
     drift: float
-    def __init__(self, sample_index: _Optional[int] = ..., tokens: _Optional[int] = ..., missed: _Optional[int] = ..., impossible: _Optional[int] = ..., drift: _Optional[float] = ...) -> None: ...
+    near: int
+    gross: int
+    author: str
+    def __init__(self, sample_index: _Optional[int] = ..., tokens: _Optional[int] = ..., missed: _Optional[int] = ..., impossible: _Optional[int] = ..., drift: _Optional[float] = ..., near: _Optional[int] = ..., gross: _Optional[int] = ..., author: _Optional[str] = ...) -> None: ...
 
 class VoidedBatch(_message.Message):
     __slots__ = ("step", "digest", "groups", "groups_filtered", "trajectories", "reason", "operator")

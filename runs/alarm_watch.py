@@ -10,10 +10,20 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.core.patience import Patience
 from antiphon.core.records import StepCommit
-from antiphon.core.reporting.alarms import ALARMS, Alarm, find_alarms, space_alarm, stall_alarm, turn_of
+from antiphon.core.reporting.alarms import (
+    ALARMS,
+    Alarm,
+    audit_alarm,
+    find_alarms,
+    space_alarm,
+    stall_alarm,
+    turn_of,
+)
 from antiphon.core.status import LearnerProgress, RunStatus
 from antiphon.models.codec import resolve_model_path
 
+_ASKED = ("stall", "no_space", "unaudited")
+"""Alarms that no commit shows: they are looked at every time."""
 _FIXES = {kind.name: kind.fix for kind in ALARMS}
 
 
@@ -56,8 +66,9 @@ class AlarmWatch:
         idle = status.finished or bool(status.paused_reason)
         stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
         found = {alarm.name: alarm for alarm in self._newest(grown)}
-        if stall is not None:
-            found[stall.name] = stall
+        for alarm in (stall, audit_alarm(status)):
+            if alarm is not None:
+                found[alarm.name] = alarm
         lines = [alarm_line(alarm) for name, alarm in found.items() if name not in self._raised]
         lines += [f"alarm {name} is over" for name in self._raised if name not in found]
         self._raised = found
@@ -67,7 +78,7 @@ class AlarmWatch:
         if grown:
             return current_alarms(self.commits, self._config, self._directory)
         # A full disk is why a run may not grow, so it is looked at every time.
-        kept = [alarm for alarm in self._raised.values() if alarm.name not in ("stall", "no_space")]
+        kept = [alarm for alarm in self._raised.values() if alarm.name not in _ASKED]
         return [*kept, *_space(self._directory)]
 
 

@@ -95,6 +95,7 @@ def accept_submission(
         max_tokens=config.sampling.max_tokens,
         version=group.version if config.loop.mode == "fixed" else None,
         newest_version=newest_possible_version(state),
+        published=state.snapshots,
     )
     oldest = min(trajectory.oldest_version for trajectory in submission.trajectories)
     found: list[e.JournalEvent] = [

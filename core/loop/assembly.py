@@ -6,7 +6,7 @@ that has it. Such a step still happens: the learner makes no update, the weights
 digest, the version advances, and the loop continues.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -17,6 +17,7 @@ from antiphon.core.loop.admission import fixed_limit
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.places import batch_size
 from antiphon.core.loop.run_state import RunState
+from antiphon.core.trust.worker_names import name_of_worker
 
 Filter = Literal["none", "drop", "refill"]
 
@@ -39,19 +40,34 @@ def _plan(step: int, taken: Sequence[GroupState], filter_: Filter) -> SealPlan:
     )
 
 
-def dropped(state: RunState, config: RunConfig) -> list[e.GroupDropped]:
-    """Return the rewarded groups of elastic mode that give their place to another: without variance, with
-    filter=refill.
+def dropped(state: RunState, config: RunConfig, sealing: Collection[str] = ()) -> list[e.GroupDropped]:
+    """Return the rewarded groups whose place another must take.
 
-    None is ever dropped for its age: a group keeps the place that its lease was checked for.
+    With filter=refill, those of elastic mode without variance; and those that would train and that a worker
+    in quarantine sampled some of. `sealing` are the groups of the batch that is being written: it is too
+    late for them. None is ever dropped for its age: a group keeps the place that its lease was checked for.
     """
-    if config.loop.mode == "fixed" or config.loop.filter != "refill":
+    refilled = config.loop.mode == "elastic" and config.loop.filter == "refill"
+    liars = {name for name, standing in state.standings.items() if standing.quarantined}
+    if not (refilled or liars):
         return []
-    return [
-        e.GroupDropped(group.group_id, "filtered")
-        for group in state.training()
-        if group.phase is GroupPhase.REWARDED and not group.varied
-    ]
+    found = []
+    for group in state.training():
+        if group.phase is not GroupPhase.REWARDED or group.group_id in sealing:
+            continue
+        if not group.varied and config.loop.filter != "none":
+            if refilled:
+                found.append(e.GroupDropped(group.group_id, "filtered"))
+        elif liars and not liars.isdisjoint(_sampled_by(state, group)):
+            found.append(e.GroupDropped(group.group_id, "untrusted"))
+    return found
+
+
+def _sampled_by(state: RunState, group: GroupState) -> set[str]:
+    """Return the names of the workers that sampled tokens of a group that was handed in."""
+    receipt = state.receipts.get(group.group_id)
+    authors = () if receipt is None else receipt.authors
+    return {name_of_worker(worker_id) for worker_id in (group.worker_id, *(x[1] for x in authors))}
 
 
 def plan_seal(state: RunState, config: RunConfig) -> SealPlan | None:

@@ -5,7 +5,7 @@ field that a batch or a gradient depends on is compared with the lease before it
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +49,7 @@ def check_submission(
     max_tokens: int,
     version: int | None,
     newest_version: int,
+    published: Container[int] | None = None,
 ) -> None:
     """Compare a submission with the lease it answers.
 
@@ -58,6 +59,7 @@ def check_submission(
         max_tokens: longest completion allowed.
         version: fixed mode: the only version allowed, else None.
         newest_version: no token can come from a newer one.
+        published: versions that workers could fetch, or None for every one.
 
     Raises:
         ContractError: naming the group, the field and what was expected.
@@ -81,6 +83,7 @@ def check_submission(
         if trajectory.seed != seeds[index]:
             raise ContractError(f"{where}: seed={trajectory.seed}, but the lease says {seeds[index]}")
         _check_completion(trajectory, 0, where, max_tokens, versions, possible)
+        _check_versions(trajectory, where, published)
 
 
 def check_piece(
@@ -92,6 +95,7 @@ def check_piece(
     version: int | None,
     newest_version: int,
     rules: TokenRules | None = None,
+    published: Container[int] | None = None,
 ) -> None:
     """Refuse a piece, reported by a heartbeat, that no completion of the lease can have.
 
@@ -109,6 +113,7 @@ def check_piece(
     _check_completion(piece, piece.start, where, max_tokens, _allowed(version, newest_version), False)
     if rules is not None:
         _check_tokens(piece, where, rules)
+    _check_versions(piece, where, published)
 
 
 def _allowed(version: int | None, newest_version: int) -> range:
@@ -144,6 +149,23 @@ def _check_completion(
                 f"[{logprobs.min():g}, {logprobs.max():g}]; look at the worker's engine"
             )
     check_cover(x.spans, start, stop, where, versions)
+
+
+def _check_versions(x: Completion, where: str, published: Container[int] | None) -> None:
+    """Check that what the spans name can be audited: versions that were published, each after older ones."""
+    newest = 0
+    for span in x.spans:
+        if published is not None and span.version not in published:
+            raise ContractError(
+                f"{where}: sampled with version {span.version}, which was never published; "
+                "sample with an announced snapshot"
+            )
+        if span.version < newest:
+            raise ContractError(
+                f"{where}: sampled with version {span.version} after version {newest}; "
+                "the versions along a completion never fall"
+            )
+        newest = span.version
 
 
 def _numbers_possible(trajectories: Sequence[Trajectory]) -> bool:

@@ -1,8 +1,7 @@
 """Events: what happened to a run, as small frozen facts with a JSON form.
 
-The journal is a list of these; the state of a run is their fold. Each class has a kind of the
-form noun.verb, and writing an event and reading it back gives an equal one. Instants are
-seconds on the coordinator's monotonic clock: only their differences mean anything.
+The journal is a list of these; the state of a run is their fold. Each class has a kind of the form
+noun.verb. Instants are seconds on the coordinator's monotonic clock: only their differences mean anything.
 """
 
 import dataclasses
@@ -88,8 +87,7 @@ class GroupOpened(JournalEvent):
     """Fixed mode: the step that will train on it."""
     version: int | None
     """Fixed mode: the version that must sample it."""
-    refill: bool
-    """Fixed mode: one of the step's spare prompts."""
+    refill: bool  # fixed mode: one of the step's spare prompts
 
 
 @_event("lease.granted")
@@ -102,8 +100,7 @@ class LeaseGranted(JournalEvent):
     worker_id: str
     attempt: int
     held_version: int
-    """Version the worker held when it was given the lease, or the oldest one of the tokens that it
-    continues from, if that is older."""
+    """Version that the worker held, or the oldest one of the tokens that it continues from, if older."""
     at_s: float
     continued: int = 0
     """Tokens that it continues from."""
@@ -139,8 +136,7 @@ class LeaseExpired(JournalEvent):
     """Tokens of the group that its next holder can continue from; they stand beside the event."""
     silent_s: float = 0.0
     """Seconds since its worker was last heard of; of an engine that hung, since its last token."""
-    waste: str = "preempted"
-    """What to call the work that is not continued: preempted or duplicate."""
+    waste: str = "preempted"  # or duplicate: what to call the work that is not continued
     hung: bool = False
     """Its worker was heard, but its engine stood still."""
 
@@ -166,12 +162,10 @@ class GroupSubmitted(JournalEvent):
     attempt: int
     payload_digest: str
     oldest_version: int
-    token_counts: tuple[int, ...]
-    """Completion tokens of each sample."""
+    token_counts: tuple[int, ...]  # of each sample
     generation_s: float
     at_s: float
     drafting: DraftingStatistics | None = None
-    """What drafting did for the group, where the worker said so and it can be true."""
     authors: tuple[tuple[int, str, int, int], ...] = ()
     """(sample, worker id, start, stop) of tokens that earlier holders of the group had sampled."""
 
@@ -196,7 +190,8 @@ class GroupDropped(JournalEvent):
 
     group_id: str
     reason: str
-    """stale_on_arrival (beyond the bound when it was handed in) or filtered (without variance)."""
+    """stale_on_arrival (beyond the bound when handed in), filtered (no variance), or untrusted (a worker in
+    quarantine sampled some of it); one of fixed mode that is untrusted is offered again."""
 
 
 @_event("batch.sealed")
@@ -285,8 +280,7 @@ class WorkerRegistered(JournalEvent):
     worker_name: str
     concurrent_groups: int
     at_s: float | None = None
-    sampling_rule: str = ""
-    """How this run's keyed random numbers choose a token; the first worker's holds for all."""
+    sampling_rule: str = ""  # how keyed random numbers choose a token; the first worker's holds for all
 
 
 @_event("worker.loaded")
@@ -310,7 +304,7 @@ class AccessRevoked(JournalEvent):
 @_event("group.audited")
 @dataclass(frozen=True, slots=True)
 class GroupAudited(JournalEvent):
-    """A group was scored again under the version that sampled it, and nothing speaks against it."""
+    """What a worker sampled of a group was scored again, and nothing speaks against it."""
 
     group_id: str
     worker_name: str
@@ -318,6 +312,11 @@ class GroupAudited(JournalEvent):
     missed: int
     drift: float
     """Mean |auditor - worker| logprob of the worst trajectory, nats."""
+    near: int = 0
+    most: bool = True
+    """It sampled most of the group's tokens; a smaller part makes no one more trusted."""
+    unaudited: str = ""
+    """Why none of them could be scored; empty where they were."""
 
 
 @_event("worker.struck")
@@ -328,8 +327,9 @@ class WorkerStruck(JournalEvent):
     worker_name: str
     group_id: str
     check: str
-    """sampling, support or logprobs from an audit; refused for work or a lease that was not taken."""
+    """sampling, tokens, support or logprobs from an audit; refused for work or a lease that was not taken."""
     reason: str
+    gross: int = 0
 
 
 @_event("worker.quarantined")

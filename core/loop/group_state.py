@@ -20,9 +20,10 @@ The life of a group. Each arrow is an event of the journal; a group that ended i
                         | GroupRewarded    GroupDropped
                         |            +-------------------> dropped: filtered
                         v            |
-                    REWARDED --------+     BatchSealed
-                        |      +-------------------------> used, or filtered
-                        +------+
+                    REWARDED --------+--> dropped: untrusted (in fixed mode OPEN again)
+                        |
+                        |            BatchSealed
+                        +--------------------------------> used, or filtered
 
 A held-out prompt ends with GroupRewarded. What was dropped frees its reservation: another group is
 opened for it, under a new id.
@@ -87,6 +88,11 @@ class GroupState:
     failures: dict[int, str] = field(default_factory=dict)
     """Sample -> why it could not be scored; its reward stands for nothing."""
 
+    def offer_again(self) -> None:
+        """Forget what was handed in; the leases that were granted stay known."""
+        self.phase, self.lease_id, self.worker_id = GroupPhase.OPEN, "", ""
+        self.token_counts, self.drafting, self.rewards, self.failures = (), None, (), {}
+
     @property
     def scored(self) -> tuple[int, ...]:
         """Return the samples that have a reward, ascending."""
@@ -109,6 +115,8 @@ class Receipt:
     """Oldest unsealed step when it was accepted; old receipts are forgotten by it."""
     stale: bool = False
     """It came too late for every step; a repetition hears the same."""
+    authors: tuple[tuple[int, str, int, int], ...] = ()
+    """(sample, worker id, start, stop) of tokens that earlier holders of the group had sampled."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import PartialTrajectory, Trajectory
-from antiphon.core.spans import beginning_of, joined, rest_of
+from antiphon.core.spans import beginning_of, joined, rest_of, token_versions
 
 BYTES_PER_TOKEN = 8
 """One int32 and one float32; spans and authors are few."""
@@ -49,6 +49,15 @@ class KeptGroup:
     def oldest_version(self) -> int:
         """Return the oldest policy version among the tokens."""
         return min(sample.whole.oldest_version for sample in self.samples)
+
+    def continued_by(self, version: int) -> bool:
+        """Return whether a worker that holds `version` may go on: along a completion versions never fall."""
+        rows = ([*(span.version for span in sample.whole.spans), version] for sample in self.samples)
+        return all(row == sorted(row) for row in rows)
+
+    def authors(self) -> set[str]:
+        """Return the ids of the workers that sampled it."""
+        return {author for sample in self.samples for author, _ in sample.authors}
 
     def pieces(self) -> tuple[PartialTrajectory, ...]:
         """Return what a lease carries."""
@@ -182,9 +191,14 @@ def authorship(
     found: list[Authorship] = []
     for sample in () if given is None else given.samples:
         index = sample.whole.sample_index
-        tokens = trajectories[index].token_ids
-        common = min(tokens.size, sample.whole.stop)
-        differs = np.flatnonzero(tokens[:common] != sample.whole.token_ids[:common])
+        own, whole = trajectories[index], sample.whole
+        common = min(own.token_ids.size, whole.stop)
+        # Whoever alters a log-probability or a version of another's token answers for it, as for a token.
+        differs = np.flatnonzero(
+            (own.token_ids[:common] != whole.token_ids[:common])
+            | (own.logprobs[:common] != whole.logprobs[:common])
+            | (token_versions(own)[:common] != token_versions(whole)[:common])
+        )
         agreed, start = int(differs[0]) if differs.size else int(common), 0
         for author, stop in sample.authors:
             stop = min(stop, agreed)

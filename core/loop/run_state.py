@@ -25,6 +25,7 @@ from antiphon.core.loop.group_state import (
 )
 from antiphon.core.loop.work_account import Use, WorkAccounts
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.trust.audit import Sums
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.core.voided_batch import VoidedBatch
@@ -44,22 +45,19 @@ class RunState:
     groups: dict[str, GroupState] = field(default_factory=dict)
     open_groups: dict[str, GroupState] = field(default_factory=dict)
     """Those of `groups` that wait for a worker; every lease looks here, so it is kept, not searched."""
-    evaluating: int = 0
-    """How many of `groups` are held-out prompts."""
+    evaluating: int = 0  # how many of `groups` are held-out prompts
     receipts: dict[str, Receipt] = field(default_factory=dict)
     sealed: list[BatchRef] = field(default_factory=list)
     """The newest batch of each step, by step; that of a step in `reopened` is voided."""
     reopened: list[int] = field(default_factory=list)
     """Steps whose batch was voided and that have no other yet, ascending."""
-    voided: list[VoidedBatch] = field(default_factory=list)
-    """Every voided batch, oldest void first."""
+    voided: list[VoidedBatch] = field(default_factory=list)  # oldest void first
     sealed_groups: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Step -> groups whose payloads the journal still keeps; those of voided batches stand last."""
     commits: list[StepCommit] = field(default_factory=list)
     snapshots: dict[int, str] = field(default_factory=dict)
     """Announced version -> digest of its weights."""
-    newest_version: int | None = None
-    """The newest announced version, or None before the first."""
+    newest_version: int | None = None  # the newest announced one
     evaluations: dict[int, EvaluationState] = field(default_factory=dict)
     since_seal: Tally = field(default_factory=Tally)
     recent_failures: list[bool] = field(default_factory=list)
@@ -70,8 +68,7 @@ class RunState:
     staleness_histogram: dict[int, int] = field(default_factory=dict)
     registrations: dict[str, int] = field(default_factory=dict)
     sampling_rule: str = ""  # of the first worker; "" also in journals from before there was a choice
-    revoked: dict[str, str] = field(default_factory=dict)
-    """Token id or worker name -> why it counts no more."""
+    revoked: dict[str, str] = field(default_factory=dict)  # token id or worker name -> why
     standings: dict[str, Standing] = field(default_factory=dict)
     """What is known of each worker, by name."""
     work_accounts: WorkAccounts = field(default_factory=WorkAccounts)
@@ -80,7 +77,7 @@ class RunState:
 
     @property
     def next_seal(self) -> int:
-        """Return the oldest step that has no batch: the one that is sealed next."""
+        """Return the oldest step that has no batch."""
         return self.reopened[0] if self.reopened else len(self.sealed)
 
     @property
@@ -98,7 +95,6 @@ class RunState:
 
     @property
     def training_groups(self) -> int:
-        """Return how many training groups live."""
         return len(self.groups) - self.evaluating
 
     def barred(self, worker_name: str) -> str:
@@ -116,11 +112,7 @@ class RunState:
         return sorted(found, key=lambda group: group.number)
 
     def apply(self, event: e.JournalEvent) -> None:
-        """Advance by one event.
-
-        Raises:
-            IntegrityError: when the event contradicts the state.
-        """
+        """Advance by one event; IntegrityError when it contradicts the state."""
         _apply(event, self)
         group_id = getattr(event, "group_id", None)
         if group_id is None:
@@ -141,9 +133,7 @@ class RunState:
 
 def new_state(config: RunConfig) -> RunState:
     """Return the state of a run before its first event."""
-    return RunState(
-        group_size=config.loop.group_size, payload_retention_steps=config.coordinator.payload_retention_steps
-    )
+    return RunState(config.loop.group_size, config.coordinator.payload_retention_steps)
 
 
 def fold(state: RunState, events: Iterable[e.JournalEvent]) -> RunState:
@@ -153,15 +143,11 @@ def fold(state: RunState, events: Iterable[e.JournalEvent]) -> RunState:
     return state
 
 
-def _ignore(event: Any, state: RunState) -> None:
-    """Events for people: they change nothing that a decision reads."""
-
-
 def _run_opened(event: e.RunOpened, state: RunState) -> None:
     state.run_id, state.pinned = event.run_id, dict(event.pinned)
 
 
-def _run_resumed(event: e.RunResumed, state: RunState) -> None:
+def _run_resumed(_: e.RunResumed, state: RunState) -> None:
     state.paused_reason, state.recent_failures = "", []
 
 
@@ -238,7 +224,8 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     group.generation_s, group.submitted_at_s = event.generation_s, event.at_s
     group.drafting = event.drafting
     group.twin_lease_id = group.twin_worker_id = ""
-    state.receipts[event.group_id] = Receipt(event.lease_id, event.payload_digest, state.next_seal)
+    receipt = Receipt(event.lease_id, event.payload_digest, state.next_seal, authors=event.authors)
+    state.receipts[event.group_id] = receipt
 
 
 def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
@@ -262,6 +249,12 @@ def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
     group = state.groups.pop(event.group_id, None)
     if group is None:
         raise IntegrityError(f"the journal contradicts itself: unknown group {event.group_id} was dropped")
+    if event.reason == "untrusted":
+        if group.step is not None:  # a step of fixed mode needs this very group
+            group.offer_again()
+            state.groups[event.group_id] = group
+            del state.receipts[event.group_id]
+        return
     if event.reason != "filtered":
         receipt = state.receipts.get(event.group_id)
         if receipt is not None and event.reason == "stale_on_arrival":
@@ -359,6 +352,11 @@ def _standing_after(change: Callable[[Standing, Any], Standing]) -> Callable[[An
     return handle
 
 
+def _audited(known: Standing, event: e.GroupAudited) -> Standing:
+    sums = Sums(event.tokens, event.missed, event.near)
+    return known.skip_group(event.unaudited) if event.unaudited else known.pass_group(sums, event.most)
+
+
 _pardon = _standing_after(lambda standing, event: standing.pardon())
 
 
@@ -388,13 +386,15 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.EvaluationOpened: _evaluation_opened,
     e.WorkerRegistered: _worker_registered,
     e.AccessRevoked: _access_revoked,
-    e.GroupAudited: _standing_after(lambda known, event: known.pass_group(event.tokens, event.missed)),
-    e.WorkerStruck: _standing_after(lambda known, event: known.strike(event.check != "refused")),
+    e.GroupAudited: _standing_after(_audited),
+    e.WorkerStruck: _standing_after(lambda known, event: known.strike(event.check != "refused", event.gross)),
     e.WorkerQuarantined: _standing_after(lambda known, event: known.shut_out(event.reason)),
     e.WorkerPardoned: _worker_pardoned,
 }
 
 
 def _apply(event: e.JournalEvent, state: RunState) -> None:
-    _HANDLERS.get(type(event), _ignore)(event, state)
+    handle = _HANDLERS.get(type(event))
+    if handle is not None:  # others are for people
+        handle(event, state)
     state.work_accounts.apply(event)

@@ -29,6 +29,8 @@ class Use(StrEnum):
     """Its group lacked variance of rewards."""
     VOIDED = "voided"
     """An operator voided its batch before that was trained."""
+    UNTRUSTED = "untrusted"
+    """A worker that is in quarantine had sampled some of it."""
     IDLE = "idle"
     """The worker held no lease."""
     OPEN = "open"
@@ -50,7 +52,7 @@ class WorkAccount:
 
     def wasted_share(self) -> float:
         """Return the share of the seconds with a lease that are known to be wasted; 0 without any."""
-        wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED, Use.VOIDED)
+        wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED, Use.VOIDED, Use.UNTRUSTED)
         busy = self.total_s - self.seconds.get(Use.IDLE, 0.0)
         return sum(self.seconds.get(use, 0.0) for use in wastes) / busy if busy > 0 else 0.0
 
@@ -122,7 +124,8 @@ class WorkAccounts:
             case e.GroupSubmitted():
                 self._submitted(event)
             case e.GroupDropped():
-                self.close_group(event.group_id, Use.FILTERED if event.reason == "filtered" else Use.STALE)
+                known = event.reason in (Use.FILTERED, Use.UNTRUSTED)
+                self.close_group(event.group_id, Use(event.reason) if known else Use.STALE)
             case e.BatchSealed():
                 costs = [self.close_group(group_id, Use.USEFUL) for group_id in event.group_ids]
                 self._sealed[event.step] = _Cost(

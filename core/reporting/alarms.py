@@ -104,6 +104,11 @@ ALARMS: tuple[AlarmKind, ...] = (
         f"less than {LEAST_FREE_BYTES >> 30} GiB free where the run is kept",
         "`antiphon gc`, or free space otherwise; a full disk pauses the run and loses nothing",
     ),
+    AlarmKind(
+        "unaudited",
+        "groups that were drawn for an audit could not be checked",
+        "read the reason; raise broadcast.snapshots_kept if versions were gone, else see the learner's log",
+    ),
 )
 
 
@@ -188,6 +193,14 @@ def space_alarm(free_bytes: int, place: str) -> Alarm | None:
     if free_bytes >= LEAST_FREE_BYTES:
         return None
     return Alarm("no_space", -1, f"only {free_bytes / (1 << 30):.2f} GiB are free for {place}")
+
+
+def audit_alarm(status: RunStatus) -> Alarm | None:
+    """Return the alarm of audits that did not take place; they go on with the next group."""
+    if not status.unaudited:
+        return None
+    said = f"{status.unaudited} groups could not be audited; one of them: {status.unaudited_reason}"
+    return Alarm("unaudited", -1, said)
 
 
 def _no_variance(commits: Sequence[StepCommit]) -> Alarm | None:

@@ -1,22 +1,30 @@
 """Audit: whether sampled tokens are the ones that weights, seed and sampling parameters give.
 
 An auditor scores a completion by teacher forcing under the very version that is said to have
-sampled it, and reports three numbers a trajectory. With position-keyed sampling each token must
-fall where its own uniform says; a token is *missed* when that uniform lies outside the token's
-interval of the cumulative distribution by more than the rounding band. Tokens of other weights,
-another temperature or another seed are missed at a rate near the distance of the two
-distributions; honest ones at the rate of rounding. The reported logprobs are compared with the
-auditor's own, against a band measured on workers one trusts.
+sampled it, and reports a few numbers for each trajectory and each worker that sampled a part of it.
+With position-keyed sampling each token must fall where its own uniform says; a token is *missed* when
+that uniform lies outside the token's interval of the cumulative distribution by more than the rounding
+band, *near* when it lies outside by a hundredth of that or more, and *gross* when by ten times that.
+Tokens of other weights, another temperature or another seed are missed at a rate near the distance of
+the two distributions, honest ones at the rate of rounding, and gross ones are not rounding at all. The
+reported logprobs are compared with the auditor's own, against a band measured on workers one trusts.
 
 Legend: T tokens of a trajectory, n tokens of all trajectories looked at.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SHIPPED_MISS_RATE = 2e-3
 """Missed tokens that rounding may explain, per token: twenty times what float32 engines show."""
+SHIPPED_NEAR_RATE = 6e-3
+"""Near tokens that rounding may explain, per token: four times what bfloat16 engines show."""
+GROSS_RATE = 1e-8
+"""Gross tokens that an honest worker may have, per token: faults of machines, for rounding makes none."""
+GROSS_PROOF = 2
+"""Gross tokens of one worker in one group that are proof; one is a strike."""
 SHIPPED_DRIFT = 0.02
 """Mean |auditor - worker| logprob of a trajectory that rounding may explain, nats: four times what
 a bfloat16 engine shows, a tenth of what published systems tolerate."""
@@ -27,6 +35,7 @@ DOUBTFUL = 1e-4
 ENOUGH_TRUSTED = 200
 """Trajectories of trusted workers from which on the band is theirs, even where it is narrower."""
 NARROWEST_MISS_RATE = 2e-4
+NARROWEST_NEAR_RATE = 2e-4
 NARROWEST_DRIFT = 1e-3
 """No band is narrower, however well the trusted workers agree with the auditor."""
 BAND_FACTOR = 4.0
@@ -34,8 +43,18 @@ BAND_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
+class AuthoredSpan:
+    """Tokens [start, stop) of one completion that another worker sampled than the one that handed it in."""
+
+    sample_index: int
+    worker_id: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """What an auditor found about one trajectory."""
+    """What an auditor found about those tokens of one trajectory that one worker sampled."""
 
     sample_index: int
     tokens: int
@@ -46,6 +65,37 @@ class SampleStatistics:
     """Tokens that top-k or top-p had cut off."""
     drift: float
     """Mean |auditor - worker| logprob, nats; not finite counts as infinite."""
+    near: int = 0
+    """Tokens whose uniform lies outside their interval by a hundredth of the rounding band or more."""
+    gross: int = 0
+    """Tokens that lie outside by ten times the band, or whose logprob no rounding explains."""
+    author: str = ""
+    """Id of the worker that sampled these tokens; empty for the one that handed the group in."""
+
+
+class Sums(NamedTuple):
+    """What audits found about many tokens of one worker."""
+
+    tokens: int = 0
+    missed: int = 0
+    near: int = 0
+    gross: int = 0
+
+    @classmethod
+    def of(cls, samples: Iterable[SampleStatistics]) -> "Sums":
+        """Add up what was found.
+
+        >>> Sums.of([SampleStatistics(0, 8, 2, 0, 0.0), SampleStatistics(1, 5, 0, 0, 0.0)])
+        Sums(tokens=13, missed=2, near=0, gross=0)
+        """
+        counts = [(s.tokens, s.missed, s.near, s.gross) for s in samples]
+        return cls(*map(sum, zip(*counts, strict=True))) if counts else cls()
+
+    def plus(self, other: "Sums") -> "Sums":
+        return Sums(*map(sum, zip(self, other, strict=True)))
+
+
+NOTHING = Sums()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +104,7 @@ class Band:
 
     miss_rate: float = SHIPPED_MISS_RATE
     drift: float = SHIPPED_DRIFT
+    near_rate: float = SHIPPED_NEAR_RATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +130,15 @@ def calibrate(trusted: Sequence[SampleStatistics]) -> Band:
     scored = [sample for sample in trusted if sample.tokens]
     if not scored:
         return Band()
-    tokens = sum(sample.tokens for sample in scored)
-    missed = sum(sample.missed for sample in scored)
-    # The rate that would show so few misses once in a hundred times, not the rate itself.
-    rate = (missed + 2.33 * math.sqrt(missed + 1.0) + 1.0) / tokens
+    sums = Sums.of(scored)
+    # The rate that would show so few once in a hundred times, not the rate itself.
+    rate, near = ((n + 2.33 * math.sqrt(n + 1.0) + 1.0) / sums.tokens for n in (sums.missed, sums.near))
     drifts = sorted(sample.drift for sample in scored)
     worst = drifts[min(len(drifts) - 1, math.ceil(0.99 * len(drifts)))]
-    least = Band(NARROWEST_MISS_RATE, NARROWEST_DRIFT) if len(scored) >= ENOUGH_TRUSTED else Band()
-    return Band(max(least.miss_rate, rate), max(least.drift, BAND_FACTOR * worst))
+    least = Band()
+    if len(scored) >= ENOUGH_TRUSTED:
+        least = Band(NARROWEST_MISS_RATE, NARROWEST_DRIFT, NARROWEST_NEAR_RATE)
+    return Band(max(least.miss_rate, rate), max(least.drift, BAND_FACTOR * worst), max(least.near_rate, near))
 
 
 def upper_tail(count: int, trials: int, rate: float) -> float:
@@ -111,43 +163,47 @@ def upper_tail(count: int, trials: int, rate: float) -> float:
     return min(1.0, math.exp(largest) * math.fsum(math.exp(value - largest) for value in logs))
 
 
+def by_author(samples: Iterable[SampleStatistics], submitter: str) -> dict[str, list[SampleStatistics]]:
+    """Return what was found about a group by the worker that sampled the tokens, the submitter's first."""
+    found: dict[str, list[SampleStatistics]] = {submitter: []}
+    for sample in samples:
+        found.setdefault(sample.author or submitter, []).append(sample)
+    return found
+
+
 def audit_group(
-    samples: Sequence[SampleStatistics], band: Band, earlier: tuple[int, int] = (0, 0)
+    samples: Sequence[SampleStatistics], band: Band, earlier: Sums = NOTHING
 ) -> tuple[Finding, ...]:
-    """Return what the audit of one group says against its worker; nothing for an honest one.
+    """Return what an audit says against the worker that sampled these tokens; nothing for an honest one.
 
     Args:
-        samples: the group's.
+        samples: of one group, and of tokens of one worker.
         band: what honest workers show.
-        earlier: (tokens, missed) of the worker's groups that passed; together with them a small
-            deviation that no single group shows becomes proof.
+        earlier: sums of the worker's groups before; together with them a small deviation that no single
+            group shows becomes proof.
 
     >>> audit_group([SampleStatistics(0, 200, 0, 0, 1e-4)], Band())
     ()
     >>> audit_group([SampleStatistics(0, 200, 40, 0, 1e-4)], Band())[0].check
     'sampling'
     """
-    found = []
-    tokens, missed = sum(s.tokens for s in samples), sum(s.missed for s in samples)
-    probability = upper_tail(missed, tokens, min(0.5, band.miss_rate))
-    if probability < DOUBTFUL:
-        found.append(
-            Finding(
-                "sampling",
-                probability < CERTAIN,
-                f"{missed} of {tokens} tokens are not where their seeds put them "
-                f"(probability {probability:.1e})",
-            )
-        )
-    else:
-        tokens_ever, missed_ever = tokens + earlier[0], missed + earlier[1]
-        probability = upper_tail(missed_ever, tokens_ever, min(0.5, band.miss_rate))
-        if probability < CERTAIN:
-            words = f"{missed_ever} of {tokens_ever} tokens of many groups are not where their seeds put them"
-            found.append(Finding("sampling", True, f"{words} (probability {probability:.1e})"))
+    sums = Sums.of(samples)
+    ever = sums.plus(earlier)
+    found = [
+        *_counted(
+            sums.missed, sums.tokens, ever.missed, ever.tokens, band.miss_rate, "where their seeds put them"
+        ),
+        *_counted(sums.near, sums.tokens, ever.near, ever.tokens, band.near_rate, "within their intervals"),
+    ]
+    if sums.gross:
+        certain = sums.gross >= GROSS_PROOF or upper_tail(ever.gross, ever.tokens, GROSS_RATE) < CERTAIN
+        words = f"{sums.gross} of {sums.tokens} tokens are further off than any rounding ({ever.gross} ever)"
+        found.append(Finding("tokens", certain, words))
     impossible = sum(s.impossible for s in samples)
-    if impossible > band.miss_rate * tokens + 1:
-        words = f"{impossible} of {tokens} tokens have no probability under the lease's sampling parameters"
+    if impossible > band.miss_rate * sums.tokens + 1:
+        words = (
+            f"{impossible} of {sums.tokens} tokens have no probability under the lease's sampling parameters"
+        )
         found.append(Finding("support", True, words))
     worst = max((s.drift if math.isfinite(s.drift) else math.inf for s in samples if s.tokens), default=0.0)
     mean = _mean([s.drift for s in samples if s.tokens])
@@ -155,6 +211,21 @@ def audit_group(
         words = f"logprobs differ by {mean:.3g} nats a token (worst {worst:.3g}, band {band.drift:.3g})"
         found.append(Finding("logprobs", mean > 5.0 * band.drift, words))
     return tuple(found)
+
+
+def _counted(
+    count: int, tokens: int, count_ever: int, tokens_ever: int, rate: float, where: str
+) -> Iterable[Finding]:
+    """Yield what a number of tokens says that are not where they should be."""
+    probability = upper_tail(count, tokens, min(0.5, rate))
+    if probability < DOUBTFUL:
+        words = f"{count} of {tokens} tokens are not {where} (probability {probability:.1e})"
+        yield Finding("sampling", probability < CERTAIN, words)
+        return
+    probability = upper_tail(count_ever, tokens_ever, min(0.5, rate))
+    if probability < CERTAIN:
+        words = f"{count_ever} of {tokens_ever} tokens of many groups are not {where}"
+        yield Finding("sampling", True, f"{words} (probability {probability:.1e})")
 
 
 def _mean(drifts: Sequence[float]) -> float:

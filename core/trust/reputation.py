@@ -9,6 +9,8 @@ it. Everything is a fold of journal events, so it outlives a restart.
 import math
 from dataclasses import dataclass, replace
 
+from antiphon.core.trust.audit import Sums
+
 FIRST_SHARE = 0.25
 """Share of a new worker's groups that are audited."""
 LAST_SHARE = 0.02
@@ -34,6 +36,14 @@ class Standing:
     """Tokens of the groups that passed."""
     missed: int = 0
     """Those of them that were not where their seeds put them: a little in every group adds up."""
+    near: int = 0
+    """Those of them that were just outside their intervals, which adds up too."""
+    gross: int = 0
+    """Tokens of all audited groups that no rounding explains; only a pardon forgets them."""
+    unaudited: int = 0
+    """Groups that were drawn for an audit and could not be checked."""
+    unaudited_reason: str = ""
+    """Why the last one could not."""
     quarantined: str = ""
     """Why it is shut out; empty while it is not."""
 
@@ -46,28 +56,46 @@ class Standing:
         """
         return LAST_SHARE + (FIRST_SHARE - LAST_SHARE) * math.exp2(-self.passed / HALVING)
 
-    def pass_group(self, tokens: int, missed: int) -> "Standing":
-        """Return the standing after an audited group that showed nothing."""
-        passed = self.passed + 1
+    @property
+    def sums(self) -> Sums:
+        """Return what audits found so far."""
+        return Sums(self.tokens, self.missed, self.near, self.gross)
+
+    def pass_group(self, sums: Sums, most: bool = True) -> "Standing":
+        """Return the standing after an audited group that showed nothing.
+
+        `most`: it sampled most of the group; a smaller part makes no one more trusted.
+        """
+        passed = self.passed + most
         return replace(
             self,
             passed=passed,
-            audited=self.audited + 1,
+            audited=self.audited + most,
             strikes=0 if passed >= FORGIVEN_AFTER else self.strikes,
-            tokens=self.tokens + tokens,
-            missed=self.missed + missed,
+            tokens=self.tokens + sums.tokens,
+            missed=self.missed + sums.missed,
+            near=self.near + sums.near,
         )
 
-    def strike(self, audited: bool) -> "Standing":
-        """Return the standing after a strike; `audited`: an audit found it, else a refusal."""
-        return replace(self, passed=0, audited=self.audited + audited, strikes=self.strikes + 1)
+    def skip_group(self, reason: str) -> "Standing":
+        """Return the standing after a group that could not be checked: it makes no one more trusted."""
+        return replace(self, unaudited=self.unaudited + 1, unaudited_reason=reason)
+
+    def strike(self, audited: bool, gross: int = 0) -> "Standing":
+        """Return the standing after a strike.
+
+        `audited`: an audit found it, else a refusal; `gross`: tokens that no rounding explains.
+        """
+        audits = self.audited + audited
+        return replace(self, passed=0, audited=audits, strikes=self.strikes + 1, gross=self.gross + gross)
 
     def shut_out(self, reason: str) -> "Standing":
         return replace(self, passed=0, quarantined=reason)
 
     def pardon(self) -> "Standing":
         """Return the standing of someone who may try again, as a stranger."""
-        return Standing(audited=self.audited)
+        counts = ("audited", "unaudited", "unaudited_reason")
+        return Standing(**{name: getattr(self, name) for name in counts})
 
 
 def quarantine_reason(standing: Standing, certain: bool, words: str) -> str | None:

@@ -60,6 +60,7 @@ USE_COLOURS = {
     Use.DUPLICATE: MUTED,
     Use.PREEMPTED: RED,
     Use.VOIDED: INK,
+    Use.UNTRUSTED: PAPER,
     Use.IDLE: GRID,
 }
 """What became of work, in the order in which it is drawn."""

@@ -106,7 +106,10 @@ class ChunkStore:
             raise UnavailableError(
                 f"version {version} is not held here; there is {listed}; ask for the newest one"
             )
-        return manifest_from_json(self._manifest_path(version).read_bytes())
+        try:
+            return manifest_from_json(self._manifest_path(version).read_bytes())
+        except FileNotFoundError:  # it was listed a moment ago
+            raise UnavailableError(f"version {version} was pruned; ask for the newest one") from None
 
     def versions(self) -> list[int]:
         """Return the versions held whole, oldest first."""

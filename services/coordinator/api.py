@@ -276,12 +276,12 @@ class Coordinator(Protocol):
         """Hand out groups to score again, waiting up to `wait_s` for the first."""
 
     async def submit_audit(
-        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
+        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "", reason: str = ""
     ) -> None:
         """Take what an audit found; a repetition, or a group that was not asked for, changes nothing.
 
-        `worker_id` says who sampled it, where the learner itself saw this in training; it is "" for a
-        group that was handed out to be audited.
+        `worker_id` says who handed it in, where the learner itself saw this in training; it is "" for a
+        group that was handed out to be audited. `reason` says why no token of it could be scored.
         """
 
     async def commits_after(self, after_step: int) -> CommitsReply:

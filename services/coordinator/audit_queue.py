@@ -2,33 +2,54 @@
 
 Which groups is drawn with a secret that no worker knows, at a share that depends on the worker's
 standing. What waits for the auditor is kept in memory alone: after a restart other groups are
-drawn. Findings, strikes and quarantines are journal events and outlive it. Nothing waits for an
-audit; a worker in quarantine loses its leases at once, and nothing more is taken from it.
+drawn. Findings, strikes and quarantines are journal events and outlive it. What is found counts for the
+worker that sampled the tokens, whoever handed them in. No batch waits for an audit, but a worker of which
+many groups wait gets no leases; one in quarantine loses those it has, nothing more is taken from it, and
+what it sampled and no batch has yet does not train.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
 from blake3 import blake3
 
 from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import sampling_of
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import GroupSubmission, GroupToAudit, SamplingParameters
-from antiphon.core.trust.audit import Band, Finding, SampleStatistics, audit_group, calibrate
+from antiphon.core.trust.audit import (
+    AuthoredSpan,
+    Band,
+    SampleStatistics,
+    Sums,
+    audit_group,
+    by_author,
+    calibrate,
+)
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
-from antiphon.services.coordinator.run_state_machine import RunStateMachine
+from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 from antiphon.services.coordinator.worker_registry import strike
 from antiphon.system.wakeup import Wakeup
 
+UNAUDITED_LIMIT = 16
+"""Groups of one worker that may wait for the auditor; a worker with more gets no leases meanwhile."""
 QUEUE_LIMIT = 256
-"""Groups that wait for the auditor; beyond it the oldest are let go."""
+"""Groups that may wait in all; beyond it no worker of which one waits gets a lease."""
+QUEUE_CAPACITY = 512
+"""Groups held at most: leases that run already may fill it. Beyond it the oldest are counted as unaudited."""
 AUDIT_S = 120.0
 """An auditor that has not answered by then is taken for lost, and the group is handed out again."""
+ATTEMPTS = 3
+"""How often a group is handed out before it is counted as unaudited."""
+AUDITOR_GONE_S = 600.0
+"""Once no auditor has asked for so long, what waits slows nobody any more."""
 SAMPLES_KEPT = 2048
 """Trajectories of trusted workers that the band is measured on."""
+
+_log = structlog.get_logger("coordinator")
 
 
 @dataclass(slots=True)
@@ -38,8 +59,16 @@ class _Waiting:
     submission: GroupSubmission
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParameters | None = None
+    authors: tuple[AuthoredSpan, ...] = ()
     free_at_s: float = 0.0
     """When it may be handed out (again)."""
+    attempts: int = 0
+    """How often it was handed out."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the worker that handed it in."""
+        return name_of_worker(self.submission.worker_id)
 
 
 class AuditQueue:
@@ -50,8 +79,11 @@ class AuditQueue:
         self._state_machine, self._state = state_machine, state_machine.state
         self._secret = secret
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self._waiting_of: Counter[str] = Counter()
+        """Worker name -> groups of it that wait."""
         self._trusted: deque[SampleStatistics] = deque(maxlen=SAMPLES_KEPT)
         self._asked = Wakeup()
+        self._asked_at_s = state_machine.clock()
 
     @property
     def band(self) -> Band:
@@ -63,21 +95,41 @@ class AuditQueue:
         """Return how many groups wait for an auditor or are with one."""
         return len(self._waiting)
 
+    def holds_back(self, worker_name: str) -> str:
+        """Return why a worker gets no lease until groups of it were audited; "" when it may have one."""
+        own = self._waiting_of[worker_name]
+        if own < UNAUDITED_LIMIT and not (own and len(self._waiting) >= QUEUE_LIMIT):
+            return ""
+        if self._state_machine.clock() - self._asked_at_s >= AUDITOR_GONE_S:
+            return ""
+        return f"{own} groups of {worker_name} wait for the auditor; there are leases once they were audited"
+
     def choose(self, submission: GroupSubmission) -> None:
-        """Draw whether a group that was just accepted will be audited."""
+        """Draw whether a group that was just accepted will be audited.
+
+        The share is that of the least trusted of the workers that sampled some of it.
+        """
         group = self._state.groups.get(submission.group_id)
-        standing = self._state.standings.get(name_of_worker(submission.worker_id), Standing())
+        receipt = self._state.receipts.get(submission.group_id)
+        authors = () if receipt is None else tuple(AuthoredSpan(*author) for author in receipt.authors)
+        names = {name_of_worker(w) for w in (submission.worker_id, *(a.worker_id for a in authors))}
+        share = max(self._state.standings.get(name, Standing()).share for name in names)
         drawn = (
             int.from_bytes(blake3(submission.group_id.encode(), key=self._secret).digest(8), "big") / 2**64
         )
-        if group is None or drawn >= standing.share:
+        if group is None or drawn >= share:
             return
         prompt = self._state_machine.prompts.prompt(group.split, group.prompt_index)
-        self._waiting[submission.group_id] = _Waiting(
-            submission, prompt.token_ids, sampling_of(self._state_machine.config, group)
-        )
-        while len(self._waiting) > QUEUE_LIMIT:
-            self._waiting.popitem(last=False)
+        sampling = sampling_of(self._state_machine.config, group)
+        waiting = _Waiting(submission, prompt.token_ids, sampling, authors)
+        if submission.group_id in self._waiting:
+            # An answer that is under way is not about this submission: it must blame nobody for it.
+            self._skip(submission.group_id, "it was sampled anew before an audit of it ended")
+            return
+        self._waiting[submission.group_id] = waiting
+        self._waiting_of[waiting.name] += 1
+        if len(self._waiting) > QUEUE_CAPACITY:
+            self._skip(next(iter(self._waiting)), f"{QUEUE_CAPACITY} groups waited already")
         self._asked.notify()
 
     async def pull(self, limit: int, wait_s: float) -> Sequence[GroupToAudit]:
@@ -86,7 +138,8 @@ class AuditQueue:
         deadline = state_machine.clock() + wait_s
         while True:
             state_machine.check()
-            now = state_machine.clock()
+            self._asked_at_s = now = state_machine.clock()
+            self._skip_hopeless(now)
             free = [waiting for waiting in self._waiting.values() if waiting.free_at_s <= now]
             if free or now >= deadline:
                 break
@@ -95,39 +148,83 @@ class AuditQueue:
         taken = page(free[: max(0, limit)], _bytes)
         for waiting in taken:
             waiting.free_at_s = now + AUDIT_S
+            waiting.attempts += 1
         rule = self._state.sampling_rule or "inverse_cdf"
-        return [GroupToAudit(w.submission, w.prompt_token_ids, w.sampling, rule) for w in taken]
+        return [GroupToAudit(w.submission, w.prompt_token_ids, w.sampling, rule, w.authors) for w in taken]
 
-    async def submit(self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "") -> None:
+    async def submit(
+        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "", reason: str = ""
+    ) -> None:
         """Take what an audit found; a group that was not asked for changes nothing.
 
-        With a `worker_id` it is what the learner saw in training: it may count against a worker, but
-        finding nothing is no audit passed.
+        With a `worker_id` it is what the learner saw in training: it may count against the worker that
+        sampled a completion alone, but finding nothing is no audit passed. `reason` says why no token could
+        be scored: such a group is counted as unaudited and makes no one more trusted.
         """
         self._state_machine.check()
         if worker_id:
-            name = name_of_worker(worker_id)
-            if name in self._state.registrations and not self._state.barred(name):
-                await self._blame(name, group_id, audit_group(samples, self.band))
+            receipt = self._state.receipts.get(group_id)
+            shared = set() if receipt is None else {author[0] for author in receipt.authors}
+            own = [sample for sample in samples if sample.sample_index not in shared]
+            self._blame(name_of_worker(worker_id), group_id, own, self.band)
+            await self._state_machine.record()
             return
-        waiting = self._waiting.pop(group_id, None)
-        if waiting is None or not any(sample.tokens for sample in samples):
+        waiting = self._waiting.get(group_id)
+        if waiting is None:
             return
-        name = name_of_worker(waiting.submission.worker_id)
-        standing = self._state.standings.get(name, Standing())
-        findings = audit_group(samples, self.band, (standing.tokens, standing.missed))
-        if not await self._blame(name, group_id, findings):
+        if not any(sample.tokens for sample in samples):
+            self._skip(group_id, reason or "no token could be scored")
+            await self._state_machine.record()
+            return
+        self._take(group_id)
+        band = self.band
+        total = sum(trajectory.token_ids.size for trajectory in waiting.submission.trajectories)
+        for author, own in by_author(samples, waiting.submission.worker_id).items():
+            name, sums = name_of_worker(author), Sums.of(own)
+            if not sums.tokens or self._state.barred(name) or self._blame(name, group_id, own, band):
+                continue
             if name in self._state_machine.config.trust.trusted:
-                self._trusted.extend(samples)
-            tokens, missed = sum(s.tokens for s in samples), sum(s.missed for s in samples)
-            drift = max(s.drift for s in samples)
-            await self._state_machine.record(e.GroupAudited(group_id, name, tokens, missed, drift))
+                self._trusted.extend(own)
+            drift, most = max(s.drift for s in own), 2 * sums.tokens > total
+            event = e.GroupAudited(group_id, name, sums.tokens, sums.missed, drift, sums.near, most)
+            self._state_machine.record(event)
+        await self._state_machine.record()
 
-    async def _blame(self, name: str, group_id: str, findings: Sequence[Finding]) -> bool:
-        """Count what was found against a worker; True when there was something."""
+    def _take(self, group_id: str) -> _Waiting | None:
+        """Let go of a group, and let its worker have leases again if this held it back."""
+        waiting = self._waiting.pop(group_id, None)
+        if waiting is not None:
+            self._waiting_of[waiting.name] -= 1
+            if not self._waiting_of[waiting.name]:
+                del self._waiting_of[waiting.name]
+            self._state_machine.work.tell(waiting.submission.worker_id)
+        return waiting
+
+    def _skip(self, group_id: str, reason: str) -> None:
+        """Count a group as not audited."""
+        waiting, reason = self._take(group_id), reason[:LONGEST_REASON]
+        if waiting is None:
+            return
+        _log.warning("audit.skipped", worker=waiting.name, group=group_id, reason=reason)
+        event = e.GroupAudited(group_id, waiting.name, 0, 0, 0.0, most=False, unaudited=reason)
+        self._state_machine.record(event)
+
+    def _skip_hopeless(self, now: float) -> None:
+        """Let go of groups that auditors got often enough without an answer."""
+        for group_id, waiting in list(self._waiting.items()):
+            if waiting.attempts >= ATTEMPTS and waiting.free_at_s <= now:
+                self._skip(group_id, f"{ATTEMPTS} times the auditor did not answer within {AUDIT_S:g} s")
+
+    def _blame(self, name: str, group_id: str, samples: Sequence[SampleStatistics], band: Band) -> bool:
+        """Count what was found against the worker that sampled; True when there was something."""
+        standing = self._state.standings.get(name, Standing())
+        if name not in self._state.registrations or self._state.barred(name):
+            return False
+        findings = audit_group(samples, band, standing.sums)
         if findings:
             worst = max(findings, key=lambda finding: finding.certain)
-            await strike(self._state_machine, name, group_id, worst.check, worst.words, worst.certain)
+            gross = Sums.of(samples).gross
+            strike(self._state_machine, name, group_id, worst.check, worst.words, worst.certain, gross)
         return bool(findings)
 
 

@@ -6,12 +6,14 @@ worker should load another version first.
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import Lease
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
 from antiphon.services.coordinator.fleet import Member
 from antiphon.services.coordinator.journal import payloads
@@ -25,8 +27,10 @@ REMIND_S = 0.2
 class LeaseGranter:
     """Grants leases to workers."""
 
-    def __init__(self, state_machine: RunStateMachine) -> None:
+    def __init__(self, state_machine: RunStateMachine, held_back: Callable[[str], str]) -> None:
+        """`held_back` returns why a worker, by its name, gets no lease at the moment; "" when it may."""
         self._state_machine = state_machine
+        self._held_back = held_back
         self._config, self._state = state_machine.config, state_machine.state
         self._fleet, self._leases = state_machine.fleet, state_machine.leases
 
@@ -56,7 +60,8 @@ class LeaseGranter:
             if member.held_version != request.held_version:
                 return self._no_lease("the worker has loaded another version; ask again with that")
             # What others of its requests were granted meanwhile counts too.
-            groups = self._most_groups(member, request)
+            held_back = self._held_back(name_of_worker(member.worker_id))
+            groups = 0 if held_back else self._most_groups(member, request)
             plan = admission.plan_leases(
                 self._state,
                 self._config,
@@ -69,6 +74,8 @@ class LeaseGranter:
             if not groups and (seconds := self._leases.engines.stands_still_s(member.worker_id)):
                 reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
                 plan = dataclasses.replace(plan, reason=reason)
+            if held_back:
+                plan = dataclasses.replace(plan, reason=held_back)
             if plan.group_ids:
                 call.took(len(plan.group_ids))
                 return await self._grant(plan, request, now)
@@ -118,7 +125,7 @@ class LeaseGranter:
         worker_id, held_version = request.worker_id, request.held_version or 0
         granted, gone = [], []
         groups = self._state.groups
-        prefixes = {group_id: self._prefix(group_id) for group_id in plan.group_ids}
+        prefixes = {group_id: self._prefix(group_id, held_version) for group_id in plan.group_ids}
         plan = self._page(plan, prefixes)
         attempts = {g: groups[g].attempt for g in plan.group_ids if g in groups}
         for group_id in plan.group_ids:
@@ -151,13 +158,18 @@ class LeaseGranter:
         openings = tuple(opening for opening in plan.openings if opening.group_id in taken)
         return dataclasses.replace(plan, group_ids=tuple(taken), openings=openings)
 
-    def _prefix(self, group_id: str) -> KeptGroup | None:
+    def _prefix(self, group_id: str, held_version: int) -> KeptGroup | None:
         """Return what the next lease of a group continues from; None where it begins from nothing."""
         kept, group = self._leases.partial_groups.waiting(group_id), self._state.groups.get(group_id)
-        if kept is None or group is None:
+        if kept is None or group is None or not self._usable(kept, held_version):
             return None
         good = admission.continues(self._state, self._config, group, kept.oldest_version)
         return kept if good else None
+
+    def _usable(self, kept: KeptGroup, held_version: int) -> bool:
+        """Return whether a worker that holds a version may go on with what others sampled."""
+        barred = any(self._state.barred(name_of_worker(author)) for author in kept.authors())
+        return kept.continued_by(held_version) and not barred
 
     def _duplicate(self, request: LeaseRequest, now: float) -> str | None:
         if self._leases.times.slow_s is None:
@@ -178,6 +190,8 @@ class LeaseGranter:
         state_machine = self._state_machine
         group = self._state.groups[group_id]
         prefix, attempt = self._leases.partial_groups.snapshot(group.lease_id), group.attempt + 1
+        if prefix is not None and not self._usable(prefix, request.held_version or 0):
+            prefix = None
         lease_id = admission.lease_id_of(state_machine.lease_key, group_id, attempt)
         continued = 0 if prefix is None else prefix.tokens
         event = e.LeaseDuplicated(group_id, lease_id, request.worker_id, attempt, now, continued)

@@ -64,6 +64,10 @@ class Overview:
             worker_seconds=account.seconds,
             tokens_by_use=account.tokens,
             voided=tuple(state.voided),
+            unaudited=sum(standing.unaudited for standing in state.standings.values()),
+            unaudited_reason=next(
+                (s.unaudited_reason for s in state.standings.values() if s.unaudited_reason), ""
+            ),
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
         )

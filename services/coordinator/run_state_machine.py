@@ -102,6 +102,7 @@ class RunStateMachine:
         journal.on_failure = self.fail
         self.planner = RunAheadPlanner(config, clock, lambda: self.fleet.places())
         self._newest_held = -1
+        self._sealing: frozenset[str] = frozenset()  # groups whose batch is being written
         self._seeds: dict[str, tuple[int, ...]] = {}
         self._store_blocked: UnavailableError | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -197,8 +198,8 @@ class RunStateMachine:
         return self.journal.enqueue(events, keep, forget, history, trained, dump)
 
     def settle(self) -> "asyncio.Future[None]":
-        """Do what follows from the state: drop stale groups, refill steps, wake who waits."""
-        dropped = assembly.dropped(self.state, self.config)
+        """Do what follows from the state: drop groups, refill steps, wake who waits."""
+        dropped = assembly.dropped(self.state, self.config, self._sealing)
         gone = [event.group_id for event in dropped]
         found: list[e.JournalEvent] = list(dropped)
         for step in self.state.unsealed_steps():
@@ -282,7 +283,6 @@ class RunStateMachine:
         self.work.notify()
 
     def lose_named(self, name: str, reason: str) -> None:
-        """Count the workers of a name as lost."""
         for member in self.fleet.named(name):
             self.lose(member, reason)
 
@@ -316,7 +316,6 @@ class RunStateMachine:
         self.wake_all()
 
     def wake_all(self) -> None:
-        """Wake everyone who waits: nothing is as it was."""
         for wakeup in (self.work, self.submitted, self.rewarded, self.sealed):
             wakeup.notify()
 
@@ -344,6 +343,7 @@ class RunStateMachine:
                 await self._seal(plan)
 
     async def _seal(self, plan: assembly.SealPlan) -> None:
+        self._sealing = frozenset(group.group_id for group in (*plan.used, *plan.filtered))
         ingredients = {
             group.group_id: Ingredient(
                 group,
@@ -356,8 +356,9 @@ class RunStateMachine:
         sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
-        await self.record(event)
-        self.submissions.forget(group.group_id for group in (*plan.used, *plan.filtered))
+        written, taken, self._sealing = self.record(event), self._sealing, frozenset()
+        await written
+        self.submissions.forget(taken)
         _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
         self.sealed.notify()
         self.work.notify()

@@ -74,7 +74,9 @@ class CoordinatorService(Coordinator):
         self._learner_key = learner_key
         self._audits = audits
         self._workers = WorkerRegistry(state_machine, learner_key)
-        self._lease_granter = LeaseGranter(state_machine)
+        self._lease_granter = LeaseGranter(
+            state_machine, (lambda _: "") if audits is None else audits.holds_back
+        )
         self._reward_queue = RewardQueue(state_machine)
         self._overview = Overview(state_machine, lambda: self._reward_queue.held)
         self._stages = StageWatch(state_machine, self._overview)
@@ -110,12 +112,12 @@ class CoordinatorService(Coordinator):
             await state_machine.record()
             return verdict
         group, now = state.groups[submission.group_id], state_machine.clock()
-        given = leases.known_of(submission.lease_id, group)
+        given, rules = leases.known_of(submission.lease_id, group), token_rules_of(state_machine.prompts)
         try:
             verdict, found = acceptance.accept_submission(
                 state, self._config, submission, state_machine.seeds(group), now, given
             )
-            if (rules := token_rules_of(state_machine.prompts)) is not None:
+            if rules is not None:
                 check_token_rules(submission, rules)
         except ContractError as error:
             false = self._workers.begin_anew(group, submission.lease_id, given)
@@ -252,10 +254,10 @@ class CoordinatorService(Coordinator):
         return await self._audits.pull(limit, wait_s)
 
     async def submit_audit(
-        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = ""
+        self, group_id: str, samples: Sequence[SampleStatistics], worker_id: str = "", reason: str = ""
     ) -> None:
         if self._audits is not None:
-            await self._audits.submit(group_id, samples, worker_id)
+            await self._audits.submit(group_id, samples, worker_id, reason)
 
     async def commits_after(self, after_step: int) -> CommitsReply:
         self.state_machine.check()

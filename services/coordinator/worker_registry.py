@@ -219,6 +219,7 @@ class WorkerRegistry:
             version=group.version if self._config.loop.mode == "fixed" else None,
             newest_version=acceptance.newest_possible_version(self._state),
             rules=token_rules_of(self._state_machine.prompts),
+            published=self._state.snapshots,
         )
 
     async def revoke(self, name: str, reason: str) -> None:
@@ -244,20 +245,27 @@ class WorkerRegistry:
 
 
 def strike(
-    state_machine: RunStateMachine, name: str, group_id: str, check: str, found: str, certain: bool = False
+    state_machine: RunStateMachine,
+    name: str,
+    group_id: str,
+    check: str,
+    found: str,
+    certain: bool = False,
+    gross: int = 0,
 ) -> "asyncio.Future[None]":
     """Count something against a worker, which it may lose its place for; await the result for the disk.
 
-    `certain`: what was found is proof by itself.
+    `certain`: what was found is proof by itself; `gross`: tokens far beyond rounding among it.
     """
     found = found[:LONGEST_REASON]
-    written = state_machine.record(e.WorkerStruck(name, group_id, check, found))
+    written = state_machine.record(e.WorkerStruck(name, group_id, check, found, gross))
     _log.warning("worker.struck", worker=name, group=group_id, check=check, reason=found)
     reason = quarantine_reason(state_machine.state.standings[name], certain, found)
     if reason is not None:
         written = state_machine.record(e.WorkerQuarantined(name, reason))
         _log.warning("worker.quarantined", worker=name, reason=reason)
         state_machine.lose_named(name, f"in quarantine: {reason}")
+        state_machine.settle()  # what it sampled and no batch has yet does not train
     return written
 
 

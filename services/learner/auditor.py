@@ -10,19 +10,21 @@ Legend: G samples of a group, W positions of the longest, T completion tokens, V
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
+from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
 from antiphon.core.spans import token_versions
-from antiphon.core.trust.audit import SampleStatistics
+from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.snapshot import rebuild
 from antiphon.services.coordinator.api import Coordinator
@@ -45,9 +47,20 @@ ROUNDING = {
 """How far a token may miss and still be rounding, by the rule and the weights' precision: how far outside
 its interval its uniform lies, or by how many nats its sum falls short. Engines sum in another order than
 one forward pass, which moves the ends of intervals and the logits."""
+NEAR, GROSS = 0.01, 10.0
+"""A token is near, or gross, that is off by more than so many of these."""
+GROSS_DRIFT = {"float32": 0.05, "bfloat16": 2.0}
+"""Most nats by which one logprob may differ: float32 engines show 3e-5, bfloat16 ones 0.13."""
+POSITIONS_AT_ONCE = 8192
+"""Most positions in one forward pass, if a row has no more."""
+LOGITS_AT_ONCE = 1 << 26
+"""Most logits in memory, 256 MiB; with what the rules make of them six times that."""
 PULL_S = 20.0
 """How long one question for groups stays open at the coordinator."""
 GROUPS_PER_PULL = 4
+
+Places = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 _log = structlog.get_logger(__name__)
 
@@ -63,30 +76,41 @@ class Auditor:
         self._version: int | None = None
 
     def examine(self, group: GroupToAudit) -> list[SampleStatistics]:
-        """Return what the scores say, a sample each; tokens of versions that were dropped are left out.
+        """Return what the scores say, for each sample and each worker that sampled some of it.
+
+        Tokens of versions that are kept no more are left out.
 
         Raises:
             IntegrityError: when a snapshot is damaged.
+            UnavailableError: when no version of the group is kept any more.
         """
         trajectories = group.submission.trajectories
-        scored: dict[int, list[tuple[int, int, int, float]]] = {t.sample_index: [] for t in trajectories}
-        for version in sorted({span.version for t in trajectories for span in t.spans}):
+        scores = {t.sample_index: TokenScores.of(t.token_ids.size) for t in trajectories}
+        versions = sorted({span.version for t in trajectories for span in t.spans})
+        filled = 0
+        for version in versions:
             if not self._fill(version):
                 continue
+            filled += 1
             own = [t for t in trajectories if any(span.version == version for span in t.spans)]
-            for trajectory, logits in zip(own, self._logits(group.prompt_token_ids, own), strict=True):
-                mask = token_versions(trajectory) == version
-                found = examine_tokens(
-                    logits[torch.from_numpy(mask)],
+            for trajectory, places, logits in self._logits(group.prompt_token_ids, own, version):
+                score_tokens(
+                    scores[trajectory.sample_index],
+                    logits,
                     trajectory,
-                    np.flatnonzero(mask),
+                    places,
                     len(group.prompt_token_ids),
                     group.sampling or self._config.sampling.parameters(),
                     group.rule if self._config.sampling.sampler == "keyed" else None,
                     self._config.model.dtype,
                 )
-                scored[trajectory.sample_index].append(found)
-        return [_added(index, parts) for index, parts in scored.items()]
+        if not filled:
+            raise UnavailableError(f"version {versions[0]} is not kept any more (broadcast.snapshots_kept)")
+        return [found for index, score in scores.items() for found in score.by_author(index, group.authors)]
+
+    def forget(self) -> None:
+        """Fill the model again for the next group: what it holds may be half of something."""
+        self._version = None
 
     def _fill(self, version: int) -> bool:
         if version == self._version:
@@ -103,35 +127,86 @@ class Auditor:
         self._version = version
         return True
 
-    def _logits(self, prompt: Sequence[int], rows: Sequence[Trajectory]) -> list[torch.Tensor]:
-        """Return [T, V] logits of each row's completion tokens."""
+    def _logits(
+        self, prompt: Sequence[int], rows: Sequence[Trajectory], version: int
+    ) -> Iterator[tuple[Trajectory, Places, torch.Tensor]]:
+        """Yield [K, V] logits of tokens that a version sampled, with their [K] places in the completion.
+
+        At most `POSITIONS_AT_ONCE` positions, or one row, go through the model at a time, and of these at
+        most `LOGITS_AT_ONCE` logits, or one token's, are made at a time.
+        """
         width = len(prompt) + max(row.token_ids.size for row in rows) - 1
-        inputs = torch.zeros((len(rows), width), dtype=torch.int64)
-        for place, row in enumerate(rows):
-            whole = np.concatenate([np.asarray(prompt, dtype=np.int64), row.token_ids[:-1]])
-            inputs[place, : whole.size] = torch.from_numpy(whole)
-        with torch.no_grad():
-            states = self._model.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
-            head = self._model.get_output_embeddings().weight
-            start = len(prompt) - 1
-            return [
-                (states[place, start : start + row.token_ids.size] @ head.T).float()
-                for place, row in enumerate(rows)
-            ]
+        start, at_once = len(prompt) - 1, max(1, POSITIONS_AT_ONCE // width)
+        head = self._model.get_output_embeddings().weight
+        most = max(1, LOGITS_AT_ONCE // len(head))
+        for first in range(0, len(rows), at_once):
+            part = rows[first : first + at_once]
+            inputs = torch.zeros((len(part), width), dtype=torch.int64)
+            for place, row in enumerate(part):
+                whole = np.concatenate([np.asarray(prompt, dtype=np.int64), row.token_ids[:-1]])
+                inputs[place, : whole.size] = torch.from_numpy(whole)
+            with torch.no_grad():
+                states = self._model.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
+                for place, row in enumerate(part):
+                    wanted = np.flatnonzero(token_versions(row) == version)
+                    for at in range(0, wanted.size, most):
+                        places = wanted[at : at + most]
+                        own = states[place, torch.from_numpy(start + places)]
+                        yield row, places, (own @ head.T).float()
 
 
-def examine_tokens(
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenScores:
+    """What an audit found about each token of one completion; arrays [T]."""
+
+    scored: Flags
+    missed: Flags
+    near: Flags
+    gross: Flags
+    cut: Flags
+    """Top-k or top-p leave the token no probability."""
+    difference: npt.NDArray[np.float64]
+    """|auditor - worker| logprob, nats; 0 where it was cut off."""
+
+    @classmethod
+    def of(cls, tokens: int) -> "TokenScores":
+        """Return the scores of a completion of which nothing was scored yet."""
+        none = np.zeros(tokens, dtype=bool)
+        return cls(none, none.copy(), none.copy(), none.copy(), none.copy(), np.zeros(tokens))
+
+    def by_author(self, sample_index: int, authors: Sequence[AuthoredSpan]) -> list[SampleStatistics]:
+        """Return the statistics of a sample, those of the worker that handed it in first."""
+        rest, found = self.scored.copy(), []
+        for span in authors:
+            if span.sample_index == sample_index:
+                tokens = np.zeros_like(rest)
+                tokens[span.start : span.stop] = True
+                found.append(self._statistics(sample_index, rest & tokens, span.worker_id))
+                rest &= ~tokens
+        return [self._statistics(sample_index, rest, ""), *found]
+
+    def _statistics(self, sample_index: int, of: Flags, author: str) -> SampleStatistics:
+        tokens, missed, near, gross, cut = (
+            int((flags & of).sum()) for flags in (self.scored, self.missed, self.near, self.gross, self.cut)
+        )
+        drift = float(self.difference[of].sum()) / (tokens - cut) if tokens > cut else 0.0
+        return SampleStatistics(sample_index, tokens, missed, cut, drift, near, gross, author)
+
+
+def score_tokens(
+    into: TokenScores,
     logits: torch.Tensor,
     trajectory: Trajectory,
-    places: np.ndarray[Any, np.dtype[np.int64]],
+    places: Places,
     prompt_tokens: int,
     sampling: SamplingParameters,
     rule: str | None,
     dtype: str,
-) -> tuple[int, int, int, float]:
+) -> None:
     """Compare tokens with the distributions they are said to come from.
 
     Args:
+        into: scores of the completion, changed at `places`.
         logits: [K, V] of the tokens at `places`.
         trajectory: as the worker handed it in.
         places: [K] indices into the completion.
@@ -139,25 +214,39 @@ def examine_tokens(
         sampling: as leased.
         rule: how keyed random numbers choose a token; None for a sampler without keys.
         dtype: precision of the weights.
-
-    Returns:
-        Tokens, missed tokens, tokens that were cut off, and the sum of |auditor - worker| logprobs.
     """
     count, vocabulary = logits.shape
-    if not count:
-        return 0, 0, 0, 0.0
     rows = row_sampling(sampling, count, vocabulary)
     tokens = torch.from_numpy(trajectory.token_ids[places].astype(np.int64))
     own = score(logits, tokens, rows).numpy().astype(np.float64)
     cut = np.isneginf(own)
-    reported = trajectory.logprobs[places].astype(np.float64)
-    differences = np.abs(own - reported)[~cut]
-    missed = 0
-    if rule is not None:
-        keys = np.full(count, request_key(trajectory.seed), dtype=np.uint64)
-        by = _misses(rule, logits, tokens, keys, prompt_tokens + places, rows)
-        missed = int((by > ROUNDING[rule][dtype]).sum())
-    return count, missed, int(cut.sum()), float(differences.sum())
+    difference = np.where(cut, 0.0, np.abs(own - trajectory.logprobs[places].astype(np.float64)))
+    into.scored[places], into.cut[places], into.difference[places] = True, cut, difference
+    into.gross[places] = difference > GROSS_DRIFT[dtype]
+    if rule is None:
+        return
+    keys = np.full(count, request_key(trajectory.seed), dtype=np.uint64)
+    by, rounding = _misses(rule, logits, tokens, keys, prompt_tokens + places, rows), ROUNDING[rule][dtype]
+    into.missed[places], into.near[places] = by > rounding, by > NEAR * rounding
+    far = np.flatnonzero(by > GROSS * rounding)
+    # Rounding may move what top-k and top-p cut off, and with it every interval: such a miss is no proof.
+    for other in _cut_otherwise(sampling) if far.size else ():
+        if far.size:
+            part, chosen = torch.from_numpy(far), row_sampling(other, far.size, vocabulary)
+            at = prompt_tokens + places[far]
+            again = _misses(rule, logits[part], tokens[part], keys[far], at, chosen)
+            far = far[again > GROSS * rounding]
+    into.gross[places[far]] = True
+
+
+def _cut_otherwise(sampling: SamplingParameters) -> list[SamplingParameters]:
+    """Return the sampling with a little more and a little less cut off; nothing where nothing is cut."""
+    found = []
+    if sampling.temperature and sampling.top_k > 0:
+        found += [replace(sampling, top_k=max(1, sampling.top_k + by)) for by in (-1, 1)]
+    if sampling.temperature and sampling.top_p < 1.0:
+        found += [replace(sampling, top_p=min(1.0, sampling.top_p * by)) for by in (0.98, 1.02)]
+    return found
 
 
 def _misses(
@@ -190,33 +279,32 @@ def _misses(
     return outside
 
 
-def _added(index: int, parts: list[tuple[int, int, int, float]]) -> SampleStatistics:
-    tokens, missed, impossible = (sum(int(part[k]) for part in parts) for k in range(3))
-    scored = tokens - impossible
-    drift = sum(part[3] for part in parts) / scored if scored else 0.0
-    return SampleStatistics(index, tokens, missed, impossible, float(drift))
-
-
 async def audit_forever(coordinator: Coordinator, auditor: Auditor, client_id: str) -> None:
-    """Examine what the coordinator hands out, until cancelled; it may come and go meanwhile."""
-    loop = asyncio.get_running_loop()
+    """Examine what the coordinator hands out, until cancelled; it may come and go meanwhile.
+
+    Whatever goes wrong with a group, the coordinator is told why it was not audited, and the next follows.
+    """
     with ThreadPoolExecutor(1, "audit") as thread:
         while True:
             try:
-                groups = await coordinator.pull_for_audit(client_id, GROUPS_PER_PULL, PULL_S)
-                for group in groups:
-                    samples = await loop.run_in_executor(thread, auditor.examine, group)
-                    await coordinator.submit_audit(group.submission.group_id, samples)
-            except (UnavailableError, IntegrityError) as error:
-                _log.warning("audit.failed", reason=str(error))
+                for group in await coordinator.pull_for_audit(client_id, GROUPS_PER_PULL, PULL_S):
+                    samples, reason = await _examined(auditor, group, thread)
+                    await coordinator.submit_audit(group.submission.group_id, samples, reason=reason)
+            except Exception as error:  # noqa: BLE001 - that audits end for good is what a liar hopes for
+                _log.warning(
+                    "audit.failed", reason=repr(error), exc_info=not isinstance(error, AntiphonError)
+                )
                 await asyncio.sleep(MOST_PAUSE_S)
-            except AntiphonError as error:
-                # A worker's group must not end the learner, whatever is in it.
-                _log.error("audit.stopped", reason=str(error))
-                return
 
 
-def log_end(task: "asyncio.Task[None]") -> None:
-    """Say why audits ended, if they did by themselves."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("audit.broke", exc_info=error)
+async def _examined(
+    auditor: Auditor, group: GroupToAudit, thread: ThreadPoolExecutor
+) -> tuple[Sequence[SampleStatistics], str]:
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, auditor.examine, group), ""
+    except UnavailableError as error:
+        return (), str(error)
+    except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which counts it
+        auditor.forget()
+        _log.error("audit.broke", group=group.submission.group_id, exc_info=error)
+        return (), f"the auditor failed: {error!r}"

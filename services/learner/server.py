@@ -183,9 +183,7 @@ async def _take_up(service: LearnerService) -> None:
 
 
 def _begin_audits(coordinator: Coordinator, config: RunConfig, chunks: ChunkStore) -> "asyncio.Task[None]":
-    from antiphon.services.learner.auditor import Auditor, audit_forever, log_end  # torch again
+    from antiphon.services.learner.auditor import Auditor, audit_forever  # torch again
 
     auditor = Auditor(config, chunks)
-    auditing = asyncio.create_task(audit_forever(coordinator, auditor, f"learner-{os.getpid()}"))
-    auditing.add_done_callback(log_end)
-    return auditing
+    return asyncio.create_task(audit_forever(coordinator, auditor, f"learner-{os.getpid()}"))

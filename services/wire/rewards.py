@@ -4,7 +4,7 @@ import numpy as np
 
 from antiphon.core import records as r
 from antiphon.core.errors import ContractError
-from antiphon.core.trust.audit import SampleStatistics
+from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
 from antiphon.protos import records_pb2
 from antiphon.services.wire import work  # noqa: F401 - says how a submission travels
 from antiphon.services.wire.arrays import finish_reason_from_text
@@ -32,15 +32,18 @@ def _group_to_reward_from_proto(m: records_pb2.GroupToReward) -> r.GroupToReward
 
 
 def _check_statistics(m: records_pb2.SampleStatistics) -> None:
-    if not 0 <= m.missed <= m.tokens or not 0 <= m.impossible <= m.tokens or m.drift < 0:
+    counts = {name: getattr(m, name) for name in ("missed", "impossible", "near", "gross")}
+    if not all(0 <= count <= m.tokens for count in counts.values()) or m.drift < 0:
+        said = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise ContractError(
-            f"the statistics of sample {m.sample_index} are invalid: {m.missed} missed and {m.impossible} "
-            f"impossible of {m.tokens} tokens, drift {m.drift}"
+            f"the statistics of sample {m.sample_index} are invalid: {said} of {m.tokens} tokens, "
+            f"drift {m.drift}"
         )
 
 
 codec(r.SampleReward, records_pb2.SampleReward)
 by_hand(records_pb2.GroupToReward, _group_to_reward_to_proto, _group_to_reward_from_proto)
+codec(AuthoredSpan, records_pb2.AuthoredSpan)
 codec(r.GroupToAudit, records_pb2.GroupToAudit)
 sample_statistics_to_proto, sample_statistics_from_proto = codec(
     SampleStatistics, records_pb2.SampleStatistics, _check_statistics

@@ -192,10 +192,17 @@ class Witness:
         group.rewards, group.failed = event.rewards, dict(event.failures)
 
     def _group_dropped(self, event: e.GroupDropped) -> None:
-        allowed = {"stale_on_arrival": ("submitted",), "filtered": ("rewarded",)}
+        allowed = {
+            "stale_on_arrival": ("submitted",),
+            "filtered": ("rewarded",),
+            "untrusted": ("rewarded",),
+        }
         phases = allowed.get(event.reason, ())  # none is dropped for another reason
         group = self._group(event.group_id, f"dropped ({event.reason})", *phases)
         group.phase, group.stale = "ended", event.reason == "stale_on_arrival"
+        if event.reason == "untrusted" and self.config.loop.mode == "fixed":
+            group.phase = "open"  # it is sampled again, by others
+            return
         if event.reason == "filtered":
             found = reasons.wrongly_chosen(self.config, False, group.rewards, group.failed)
             self._unless_empty(event.group_id, found)

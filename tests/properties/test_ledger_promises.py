@@ -190,11 +190,13 @@ def test_each_second_goes_to_what_it_was_good_for() -> None:
         "preempted": 4.0,
         "filtered": 0.0,
         "voided": 0.0,
+        "untrusted": 0.0,
         "idle": 12.0,
         "open": 16.0 + 3.0,
     }
     assert account.tokens == {
-        "useful": 15, "stale": 0, "duplicate": 0, "preempted": 0, "filtered": 0, "voided": 0, "open": 9,
+        "useful": 15, "stale": 0, "duplicate": 0, "preempted": 0, "filtered": 0, "voided": 0, "untrusted": 0,
+        "open": 9,
     }  # fmt: skip
     # Its batch is voided: what was good for the learner is not any more, and nothing is counted twice.
     ledger.apply(e.BatchVoided(0, "", "no finite loss", "ada"))

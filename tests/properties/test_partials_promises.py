@@ -1,5 +1,7 @@
 """Pieces of completions come in any order and any number of times; what is kept is a true beginning."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,11 +36,8 @@ def truth(sample: int, start: int, stop: int) -> PartialTrajectory:
 
 
 def trajectory(tokens: np.ndarray, sample: int = 0) -> Trajectory:
-    count = len(tokens)
-    spans = (VersionSpan(3, 0, count),)
-    return Trajectory(
-        tokens, np.zeros(count, np.float32), spans, FinishReason.STOP, sample_index=sample, seed=0
-    )
+    whole = truth(sample, 0, len(tokens))
+    return Trajectory(tokens, whole.logprobs, whole.spans, FinishReason.STOP, sample_index=sample, seed=0)
 
 
 @st.composite
@@ -112,6 +111,13 @@ def test_authors_are_those_whose_tokens_were_handed_in() -> None:
     other = truth(0, 0, LENGTH).token_ids.copy()
     other[2] += 1
     assert authorship(given_to_c, [trajectory(other), whole[1]], "c") == ((0, "a", 0, 2), (1, "b", 0, 3))
+    # So is who alters a log-probability or a version of another's token: an audit would hold it against them.
+    lied = whole[0].logprobs.copy()
+    lied[1] -= 5.0
+    false = [dataclasses.replace(whole[0], logprobs=lied), whole[1]]
+    assert authorship(given_to_c, false, "c") == ((0, "a", 0, 1), (1, "b", 0, 3))
+    renamed = [dataclasses.replace(whole[0], spans=(VersionSpan(9, 0, LENGTH),)), whole[1]]
+    assert authorship(given_to_c, renamed, "c") == ((1, "b", 0, 3),)
     short = [trajectory(truth(0, 0, 1).token_ids), whole[1]]
     assert authorship(given_to_c, short, "c") == ((0, "a", 0, 1), (1, "b", 0, 3))
 

@@ -78,3 +78,13 @@ def test_a_disk_that_fills_while_nothing_is_committed_is_told(tmp_path, monkeypa
         assert line.startswith("alarm no_space:")
         assert watch.look(status_of(1), now=3.0) == []
     assert watch.look(status_of(1), now=4.0) == ["alarm no_space is over"]
+
+
+def test_audits_that_could_not_take_place_are_told(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    status = status_of(0, unaudited=2, unaudited_reason="version 3 is not kept any more")
+    (line,) = watch.look(status, now=1.0)
+    assert line.startswith(
+        "alarm unaudited: 2 groups could not be audited; one of them: version 3 is not kept"
+    )
+    assert watch.look(status, now=2.0) == []

@@ -28,10 +28,18 @@ from antiphon.core.records import (
     VersionSpan,
 )
 from antiphon.core.seeds import derive_seed, request_seeds
+from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.models.codec import TextCodec
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.row_sampling import row_sampling
-from antiphon.services.rollout.engine.keyed_sampler import request_key
+from antiphon.services.rollout.engine.keyed_sampler import (
+    Float64Array,
+    RowSampling,
+    draw,
+    request_key,
+    score,
+    uniforms,
+)
 from antiphon.services.rollout.engine.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,6 +48,9 @@ MAX_TOKENS = 64
 GROUP = 8
 
 Group = tuple[Trajectory, ...]
+Choose = Callable[[int, torch.Tensor, torch.Tensor, Float64Array, RowSampling], torch.Tensor]
+"""Returns tokens [R] from a place in the completion, logits [R, V], the drawn tokens [R], and the uniforms
+[R] and the sampling that drew them."""
 Make = Callable[[Sequence[Lease]], list[Group]]
 """What a worker does with some leases at once."""
 
@@ -103,6 +114,7 @@ def sample(
     leases: Sequence[Lease],
     seeds: Sequence[Sequence[int]] | None = None,
     temperature: float | None = None,
+    choose: Choose | None = None,
 ) -> list[Group]:
     """Sample the groups of some leases together, as an engine does: a token at a time, with a cache.
 
@@ -112,6 +124,7 @@ def sample(
         leases: with prompts of the same length and the same sampling parameters.
         seeds: other seeds than the leases', a row for each lease.
         temperature: another one than the leases'.
+        choose: takes other tokens than those that were drawn; their honest logprobs are reported.
     """
     from transformers import DynamicCache
 
@@ -133,6 +146,9 @@ def sample(
             logits = model(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1].float()
             at = np.full(count, start + place, dtype=np.int64)
             drawn, found = RULES[sampler.rule].draw(logits, keys, at, rows)
+            if choose is not None:
+                drawn = choose(place, logits, drawn, uniforms(keys, at), rows)
+                found = score(logits, drawn, rows)
             tokens[:, place], logprobs[:, place] = drawn.numpy(), np.minimum(found.numpy(), 0.0)
             lengths[(tokens[:, place] == sampler.end_token) & (lengths == longest)] = place + 1
             if (lengths <= place + 1).all():
@@ -272,3 +288,90 @@ def fake_logprobs(sampler: TinySampler) -> Make:
         return dataclasses.replace(trajectory, logprobs=trajectory.logprobs * np.float32(0.5))
 
     return lambda leases: [tuple(map(change, group)) for group in sample(sampler, sampler.model, leases)]
+
+
+def one_false_logprob(sampler: TinySampler, seed: int, nats: float = 5.0) -> Make:
+    """Sample as leased, and report one token of each group as so many nats less probable."""
+    rng = np.random.default_rng(seed)
+
+    def change(group: Group) -> Group:
+        first, *rest = group
+        logprobs = first.logprobs.copy()
+        logprobs[rng.integers(logprobs.size)] -= nats
+        return (dataclasses.replace(first, logprobs=logprobs), *rest)
+
+    return lambda leases: [change(group) for group in sample(sampler, sampler.model, leases)]
+
+
+def one_edited(sampler: TinySampler, seed: int) -> Make:
+    """Sample as leased, but take the likeliest other token at one place of one completion of each group.
+
+    What follows is sampled after the edit, and the logprob is honest: only that token's seed tells.
+    """
+    rng = np.random.default_rng(seed)
+
+    def make(leases: Sequence[Lease]) -> list[Group]:
+        groups = sample(sampler, sampler.model, leases)
+        rows = np.cumsum([0, *(len(group) for group in groups)])[:-1]
+        places = np.array([rng.integers(group[0].token_ids.size) for group in groups])
+
+        def choose(
+            place: int, logits: torch.Tensor, drawn: torch.Tensor, _: Float64Array, __: RowSampling
+        ) -> torch.Tensor:
+            edited = torch.from_numpy(rows[places == place])
+            others = logits[edited].scatter(-1, drawn[edited].unsqueeze(-1), -torch.inf)
+            others[:, sampler.end_token] = -torch.inf
+            found = drawn.clone()
+            found[edited] = others.argmax(-1)
+            return found
+
+        return sample(sampler, sampler.model, leases, choose=choose)
+
+    return make
+
+
+def boundary_picked(sampler: TinySampler, width: float) -> Make:
+    """Take the next token of the vocabulary wherever its interval begins within `width` of the uniform."""
+
+    def choose(
+        _: int, logits: torch.Tensor, drawn: torch.Tensor, u: Float64Array, rows: RowSampling
+    ) -> torch.Tensor:
+        return draw(logits, torch.from_numpy(np.minimum(u + width, 1.0 - 1e-9)), rows)[0]
+
+    return lambda leases: sample(sampler, sampler.model, leases, choose=choose)
+
+
+def continued(sampler: TinySampler, begun: Sequence[Group], tokens: int) -> Make:
+    """Sample as leased after the first tokens of what another one had begun, and hand these in as given."""
+
+    def make(leases: Sequence[Lease]) -> list[Group]:
+        flat = [one for group in begun for one in group]
+
+        def choose(
+            place: int, _: torch.Tensor, drawn: torch.Tensor, __: Float64Array, ___: RowSampling
+        ) -> torch.Tensor:
+            found = drawn.clone()
+            for row, one in enumerate(flat):
+                if place < min(tokens, one.token_ids.size):
+                    found[row] = int(one.token_ids[place])
+            return found
+
+        made = sample(sampler, sampler.model, leases, choose=choose)
+        return [
+            tuple(_after(mine, one.logprobs[:tokens]) for mine, one in zip(group, first, strict=True))
+            for group, first in zip(made, begun, strict=True)
+        ]
+
+    return make
+
+
+def _after(trajectory: Trajectory, given: FloatArray) -> Trajectory:
+    logprobs = np.concatenate([given, trajectory.logprobs[given.size :]])
+    return dataclasses.replace(trajectory, logprobs=logprobs)
+
+
+def authors_of(begun: Group, tokens: int, worker_id: str) -> tuple[AuthoredSpan, ...]:
+    """Return who sampled the first tokens of a group that another one continued."""
+    return tuple(
+        AuthoredSpan(one.sample_index, worker_id, 0, min(tokens, one.token_ids.size)) for one in begun
+    )

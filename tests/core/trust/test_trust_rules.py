@@ -13,7 +13,15 @@ from antiphon.core.loop.checks import TokenRules, check_token_rules
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
 from antiphon.core.trust.access_tokens import Scope, TokenClaims, check_claims
-from antiphon.core.trust.audit import Band, SampleStatistics, audit_group, calibrate, upper_tail
+from antiphon.core.trust.audit import (
+    Band,
+    SampleStatistics,
+    Sums,
+    audit_group,
+    by_author,
+    calibrate,
+    upper_tail,
+)
 from antiphon.core.trust.rate_limit import Rate, TokenBucket
 from antiphon.core.trust.reputation import FIRST_SHARE, LAST_SHARE, STRIKES, Standing, quarantine_reason
 
@@ -39,9 +47,71 @@ def test_what_an_audit_says(samples: list[SampleStatistics], checks: set[str]) -
 
 def test_a_little_in_every_group_adds_up() -> None:
     sample = SampleStatistics(0, 300, 2, 0, 1e-3)  # 0.7 %, where rounding explains 0.2 %
-    assert not audit_group([sample], Band(), earlier=(300, 2))
-    assert audit_group([sample], Band(), earlier=(30_000, 200))[0].certain
-    assert not audit_group([HONEST], Band(), earlier=(30_000, 60))
+    assert not audit_group([sample], Band(), earlier=Sums(300, 2))
+    assert audit_group([sample], Band(), earlier=Sums(30_000, 200))[0].certain
+    assert not audit_group([HONEST], Band(), earlier=Sums(30_000, 60))
+
+
+def test_one_gross_token_is_a_strike_and_two_are_proof() -> None:
+    """One edited token of a group of 4,096 decides a reward, and is 0.02% of what rounding may explain."""
+    one = SampleStatistics(0, 4096, 1, 0, 1e-6, near=1, gross=1)
+    (found,) = audit_group([one], Band())
+    assert found.check == "tokens" and not found.certain
+    assert audit_group([one, one], Band())[0].certain
+    assert not audit_group([SampleStatistics(0, 4096, 1, 0, 1e-6, near=1)], Band())  # rounding
+    state, audits = RunState(group_size=2, payload_retention_steps=4), 0
+    while not (standing := state.standings.get("w", Standing())).quarantined:
+        audits += 1
+        (found,) = audit_group([one], Band(), standing.sums)
+        state.apply(e.WorkerStruck("w", f"g{audits}", found.check, found.words, 1))
+        reason = quarantine_reason(state.standings["w"], found.certain, found.words)
+        if reason is not None:
+            state.apply(e.WorkerQuarantined("w", reason))
+    assert audits <= STRIKES
+
+
+def test_a_seldom_editor_is_found_although_its_strikes_are_forgiven() -> None:
+    """It edits one token in a hundred groups: each is a strike, and 99 groups that pass forgive it."""
+    standing, edits = Standing(), 0
+    while edits < 20:
+        for _ in range(99):
+            standing = standing.pass_group(Sums(4096))
+        edits += 1
+        one = SampleStatistics(0, 4096, 1, 0, 1e-6, near=1, gross=1)
+        (found,) = audit_group([one], Band(), standing.sums)
+        standing = standing.strike(audited=True, gross=1)
+        if quarantine_reason(standing, found.certain, found.words):
+            break
+    assert edits <= 6
+
+
+def test_many_tokens_just_outside_their_intervals_add_up() -> None:
+    """Who takes the other token at every boundary within a bfloat16 band has 2% of them; rounding 0.16%."""
+    picked, honest = (
+        SampleStatistics(0, 512, 0, 0, 1e-3, near=10),
+        SampleStatistics(0, 512, 1, 0, 1e-3, near=1),
+    )
+    assert not audit_group([honest], Band(), Sums(400 * 512, 400, 400))
+    groups = 0
+    sums = Sums()
+    while not audit_group([picked], Band(), sums):
+        sums, groups = sums.plus(Sums.of([picked])), groups + 1
+    assert groups <= 10
+
+
+def test_what_was_found_belongs_to_whoever_sampled_it() -> None:
+    own, given = HONEST, SampleStatistics(0, 40, 30, 0, 1e-6, 30, 25, author="bad-1")
+    found = by_author([own, given], "good-1")
+    assert found == {"good-1": [own], "bad-1": [given]}
+    assert not audit_group(found["good-1"], Band()) and audit_group(found["bad-1"], Band())
+
+
+def test_a_small_part_of_a_group_makes_no_one_more_trusted() -> None:
+    state = RunState(group_size=2, payload_retention_steps=4)
+    state.apply(e.GroupAudited("g0", "w", 3, 1, 0.0, 2, most=False))
+    assert state.standings["w"] == Standing(tokens=3, missed=1, near=2)
+    state.apply(e.GroupAudited("g1", "w", 0, 0, 0.0, most=False, unaudited="version 3 is not kept any more"))
+    assert state.standings["w"].share == FIRST_SHARE and state.standings["w"].unaudited == 1
 
 
 def test_a_band_is_narrowed_by_many_trusted_trajectories_alone() -> None:
@@ -67,7 +137,7 @@ def test_the_share_stays_within_its_bounds_and_a_doubt_resets_it(history: list[s
         before = standing
         match what:
             case "pass":
-                standing = standing.pass_group(100, 0)
+                standing = standing.pass_group(Sums(100))
                 assert standing.share <= before.share
             case "strike":
                 standing = standing.strike(audited=True)

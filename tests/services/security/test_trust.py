@@ -15,42 +15,17 @@ import pytest
 import torch
 
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
-from antiphon.core.config import build_config
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SubmitVerdict, Trajectory, VersionSpan
 from antiphon.core.trust.audit import Band, SampleStatistics, audit_group
 from antiphon.core.trust.reputation import FIRST_SHARE
-from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
-from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.learner.auditor import Auditor, audit_forever
+from antiphon.services.learner.auditor import audit_forever
 from antiphon.services.rollout.engine.rules import RULES
-from antiphon.services.security.keys import LEARNER_KEY, load_key
+from tests.support.audited import CONFIG, SAMPLES, ScoringAuditor, enter, run, submission, until_audited
 from tests.support.light_parties import hello
-from tests.support.loop_model import light_manifest
-from tests.support.secured import House, SecuredSite, make_house, secured
-
-SAMPLES = 4
-CONFIG = build_config(
-    {
-        "run": {"steps": 4, "seed": 7},
-        "model": {"path": str(workers.MODEL)},
-        "environment": {"train_size": 64, "heldout_size": 3},
-        "evaluation": {"prompts": 3},
-        "loop": {"max_staleness": 3, "prompts_per_step": 16, "group_size": SAMPLES},
-        "sampling": {"max_tokens": workers.MAX_TOKENS},
-        "broadcast": {"snapshots_kept": 16},
-        "trust": {"audits": "all", "trusted": ["good"]},
-    }
-)
-
-
-class ScoringAuditor(Auditor):
-    """Every version is the shipped model, which is never published here."""
-
-    def _fill(self, version: int) -> bool:
-        return True
+from tests.support.secured import House, SecuredSite, make_house
 
 
 @pytest.fixture(scope="module", params=RULES)
@@ -92,10 +67,6 @@ def audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ..
 
 def to_audit(sampler: workers.TinySampler, lease: Lease, made: tuple[Trajectory, ...]) -> GroupToAudit:
     return GroupToAudit(submission(lease, "w-1", made), lease.prompt.token_ids, lease.sampling, sampler.rule)
-
-
-def submission(lease: Lease, worker_id: str, made: tuple[Trajectory, ...]) -> GroupSubmission:
-    return GroupSubmission(lease.lease_id, lease.group_id, worker_id, made, 0.1)
 
 
 @pytest.mark.parametrize("kind", LIARS)
@@ -256,45 +227,3 @@ def test_slow_senders_hold_up_nobody(tmp_path: Path, house: House) -> None:
                 loris.close()
 
     run(tmp_path, house, act)
-
-
-@dataclasses.dataclass
-class Guest:
-    """A worker that samples with the sampler's model."""
-
-    client: CoordinatorClient
-    worker_id: str
-
-    async def work(self, make: workers.Make) -> int:
-        """Do one lease; return how many groups were accepted."""
-        reply = await self.client.lease_group(LeaseRequest(self.worker_id, 0, 1, 5.0))
-        accepted = 0
-        for lease in reply.leases:
-            made = (await asyncio.to_thread(make, [lease]))[0]
-            verdict = await self.client.submit_group(submission(lease, self.worker_id, made))
-            accepted += verdict is SubmitVerdict.ACCEPTED
-        return accepted
-
-
-async def enter(site: SecuredSite, house: House, name: str) -> Guest:
-    flow = site.client(house.services)
-    if not site.state_machine.state.snapshots:
-        key = load_key(house.keys / "services", LEARNER_KEY)
-        await flow.announce_snapshot(sign_manifest(light_manifest(0), key))
-        await flow.open_step(3)
-    client = site.client(house.worker(name))
-    return Guest(client, (await client.register(hello(name))).worker_id)
-
-
-async def until_audited(site: SecuredSite) -> None:
-    async with asyncio.timeout(60.0):
-        while site.trust.waiting:
-            await site.state_machine.journal.grown.wait(0.2)
-
-
-def run(tmp_path: Path, house: House, act: Callable[[SecuredSite], object]) -> None:
-    async def serve() -> None:
-        async with secured(CONFIG, tmp_path, house) as site, asyncio.timeout(200.0):
-            await act(site)  # type: ignore[misc]
-
-    asyncio.run(serve())

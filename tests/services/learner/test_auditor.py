@@ -1,0 +1,101 @@
+"""The auditor on its own: bounded memory, versions that are gone, cuts that rounding moves."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from antiphon.benchmarks.parts.trust import dishonest_workers as workers
+from antiphon.core.errors import UnavailableError
+from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SamplingParameters
+from antiphon.core.trust.audit import AuthoredSpan, Sums
+from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.learner import auditor as auditor_module
+from antiphon.services.learner.auditor import Auditor, TokenScores, score_tokens
+from tests.support.audited import CONFIG, ScoringAuditor
+
+
+@pytest.fixture(scope="module")
+def sampler() -> workers.TinySampler:
+    torch.set_num_threads(1)
+    return workers.load_sampler()
+
+
+def to_audit(lease: Lease, made: workers.Group, *authors: AuthoredSpan) -> GroupToAudit:
+    submission = GroupSubmission(lease.lease_id, lease.group_id, "w-1", made, 0.1)
+    return GroupToAudit(submission, lease.prompt.token_ids, lease.sampling, authors=authors)
+
+
+def test_no_more_than_the_bound_is_in_memory(
+    sampler: workers.TinySampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts of one row and three tokens each it finds the same as at once."""
+    (lease,) = workers.trust_leases(1)
+    (made,) = workers.cherry_picked(sampler, 1)([lease])
+    auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
+    whole = auditor.examine(to_audit(lease, made))
+    sizes, score = [], auditor_module.score_tokens
+
+    def seen(into: TokenScores, logits: torch.Tensor, *rest: object) -> None:
+        sizes.append(logits.shape[0])
+        score(into, logits, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(auditor_module, "score_tokens", seen)
+    monkeypatch.setattr(auditor_module, "POSITIONS_AT_ONCE", 1)
+    monkeypatch.setattr(auditor_module, "LOGITS_AT_ONCE", 3 * sampler.vocabulary)
+    parts = auditor.examine(to_audit(lease, made))
+    assert max(sizes) == 3 and sum(sizes) == sum(one.token_ids.size for one in made)
+    assert Sums.of(parts) == Sums.of(whole) and Sums.of(whole).missed
+    assert [s.drift for s in parts] == pytest.approx([s.drift for s in whole], abs=1e-5)
+
+
+def test_tokens_count_for_those_who_sampled_them(sampler: workers.TinySampler) -> None:
+    (lease,) = workers.trust_leases(1)
+    (made,) = workers.honest(sampler)([lease])
+    auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
+    spans = (AuthoredSpan(0, "a-1", 0, 4), AuthoredSpan(0, "b-1", 4, 6), AuthoredSpan(1, "a-1", 0, 2))
+    found = auditor.examine(to_audit(lease, made, *spans))
+    sizes = {(s.sample_index, s.author): s.tokens for s in found}
+    assert (sizes[0, "a-1"], sizes[0, "b-1"], sizes[0, ""]) == (4, 2, made[0].token_ids.size - 6)
+    assert sizes[1, "a-1"] == 2 and sizes[2, ""] == made[2].token_ids.size
+    assert sum(sizes.values()) == sum(one.token_ids.size for one in made)
+
+
+def test_a_version_that_is_gone_is_a_reason_and_no_end(tmp_path: Path, sampler: workers.TinySampler) -> None:
+    (lease,) = workers.trust_leases(1)
+    (made,) = workers.honest(sampler)([lease])
+    auditor = Auditor(CONFIG, ChunkStore(tmp_path), sampler.model)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="version 0 is not kept any more"):
+            auditor.examine(to_audit(lease, made))
+
+
+def test_a_manifest_that_is_pruned_while_it_is_read_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = ChunkStore(tmp_path)
+    monkeypatch.setattr(ChunkStore, "versions", lambda self: [3])  # as listed a moment before
+    with pytest.raises(UnavailableError, match="version 3 was pruned"):
+        chunks.manifest(3)
+
+
+def test_a_cut_that_rounding_moves_is_no_proof() -> None:
+    """Two tokens at the edge of top-k: the engine kept the one that the auditor's last bits cut off."""
+    logits = torch.tensor([[2.0, 1.0, 1.0 - 1e-6, -3.0]])
+    sampling = SamplingParameters(top_k=2)
+    model = workers.load_sampler()
+    (lease,) = workers.trust_leases(1)
+    (made,) = workers.honest(model)([lease])
+    grosses = []
+    for token, seed in ((2, seed) for seed in range(40)):
+        one = dataclasses.replace(
+            made[0], token_ids=np.array([token]), logprobs=np.array([-1.3], dtype=np.float32), seed=seed
+        )
+        scores = TokenScores.of(1)
+        score_tokens(scores, logits, one, np.array([0]), 5, sampling, "inverse_cdf", "float32")
+        assert scores.cut[0]
+        grosses.append(bool(scores.gross[0]))
+    # Only where no cut explains the token: most uniforms lie in the first token's interval.
+    assert 0 < sum(grosses) < len(grosses)
