@@ -42,6 +42,7 @@ from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key
+from antiphon.services.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
@@ -226,7 +227,11 @@ def _start_services(
     port = config.services.coordinator_port
     bundle = config.services.credentials
     credentials = find_credentials(bundle)
-    if credentials is None:
+    if bundle is None or credentials is None:
+        bundle, credentials = (
+            str(local_bundle(place.directory)),
+            ensure_local_credentials(place.directory, [host]),
+        )
         ensure_key(place.directory / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
     supervisor.start(specs["coordinator"](""))
@@ -234,8 +239,7 @@ def _start_services(
     supervisor.start(specs["learner"](address))
     supervisor.start(specs["reward"](address))
     environment = child_environment(config.rollout.threads, {})
-    if bundle is not None:
-        environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
+    environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
     for name in names:
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))

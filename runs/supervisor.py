@@ -21,6 +21,7 @@ import structlog
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.restarts import RestartRule
+from antiphon.services.security.credentials import VARIABLE
 from antiphon.system.processes import KILL_S, ChildProcess, quote, starting_file, stop_groups
 
 _log = structlog.get_logger(__name__)
@@ -277,7 +278,9 @@ def service_specs(
         extra = ("--coordinator", coordinator) if coordinator else ()
         port = coordinator_port if role == "coordinator" else 0
         waits = ("--wait-for-journal",) if role == "coordinator" else ()
-        return ServiceSpec(role, ("serve", role, *common, *extra), port=port, restart_arguments=waits)
+        # A bundle that the configuration does not name is none of this run's.
+        environment = {VARIABLE: ""}
+        return ServiceSpec(role, ("serve", role, *common, *extra), environment, port, waits)
 
     return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}
 

@@ -78,6 +78,9 @@ _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
 _NOT_BELIEVED = ("certificate", "handshake", "ssl_error", "tls")
 """Words in a failed connection's details that no repetition fixes."""
 
+_HUNG_UP = ("failed to connect", "socket closed")
+"""Words in the details of a connection that was accepted and closed before encryption was agreed on."""
+
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
@@ -361,6 +364,11 @@ def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> Ant
         return ContractError(
             f"{label}: the two sides do not believe each other's certificates ({details[:200]}); use bundles "
             "of one authority, and an address that the services' certificate names"
+        )
+    if code is grpc.StatusCode.UNAVAILABLE and all(word in details.lower() for word in _HUNG_UP):
+        return UnavailableError(
+            f"{label}: the other side hung up at once ({details[:200]}); it may want credentials "
+            "(--credentials FOLDER or ANTIPHON_CREDENTIALS), or those of another run"
         )
     kind = _ERROR_OF.get(code, AntiphonError)
     return kind(details or f"{label} failed with {code.name}")
