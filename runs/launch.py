@@ -33,6 +33,7 @@ from antiphon.runs.attach import draw_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.outcome import RunOutcome, summarise, write_results
+from antiphon.runs.prefect_server import password_file, server_password
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
 from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
@@ -293,7 +294,15 @@ def _stop_on(context: RunContext, failure: list[str]) -> threading.Event:
 
 def _links(run_dir: Path) -> dict[str, str]:
     api = os.environ.get("PREFECT_API_URL", "")
-    return {"run": str(run_dir)} | ({"prefect": api.removesuffix("/api").rstrip("/")} if api else {})
+    links = {"run": str(run_dir)} | ({"prefect": api.removesuffix("/api").rstrip("/")} if api else {})
+    password = password_file(run_dir.parents[1])
+    if (
+        api
+        and password.exists()
+        and os.environ.get("PREFECT_API_AUTH_STRING") == server_password(run_dir.parents[1])
+    ):
+        links["password of that page"] = f"the line in {password}"
+    return links
 
 
 @contextmanager

@@ -187,7 +187,9 @@ class Supervisor:
         arguments += spec.restart_arguments if child.starts else ()
         if spec.arguments[0] == "serve":
             arguments += ["--port", str(child.port)]
-        environment = {**os.environ, **spec.environment}
+        # Services never talk to Prefect, and what runs in a judge must not find its password.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API_")}
+        environment = {**inherited, **spec.environment}
         child.process = ChildProcess(arguments, self.log_path(spec.name), environment)
         child.starts += 1
         _log.debug("service.started", name=spec.name, pid=child.process.pid, start=child.starts)

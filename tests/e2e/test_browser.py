@@ -6,6 +6,7 @@ two finished runs of one experiment (docs/guides/compare-experiments.md makes th
 ANTIPHON_SCREENSHOTS_RUN names the run whose pages are shown, by default the first by name.
 """
 
+import base64
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from urllib.parse import quote
 import pytest
 
 from antiphon.cli.up import read_pages
+from antiphon.runs.prefect_server import server_password
 from tests.support.browser import Browser
 from tests.support.main_job import PROJECT as ROOT
 from tests.support.main_job import command, environment
@@ -56,9 +58,12 @@ class Site:
 
     def ask(self, kind: str) -> list[dict[str, Any]]:
         """Return what the Prefect server holds of a kind."""
-        request = urllib.request.Request(
-            f"{self.prefect}/api/{kind}/filter", b"{}", {"Content-Type": "application/json"}
-        )
+        password = base64.b64encode(server_password(self.home).encode()).decode()
+        headers = {"Authorization": f"Basic {password}", "Content-Type": "application/json"}
+        token = urllib.request.Request(f"{self.prefect}/api/csrf-token?client=tests", None, headers)
+        with urllib.request.urlopen(token, timeout=60) as answer:
+            headers |= {"Prefect-Csrf-Token": json.load(answer)["token"], "Prefect-Csrf-Client": "tests"}
+        request = urllib.request.Request(f"{self.prefect}/api/{kind}/filter", b"{}", headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return list(json.load(answer))
 
