@@ -115,6 +115,9 @@ def site(
         folder = tmp_path_factory.mktemp("pictures")
         pictures = Path(os.environ.get("ANTIPHON_SCREENSHOTS") or folder)
         with Browser(program, folder / "profile") as browser:
+            browser.go(f"{pages['prefect'].url}/login")  # as its form keeps what was typed
+            password = json.dumps(server_password(home))
+            browser.run(f"localStorage.setItem('prefect-password', btoa({password}))")
             run = os.environ.get("ANTIPHON_SCREENSHOTS_RUN") or reports[0].parent.name
             yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, browser, pictures)
     finally:
