@@ -12,8 +12,9 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from antiphon.cli.worker import worker_credentials
 from antiphon.core.config import build_config, dump_config
-from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
+from antiphon.core.errors import AntiphonError, ConfigError, ContractError, UnavailableError
 from antiphon.runs.attach import attached, look, run_credentials
 from antiphon.runs.supervisor import Supervisor, service_specs
 from antiphon.services.broadcast.client import BroadcastClient
@@ -171,6 +172,18 @@ def test_the_bundle_is_its_owners_alone_and_can_make_no_other(run_dir: Path) -> 
     (bundle / "token").chmod(0o644)
     with pytest.raises(AntiphonError, match="can be read by others"):
         local_credentials(run_dir)
+
+
+def test_a_worker_finds_the_bundle_by_the_run_and_is_told_when_there_is_none(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    own = ensure_local_credentials(run_dir)
+    assert worker_credentials(None, RUN_ID, "127.0.0.1:1") == own
+    assert worker_credentials(local_bundle(run_dir), "", "127.0.0.1:1").token_file == own.token_file
+    for run in ("", "another"):
+        with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 lets no one in without .*--run RUN"):
+            worker_credentials(None, run, "127.0.0.1:1")
 
 
 def test_a_resting_run_that_is_looked_at_answers_its_owner_alone(run_dir: Path, tmp_path: Path) -> None:
