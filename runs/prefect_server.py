@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.core.errors import ConfigError
-from antiphon.services.security.keys import check_private, write_private
+from antiphon.services.security.keys import check_private, make_private_folder, write_private
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.processes import ChildProcess, tied_command, wait_ready
 
@@ -162,7 +162,7 @@ def server_password(home: Path) -> str:
     """
     path = password_file(home)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)  # the database, which lies there too, is nobody else's either
         write_private(path, f"antiphon:{secrets.token_urlsafe(24)}\n".encode())
     check_private(path)
     return path.read_text(encoding="ascii").strip()
