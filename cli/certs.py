@@ -27,10 +27,9 @@ def certs(
         keys: folder for all of it; by default keys in the home directory.
         days: how long certificates last.
     """
-    from antiphon.core.trust.access_tokens import ANY_RUN, Scope, TokenClaims
     from antiphon.core.trust.worker_names import WORKER_NAME
     from antiphon.runs.directory import home_directory
-    from antiphon.services.security.access_tokens import make_token, new_token_id
+    from antiphon.services.security.access_tokens import write_services_token
     from antiphon.services.security.certificates import ensure_authority, issue
     from antiphon.services.security.credentials import KEYS, SERVICES_NAME
     from antiphon.services.security.keys import (
@@ -55,10 +54,7 @@ def certs(
         print(f"services: {services} (dialled as {', '.join(hosts)})")
     signer = ensure_key(folder, TOKEN_KEY)
     learner = ensure_key(services, LEARNER_KEY)
-    write_private(services / f"{TOKEN_KEY}.pub", signer.public.hex().encode() + b"\n")
-    expires = int(now.timestamp()) + SERVICES_TOKEN_DAYS * 86400
-    claims = TokenClaims(new_token_id(), ANY_RUN, SERVICES_NAME, (Scope.ADMIN,), expires, max_leases=1 << 20)
-    write_private(services / "token", make_token(claims, signer).encode() + b"\n")
+    write_services_token(services, signer, now, SERVICES_TOKEN_DAYS)
     if worker:
         make_private_folder(folder / "workers")
     for name in worker or ():

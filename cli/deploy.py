@@ -27,15 +27,15 @@ def deploy(
         schedules: switch the nightly benchmark and the weekly replay on, or off with --no-schedules;
             by default they stay as they are, off at first.
     """
-    from antiphon.cli.up import running_prefect
+    from antiphon.cli.up import running_prefect, use_prefect
+    from antiphon.runs.prefect_server import write_shell_file
 
     home = home_directory()
-    url = (os.environ.get("PREFECT_API_URL") or running_prefect(home) or "").rstrip("/")
+    url = use_prefect(home)  # before Prefect is imported
     if not url:
         raise UnavailableError(
             "no Prefect server is known: start one with `antiphon up`, or let PREFECT_API_URL name one"
         )
-    os.environ["PREFECT_API_URL"] = url  # before Prefect is imported: it reads its variables once
     os.environ.setdefault("DO_NOT_TRACK", "1")
     from antiphon.flows.deployments import DeployOptions
     from antiphon.flows.deployments import deploy as put
@@ -47,7 +47,10 @@ def deploy(
         print(f"{one.name}: {made}{', ' * bool(one.schedule)}{one.schedule}")
     print(f"pages: {url.removesuffix('/api')}/deployments")
     print("start a worker, one on each machine:")
-    print(f"  export PREFECT_API_URL={shlex.quote(url)}")
+    if url == running_prefect(home):
+        print(f"  . {shlex.quote(str(write_shell_file(home, url)))}")
+    else:
+        print(f"  export PREFECT_API_URL={shlex.quote(url)}")
     print(f"  prefect worker start --pool {shlex.quote(pool)}")
     print("start a run, there or from the page's form:")
     print('  prefect deployment run post_train/post-train --param \'config={"run": {"steps": 20}}\'')

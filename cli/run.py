@@ -1,6 +1,5 @@
 """run: the main job, from a configuration to a trained policy."""
 
-import os
 from pathlib import Path
 
 from antiphon.core.config import RunConfig, load_config
@@ -29,7 +28,7 @@ def run(
 
 def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: Path | None) -> int:
     """Run one configuration with a view for people; return the exit code."""
-    from antiphon.cli.up import running_prefect
+    from antiphon.cli.up import use_prefect
     from antiphon.cli.view import make_view
     from antiphon.system.logs import configure_logs
 
@@ -40,9 +39,7 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     from antiphon.flows.local_run import run_post_train
     from antiphon.runs.launch import RunOptions
 
-    served = running_prefect(home)
-    if served is not None:  # one server on the database is better than two
-        os.environ.setdefault("PREFECT_API_URL", served)
+    use_prefect(home)  # where `up` serves one, since one server on the database is better than two
     try:
         run_post_train(config, resume, home, view, RunOptions(fresh=fresh, results=results))
     finally:

@@ -45,7 +45,7 @@ class ServiceFlags:
     """File that gets {"pid", "port"} once the service can work."""
     credentials: Path | None = None
     """Folder with the services' certificate and token; by default services.credentials, else
-    ANTIPHON_CREDENTIALS."""
+    ANTIPHON_CREDENTIALS, else keys/local in the run's folder, which is made, on loopback alone."""
 
 
 @app.command
@@ -64,7 +64,7 @@ def coordinator(*, flags: ServiceFlags, wait_for_journal: bool = False) -> int:
     store.mkdir(parents=True, exist_ok=True)
     port = config.services.coordinator_port if flags.port is None else flags.port
     start = partial(serve_coordinator, config, run_id, run_dir, store, wait_for_journal=wait_for_journal)
-    return _serve(flags, config, port, start)
+    return _serve(flags, config, port, start, run_dir)
 
 
 @app.command
@@ -92,7 +92,7 @@ def learner(*, flags: ServiceFlags) -> int:
         signer=signer,
         starting=lambda found: write_starting_file(flags.ready_file, found.doing, found.counter),
     )
-    return _serve(flags, config, flags.port or 0, start)
+    return _serve(flags, config, flags.port or 0, start, run_dir)
 
 
 @app.command
@@ -105,8 +105,8 @@ def reward(*, flags: ServiceFlags) -> int:
 
     from antiphon.services.reward.server import serve_reward
 
-    start = partial(serve_reward, config, flags.run_id or config.run.name, address)
-    return _serve(flags, config, flags.port or 0, start)
+    run_id, run_dir, _ = _place(flags, config)
+    return _serve(flags, config, flags.port or 0, partial(serve_reward, config, run_id, address), run_dir)
 
 
 def _place(flags: ServiceFlags, config: "RunConfig") -> tuple[str, Path, Path]:
@@ -118,17 +118,28 @@ def _place(flags: ServiceFlags, config: "RunConfig") -> tuple[str, Path, Path]:
 
 
 def _serve(
-    flags: ServiceFlags, config: "RunConfig", port: int, start: Callable[..., Coroutine[Any, Any, None]]
+    flags: ServiceFlags,
+    config: "RunConfig",
+    port: int,
+    start: Callable[..., Coroutine[Any, Any, None]],
+    run_dir: Path,
 ) -> int:
+    from antiphon.services.rpc.serving import check_host
     from antiphon.services.security.credentials import find_credentials
+    from antiphon.services.security.local_run import ensure_local_credentials
     from antiphon.system.processes import run_service, write_ready_file
 
+    host = flags.host or config.services.host
+    credentials = find_credentials(credentials_folder(flags.credentials, config))
+    if credentials is None:
+        check_host(host)
+        credentials = ensure_local_credentials(run_dir, [host])
     return run_service(
         lambda stop: start(
-            host=flags.host or config.services.host,
+            host=host,
             port=port,
             ready=partial(write_ready_file, flags.ready_file),
-            credentials=find_credentials(credentials_folder(flags.credentials, config)),
+            credentials=credentials,
             stop=stop,
         )
     )

@@ -32,19 +32,17 @@ def status(
         as_json: print everything the coordinator says, for programs.
         watch: keep looking until the run is finished.
     """
-    from antiphon.cli.arguments import credentials_folder
     from antiphon.core.config import load_config
     from antiphon.core.reporting.alarms import audit_alarm
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
-    from antiphon.runs.attach import commits_of, coordinator_address, look
+    from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
     from antiphon.runs.directory import find_run, home_directory, list_runs
-    from antiphon.services.security.credentials import find_credentials
 
     home = home_directory()
     directory = find_run(home, run)
     config = load_config(directory / "config.yaml")
     address = coordinator_address(directory, config)
-    credentials = find_credentials(credentials_folder(None, config))
+    credentials = run_credentials(directory, config)
     found = None if address is None else asyncio.run(look(address, directory.name, credentials))
     if found is None or address is None:
         return _show_resting(directory, as_json)

@@ -14,7 +14,15 @@ from cyclopts import Parameter
 from antiphon.core.errors import ConfigError
 from antiphon.runs import s3_server
 from antiphon.runs.directory import home_directory
-from antiphon.runs.prefect_server import HOST, answers, begin_prefect_server, check_port
+from antiphon.runs.prefect_server import (
+    HOST,
+    answers,
+    begin_prefect_server,
+    check_port,
+    password_file,
+    server_password,
+    write_shell_file,
+)
 from antiphon.system.files import write_atomically
 from antiphon.system.ports import free_port
 from antiphon.system.processes import ChildProcess, stop_groups, wait_ready
@@ -61,6 +69,8 @@ def up(
 ) -> int:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
+    The Prefect page asks for a password: the line in prefect/password in the home directory.
+
     Args:
         prefect_port: port of the Prefect pages; 0 picks a free one.
         mlflow_port: port of the MLflow pages; 0 picks a free one.
@@ -90,6 +100,9 @@ def up(
     for name in ("prefect", "mlflow"):
         _wait(pages[name], home)
         print(f"{name}: {pages[name].url}", flush=True)
+        if name == "prefect":
+            print(f"  its password is the line in {password_file(home)}", flush=True)
+            print(f"  the prefect command of a shell: . {write_shell_file(home, pages[name].url + '/api')}")
     if "s3" in pages:
         keys = s3_server.credentials_file(home / "s3")
         print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {keys}", flush=True)
@@ -120,6 +133,22 @@ def running_prefect(home: Path) -> str | None:
     if page is None or not page.alive() or not answers(f"{page.url}/api/health"):
         return None
     return f"{page.url}/api"
+
+
+def use_prefect(home: Path) -> str:
+    """Let Prefect in this process talk to the server of PREFECT_API_URL, else to the one that `up` serves.
+
+    Returns:
+        the server's API address, or "" where there is none. Prefect reads its variables once, when it is
+        imported.
+    """
+    served = running_prefect(home)
+    url = (os.environ.get("PREFECT_API_URL") or served or "").rstrip("/")
+    if url and url == served:  # a server of the user's own has a password of its own, or none
+        os.environ["PREFECT_API_AUTH_STRING"] = server_password(home)
+    if url:
+        os.environ["PREFECT_API_URL"] = url
+    return url
 
 
 def read_pages(home: Path) -> dict[str, Page]:
@@ -159,6 +188,9 @@ def _begin_mlflow(home: Path, port: int) -> Page:
     arguments += ["--workers", "1"]
     arguments += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     arguments += ["--default-artifact-root", str(folder / "artifacts")]
+    hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
+    arguments += ["--allowed-hosts", ",".join(hosts)]
+    arguments += ["--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts)]
     environment = {**os.environ, "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     process = ChildProcess(arguments, _log(home, "mlflow"), environment, outlive=True)

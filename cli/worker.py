@@ -6,11 +6,15 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from antiphon.cli.arguments import check_address, credentials_folder
 from antiphon.core.errors import ConfigError
 from antiphon.core.trust.worker_names import WORKER_NAME
 from antiphon.runs.directory import home_directory
+
+if TYPE_CHECKING:
+    from antiphon.services.security.credentials import Credentials
 
 
 def worker(
@@ -32,7 +36,8 @@ def worker(
         work_dir: folder for weights on their way; by default workers/NAME in the home directory.
         threads: CPU threads of the engine; by default OMP_NUM_THREADS, else 1.
         ready_file: file that gets {"pid", "port"} once the worker can sample.
-        credentials: folder with the worker's certificate and token; by default ANTIPHON_CREDENTIALS.
+        credentials: folder with the worker's certificate and token; by default ANTIPHON_CREDENTIALS, else
+            that of the run which --run names, where it runs on this machine and is yours.
     """
     check_address(coordinator, "--coordinator")
     name = name or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:48] or 'host'}-{os.getpid()}"
@@ -47,15 +52,34 @@ def worker(
         + (["--credentials", str(credentials)] if credentials else []),
     )
     from antiphon.services.rollout.process import serve_worker
-    from antiphon.services.security.credentials import find_credentials
     from antiphon.system.processes import run_service, write_ready_file
 
     ready = partial(write_ready_file, ready_file, 0)
-    bundle = find_credentials(credentials_folder(credentials))
+    bundle = worker_credentials(credentials, run, coordinator)
     work_dir.mkdir(parents=True, exist_ok=True)
     return run_service(
         lambda stop: serve_worker(coordinator, name, run, work_dir, ready, credentials=bundle, stop=stop)
     )
+
+
+def worker_credentials(given: Path | None, run: str, coordinator: str) -> "Credentials":
+    """Read the bundle that an option or ANTIPHON_CREDENTIALS names, else that of a run of this home.
+
+    Raises:
+        ConfigError: when there is none, since no coordinator lets anyone in without, or it cannot be read.
+    """
+    from antiphon.services.security.credentials import find_credentials
+    from antiphon.services.security.local_run import local_credentials
+
+    bundle = find_credentials(credentials_folder(given))
+    if bundle is None and run:
+        bundle = local_credentials(home_directory() / "runs" / run)
+    if bundle is None:
+        raise ConfigError(
+            f"the coordinator at {coordinator} lets no one in without credentials; give --credentials FOLDER "
+            "or ANTIPHON_CREDENTIALS, or --run RUN for a run of your own on this machine"
+        )
+    return bundle
 
 
 def _start_with_engine_environment(threads: int | None, arguments: list[str]) -> None:

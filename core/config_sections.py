@@ -310,7 +310,7 @@ class TrustSection(Section):
 
     audits: Literal["off", "remote", "all"] = "remote"
     """Which runs have groups scored again under the version that sampled them: none, those whose
-    services have credentials, or all. It costs the learner's machine a copy of the model."""
+    services were given credentials, or all. It costs the learner's machine a copy of the model."""
     trusted: tuple[str, ...] = ()
     """Names of workers you run yourself: what honest rounding looks like is measured on them."""
 
@@ -324,8 +324,8 @@ class ServicesSection(Section):
     """Name or address by which other machines reach the services, where that is not the host; the
     certificate must name it."""
     credentials: str | None = None
-    """Folder with the services' certificate and token, made by `antiphon certs`; null serves without
-    encryption, on loopback alone."""
+    """Folder with the services' certificate and token, made by `antiphon certs`; null serves the run's
+    owner alone, on loopback, with a certificate that the run makes for itself."""
     coordinator_port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0 picks a free one."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)

@@ -6,19 +6,21 @@ started in this process for as long as the question takes. It grants nothing, as
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.config import RunConfig, load_config
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import RunStatus
 from antiphon.lineage.report.timeline import RunDrawer, RunPicture
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.security.credentials import Credentials, find_credentials
+from antiphon.services.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
+from antiphon.services.security.local_run import ensure_local_credentials, local_credentials
 
 ANSWER_S = 5.0
 """Longest wait for a running coordinator's answer."""
@@ -36,6 +38,18 @@ def coordinator_address(directory: Path, config: RunConfig) -> str | None:
     return f"{config.services.reached_at}:{ready['port']}"
 
 
+def run_credentials(directory: Path, config: RunConfig) -> Credentials | None:
+    """Return what a run's services know people by: a bundle that is configured, else the run's own.
+
+    None for a run that has none, since its services never ran.
+
+    Raises:
+        ConfigError: when the bundle cannot be read, or can be read by others.
+    """
+    named = config.services.credentials or os.environ.get(VARIABLE)
+    return find_credentials(named) or local_credentials(directory)
+
+
 async def look(address: str, run_id: str, credentials: Credentials | None = None) -> RunStatus | None:
     """Ask the coordinator at `address`; None when none answers there, or for another run."""
     try:
@@ -43,6 +57,10 @@ async def look(address: str, run_id: str, credentials: Credentials | None = None
             found = await client.status()
     except UnavailableError:
         return None
+    except ContractError:
+        if lets_others_in(credentials):
+            raise
+        return None  # the port of a coordinator that is gone went to another program
     return found if found.run_id == run_id else None
 
 
@@ -65,12 +83,16 @@ async def attached(directory: Path, store_root: Path) -> AsyncIterator[tuple[Coo
     """
     config = load_config(directory / "config.yaml")
     address = coordinator_address(directory, config)
-    credentials = find_credentials(config.services.credentials)
+    credentials = run_credentials(directory, config)
     if address is not None and await look(address, directory.name, credentials) is not None:
         async with _client(address, credentials) as client:
             yield client, True
         return
-    async with _coordinator_on(directory, config, store_root) as own, _client(own, None) as client:
+    credentials = ensure_local_credentials(directory)  # not another user of this machine may ask it
+    async with (
+        _coordinator_on(directory, config, store_root, credentials) as own,
+        _client(own, credentials) as client,
+    ):
         yield client, False
 
 
@@ -86,7 +108,9 @@ async def _client(
 
 
 @asynccontextmanager
-async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) -> AsyncIterator[str]:
+async def _coordinator_on(
+    directory: Path, config: RunConfig, store_root: Path, credentials: Credentials
+) -> AsyncIterator[str]:
     from antiphon.services.coordinator.server import serve_coordinator
     from antiphon.system.logs import configure_logs
 
@@ -95,7 +119,15 @@ async def _coordinator_on(directory: Path, config: RunConfig, store_root: Path) 
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(
         serve_coordinator(
-            config, directory.name, directory, store_root, host, 0, bound.set_result, hung_s=None
+            config,
+            directory.name,
+            directory,
+            store_root,
+            host,
+            0,
+            bound.set_result,
+            credentials=credentials,
+            hung_s=None,
         )
     )
     try:

@@ -33,6 +33,7 @@ from antiphon.runs.attach import draw_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.outcome import RunOutcome, summarise, write_results
+from antiphon.runs.prefect_server import password_file, server_password
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
 from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
@@ -42,6 +43,7 @@ from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key
+from antiphon.services.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 
@@ -226,7 +228,11 @@ def _start_services(
     port = config.services.coordinator_port
     bundle = config.services.credentials
     credentials = find_credentials(bundle)
-    if credentials is None:
+    if bundle is None or credentials is None:
+        bundle, credentials = (
+            str(local_bundle(place.directory)),
+            ensure_local_credentials(place.directory, [host]),
+        )
         ensure_key(place.directory / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
     supervisor.start(specs["coordinator"](""))
@@ -234,8 +240,7 @@ def _start_services(
     supervisor.start(specs["learner"](address))
     supervisor.start(specs["reward"](address))
     environment = child_environment(config.rollout.threads, {})
-    if bundle is not None:
-        environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
+    environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
     for name in names:
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
@@ -289,7 +294,15 @@ def _stop_on(context: RunContext, failure: list[str]) -> threading.Event:
 
 def _links(run_dir: Path) -> dict[str, str]:
     api = os.environ.get("PREFECT_API_URL", "")
-    return {"run": str(run_dir)} | ({"prefect": api.removesuffix("/api").rstrip("/")} if api else {})
+    links = {"run": str(run_dir)} | ({"prefect": api.removesuffix("/api").rstrip("/")} if api else {})
+    password = password_file(run_dir.parents[1])
+    if (
+        api
+        and password.exists()
+        and os.environ.get("PREFECT_API_AUTH_STRING") == server_password(run_dir.parents[1])
+    ):
+        links["password of that page"] = f"the line in {password}"
+    return links
 
 
 @contextmanager

@@ -1,10 +1,16 @@
 """Prefect server: a real one, light enough to share two cores with the loop it watches.
 
+Whoever can write to it runs code: flow runs name commands, which a process worker executes. So it
+asks for a password, which lies in the home directory for its owner alone and is handed to every client
+started here, and takes no request that a page of another origin makes in the owner's browser.
+
 Its database lies in the home directory and outlasts the server, so the pages of a run can be
 served again later. Never the ephemeral in-process server: that gives up after 20 seconds.
 """
 
 import os
+import secrets
+import shlex
 import sys
 import threading
 import urllib.error
@@ -15,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from antiphon.core.errors import ConfigError
+from antiphon.services.security.keys import check_private, make_private_folder, write_private
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.processes import ChildProcess, tied_command, wait_ready
 
@@ -142,16 +149,53 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
     return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))
 
 
+def password_file(home: Path) -> Path:
+    """Return where the password of a home's Prefect server lies; its one line is what the page asks for."""
+    return home / "prefect" / "password"
+
+
+def server_password(home: Path) -> str:
+    """Return the password of a home's Prefect server, `USER:SECRET`; it is made on first use.
+
+    Raises:
+        ConfigError: when its file can be read by others.
+    """
+    path = password_file(home)
+    if not path.exists():
+        make_private_folder(path.parent)  # the database, which lies there too, is nobody else's either
+        write_private(path, f"antiphon:{secrets.token_urlsafe(24)}\n".encode())
+    check_private(path)
+    return path.read_text(encoding="ascii").strip()
+
+
+def write_shell_file(home: Path, url: str) -> Path:
+    """Write what a shell reads so that `prefect` talks to the server at `url`; return the file."""
+    path = home / "prefect" / "client.env"
+    variables = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": server_password(home)}
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
+    write_private(path, "".join(lines).encode())
+    return path
+
+
 def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
-    """Return the variables a server runs with: own database, no reports to anyone, little noise."""
+    """Return the variables a server runs with: own database and password, no reports, little noise.
+
+    Raises:
+        ConfigError: when the file with the password can be read by others.
+    """
     folder = home / "prefect"
     folder.mkdir(parents=True, exist_ok=True)
+    page = url.removesuffix("/api")
+    origins = (page, page.replace(HOST, "localhost"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     chosen = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
     environment |= {name: os.environ[name] for name in chosen if name in os.environ}
     environment |= {
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT_SERVER_API_AUTH_STRING": server_password(home),
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "DO_NOT_TRACK": "1",
@@ -170,6 +214,8 @@ def client_environment(url: str, home: Path) -> dict[str, str]:
     """
     return {
         "PREFECT_API_URL": url,
+        "PREFECT_API_AUTH_STRING": server_password(home),
+        "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "true",
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",

@@ -21,6 +21,7 @@ import structlog
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.restarts import RestartRule
+from antiphon.services.security.credentials import VARIABLE
 from antiphon.system.processes import KILL_S, ChildProcess, quote, starting_file, stop_groups
 
 _log = structlog.get_logger(__name__)
@@ -186,7 +187,9 @@ class Supervisor:
         arguments += spec.restart_arguments if child.starts else ()
         if spec.arguments[0] == "serve":
             arguments += ["--port", str(child.port)]
-        environment = {**os.environ, **spec.environment}
+        # Services never talk to Prefect, and what runs in a judge must not find its password.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API_")}
+        environment = {**inherited, **spec.environment}
         child.process = ChildProcess(arguments, self.log_path(spec.name), environment)
         child.starts += 1
         _log.debug("service.started", name=spec.name, pid=child.process.pid, start=child.starts)
@@ -277,7 +280,9 @@ def service_specs(
         extra = ("--coordinator", coordinator) if coordinator else ()
         port = coordinator_port if role == "coordinator" else 0
         waits = ("--wait-for-journal",) if role == "coordinator" else ()
-        return ServiceSpec(role, ("serve", role, *common, *extra), port=port, restart_arguments=waits)
+        # A bundle that the configuration does not name is none of this run's.
+        environment = {VARIABLE: ""}
+        return ServiceSpec(role, ("serve", role, *common, *extra), environment, port, waits)
 
     return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}
 

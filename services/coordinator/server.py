@@ -34,7 +34,12 @@ from antiphon.services.rpc.serving import (
     stop_server,
 )
 from antiphon.services.rpc.unary import answer_all
-from antiphon.services.security.credentials import Credentials, learner_public, needed_token_key
+from antiphon.services.security.credentials import (
+    Credentials,
+    learner_public,
+    lets_others_in,
+    needed_token_key,
+)
 from antiphon.services.security.guard import Guard
 from antiphon.services.wire import status as wire_status
 from antiphon.services.wire import work as wire_work
@@ -229,7 +234,9 @@ async def serve_coordinator(
         security = None
         if credentials is not None:
             security = Security(credentials, coordinator_guard(state_machine, credentials, wall_clock))
-        audited = config.trust.audits == "all" or (config.trust.audits == "remote" and security is not None)
+        audited = config.trust.audits == "all" or (
+            config.trust.audits == "remote" and lets_others_in(credentials)
+        )
         audits = AuditQueue(state_machine, secrets.token_bytes(32)) if audited else None
         service = CoordinatorService(state_machine, learner_key, audits)
         server, bound = await start_coordinator(service, host, port, security)

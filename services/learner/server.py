@@ -23,7 +23,12 @@ from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.rpc.serving import Security, start_server, stop_server
 from antiphon.services.rpc.unary import answer_all
-from antiphon.services.security.credentials import Credentials, learner_signer, needed_token_key
+from antiphon.services.security.credentials import (
+    Credentials,
+    learner_signer,
+    lets_others_in,
+    needed_token_key,
+)
 from antiphon.services.security.guard import Guard
 from antiphon.services.security.keys import SigningKey
 from antiphon.services.wire.calls import LEARNER_CALLS
@@ -128,7 +133,7 @@ async def serve_learner(
         IntegrityError: when repeated steps give other digests than the committed ones.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
-    audits = config.trust.audits == "all" or (config.trust.audits == "remote" and credentials is not None)
+    audits = config.trust.audits == "all" or (config.trust.audits == "remote" and lets_others_in(credentials))
     if open_service is None:
         signer = signer or learner_signer(run_dir, None)
         open_service = partial(open_learner, signer=signer, audits=audits)

@@ -82,8 +82,13 @@ _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     grpc.StatusCode.UNAUTHENTICATED: ContractError,
     grpc.StatusCode.PERMISSION_DENIED: ContractError,
 }
-_NOT_BELIEVED = ("certificate", "handshake", "ssl_error", "tls")
+_NOT_BELIEVED = ("certificate", "ssl handshake failed", "ssl_error", "tls")
 """Words in a failed connection's details that no repetition fixes."""
+_CUT_OFF = ("recvmsg", "reset by peer", "socket closed", "timed out")
+"""Words in the details of a connection that ended before either side was believed: a service that dies."""
+
+_HUNG_UP = ("failed to connect", "socket closed")
+"""Words in the details of a connection that was accepted and closed before encryption was agreed on."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
@@ -364,10 +369,16 @@ def _error_of(error: grpc.aio.AioRpcError, method: Any, timeout_s: float) -> Ant
     details = " ".join((error.details() or "").split())
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnavailableError(f"{label} did not answer within {timeout_s:g} s")
-    if code is grpc.StatusCode.UNAVAILABLE and any(word in details.lower() for word in _NOT_BELIEVED):
+    said = details.lower() if code is grpc.StatusCode.UNAVAILABLE else ""
+    if any(word in said for word in _NOT_BELIEVED) and not any(word in said for word in _CUT_OFF):
         return ContractError(
             f"{label}: the two sides do not believe each other's certificates ({details[:200]}); use bundles "
             "of one authority, and an address that the services' certificate names"
+        )
+    if said and all(word in said for word in _HUNG_UP):
+        return UnavailableError(
+            f"{label}: the other side hung up at once ({details[:200]}); it may want credentials "
+            "(--credentials FOLDER or ANTIPHON_CREDENTIALS), or those of another run"
         )
     kind = _ERROR_OF.get(code, AntiphonError)
     return kind(details or f"{label} failed with {code.name}")

@@ -5,14 +5,17 @@ says. Expiry is decided with the other claims by `core.trust.access_tokens.refus
 """
 
 import secrets
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jwt
 from jwt.types import Options
 
 from antiphon.core.errors import ContractError
-from antiphon.core.trust.access_tokens import Scope, TokenClaims, check_claims
-from antiphon.services.security.keys import SigningKey, public_key
+from antiphon.core.trust.access_tokens import ANY_RUN, Scope, TokenClaims, check_claims
+from antiphon.services.security.credentials import SERVICES_NAME
+from antiphon.services.security.keys import TOKEN_KEY, SigningKey, public_key, write_private
 
 ALGORITHM = "EdDSA"
 LONGEST_TOKEN = 2048
@@ -49,6 +52,21 @@ def make_token(claims: TokenClaims, key: SigningKey) -> str:
         "leases": claims.max_leases,
     }
     return jwt.encode(payload, key.private, ALGORITHM)
+
+
+def write_services_token(bundle: Path, key: SigningKey, now: datetime, days: int) -> None:
+    """Write the token that allows the services everything, and the key to check tokens by, into their bundle.
+
+    Args:
+        bundle: the services' bundle.
+        key: signs tokens.
+        now: the time, with its zone.
+        days: how long the token lasts.
+    """
+    expires = int(now.timestamp()) + days * 86400
+    claims = TokenClaims(new_token_id(), ANY_RUN, SERVICES_NAME, (Scope.ADMIN,), expires, max_leases=1 << 20)
+    write_private(bundle / f"{TOKEN_KEY}.pub", key.public.hex().encode() + b"\n")
+    write_private(bundle / "token", make_token(claims, key).encode() + b"\n")
 
 
 def load_claims(text: str, public: bytes | None) -> TokenClaims:

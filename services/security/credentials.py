@@ -41,6 +41,8 @@ class Credentials:
     """Public key of the learner, 32 bytes; None: the coordinator's welcome names it."""
     token_key: bytes | None = field(default=None, repr=False)
     """Public key that tokens are checked with, 32 bytes; services need it."""
+    local: bool = False
+    """Whether a run made them for itself, so that no one but its owner can join it."""
 
 
 def load_credentials(folder: Path) -> Credentials:
@@ -82,6 +84,11 @@ def read_token(path: Path) -> str:
 def find_credentials(folder: str | None) -> Credentials | None:
     """Read the bundle that is named, or return None when none is."""
     return load_credentials(Path(folder).expanduser()) if folder else None
+
+
+def lets_others_in(credentials: Credentials | None) -> bool:
+    """Return whether workers of other people can join services with these credentials."""
+    return credentials is not None and not credentials.local
 
 
 def needed_token_key(credentials: Credentials) -> bytes:

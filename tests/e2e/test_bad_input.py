@@ -142,7 +142,11 @@ def test_a_worker_of_another_run_and_of_no_run_is_refused(tmp_path: Path) -> Non
                 with pytest.raises(subprocess.TimeoutExpired):
                     coordinator.wait(0.1)
             address = f"127.0.0.1:{json.loads((tmp_path / 'ready.json').read_text())['port']}"
-            done = command(home, "worker", "--coordinator", address, "--run", "yours", "--name", "w")
+            joining = ("worker", "--coordinator", address, "--run", "yours", "--name", "w")
+            done = command(home, *joining)
+            assert done.returncode == 2 and "lets no one in without credentials" in said_in_one_line(done)
+            keys = home / "runs" / "mine" / "keys" / "local"
+            done = command(home, *joining, "--credentials", str(keys))
             refused = [line for line in done.stderr.splitlines() if line.startswith("antiphon: ")]
             assert done.returncode == 1
             assert len(refused) == 1 and "means to serve run 'yours'" in refused[0], done.stderr

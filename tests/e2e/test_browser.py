@@ -6,6 +6,7 @@ two finished runs of one experiment (docs/guides/compare-experiments.md makes th
 ANTIPHON_SCREENSHOTS_RUN names the run whose pages are shown, by default the first by name.
 """
 
+import base64
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from urllib.parse import quote
 import pytest
 
 from antiphon.cli.up import read_pages
+from antiphon.runs.prefect_server import server_password
 from tests.support.browser import Browser
 from tests.support.main_job import PROJECT as ROOT
 from tests.support.main_job import command, environment
@@ -56,9 +58,12 @@ class Site:
 
     def ask(self, kind: str) -> list[dict[str, Any]]:
         """Return what the Prefect server holds of a kind."""
-        request = urllib.request.Request(
-            f"{self.prefect}/api/{kind}/filter", b"{}", {"Content-Type": "application/json"}
-        )
+        password = base64.b64encode(server_password(self.home).encode()).decode()
+        headers = {"Authorization": f"Basic {password}", "Content-Type": "application/json"}
+        token = urllib.request.Request(f"{self.prefect}/api/csrf-token?client=tests", None, headers)
+        with urllib.request.urlopen(token, timeout=60) as answer:
+            headers |= {"Prefect-Csrf-Token": json.load(answer)["token"], "Prefect-Csrf-Client": "tests"}
+        request = urllib.request.Request(f"{self.prefect}/api/{kind}/filter", b"{}", headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return list(json.load(answer))
 
@@ -110,6 +115,9 @@ def site(
         folder = tmp_path_factory.mktemp("pictures")
         pictures = Path(os.environ.get("ANTIPHON_SCREENSHOTS") or folder)
         with Browser(program, folder / "profile") as browser:
+            browser.go(f"{pages['prefect'].url}/login")  # as its form keeps what was typed
+            password = json.dumps(server_password(home))
+            browser.run(f"localStorage.setItem('prefect-password', btoa({password}))")
             run = os.environ.get("ANTIPHON_SCREENSHOTS_RUN") or reports[0].parent.name
             yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, browser, pictures)
     finally:

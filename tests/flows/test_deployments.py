@@ -23,13 +23,13 @@ import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from antiphon.cli import app as cli
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.flows import deployments
 from antiphon.flows.deployments import DEPLOYMENTS, MACHINE_QUEUE, WATCH_NAME, DeployOptions
-from antiphon.runs.prefect_server import PrefectServer, begin_prefect_server
+from antiphon.runs.prefect_server import PrefectServer, begin_prefect_server, server_password
 from antiphon.system.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +62,7 @@ class Site:
         return kept | {
             "ANTIPHON_HOME": str(self.home),
             "PREFECT_API_URL": self.server.url,
+            "PREFECT_API_AUTH_STRING": server_password(self.home),
             "PREFECT_HOME": str(self.home / "prefect"),
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "DO_NOT_TRACK": "1",
@@ -128,7 +129,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> Iterator[SyncPrefectClient]:
-    with temporary_settings({PREFECT_API_URL: site.server.url}), get_client(sync_client=True) as found:
+    settings = {PREFECT_API_URL: site.server.url, PREFECT_API_AUTH_STRING: server_password(site.home)}
+    with temporary_settings(settings), get_client(sync_client=True) as found:
         yield found
 
 

@@ -16,7 +16,11 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout without an environment: what the bootstrap reads, and nothing else."""
     folder = tmp_path / "checkout"
     (folder / "requirements").mkdir(parents=True)
-    for name in ("antiphon", "pyproject.toml", "requirements/cpu.lock", "requirements/cuda.lock"):
+    for name in (
+        "antiphon",
+        "pyproject.toml",
+        *(f"requirements/{lock}.lock" for lock in ("cpu", "cuda", "uv")),
+    ):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -103,9 +107,8 @@ def test_a_gpu_is_found_and_wants_more_space(checkout: Path, bare_path: Path) ->
 def stamp(checkout: Path) -> None:
     """Make the checkout look set up: ask the script's own sum by the same words."""
     (checkout / ".venv" / "bin").mkdir(parents=True)
-    text = (checkout / "antiphon").read_text()
-    version = next(line for line in text.splitlines() if line.startswith("uv_version=")).partition("=")[2]
-    command = f'{{ cat requirements/cpu.lock pyproject.toml; echo "cpu {version} {checkout}"; }} | cksum'
+    files = "requirements/cpu.lock requirements/uv.lock pyproject.toml"
+    command = f'{{ cat {files}; echo "cpu {checkout}"; }} | cksum'
     total = subprocess.run(
         ["/bin/sh", "-c", command], cwd=checkout, capture_output=True, text=True, timeout=30, check=True
     ).stdout

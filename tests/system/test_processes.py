@@ -69,7 +69,11 @@ def test_a_signal_ends_the_coordinator_in_order(number: signal.Signals, code: in
         service.send_signal(number)
         assert service.wait(20) == code
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert left == {"journal.db", "journal.lock"}  # a journal that was not closed leaves its write-ahead log
+    assert left == {
+        "journal.db",
+        "journal.lock",
+        "keys",
+    }  # a journal that was not closed leaves its write-ahead log
 
 
 def test_a_service_dies_with_the_process_that_started_it(tmp_path: Path) -> None:

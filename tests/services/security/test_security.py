@@ -290,3 +290,22 @@ def test_each_request_of_a_stream_is_judged_by_itself(house: House) -> None:
     stranger = rollout_pb2.WorkRequest(heartbeat=rollout_pb2.WorkerHeartbeat(worker_id="v-1"))
     assert ask(stranger) is Denial.FORBIDDEN and ask(first, stranger) is Denial.FORBIDDEN
     assert ask(rollout_pb2.WorkRequest(submission=records_pb2.GroupSubmission())) is Denial.FORBIDDEN
+
+
+def test_a_service_that_dies_while_encryption_is_agreed_on_is_away(house: House) -> None:
+    """No repetition would fix certificates that are not believed; a service that was killed comes back."""
+
+    async def attack() -> None:
+        async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.transport.abort()
+
+        server = await asyncio.start_server(die, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = CoordinatorClient(address, timeout_s=10.0, credentials=house.services)
+        with pytest.raises(UnavailableError):
+            await client.status()
+        await client.close()
+        server.close()
+
+    asyncio.run(attack())

@@ -1,0 +1,174 @@
+"""The pages that `antiphon up` serves answer their owner alone, and no other page in the owner's browser."""
+
+import base64
+import json
+import os
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from antiphon.cli.up import Page, read_pages
+from antiphon.core.errors import ConfigError
+from antiphon.runs.prefect_server import password_file, server_password, write_shell_file
+
+EVIL = "http://evil.example"
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Site:
+    home: Path
+    prefect: Page
+    mlflow: Page
+    said: str
+
+    @property
+    def password(self) -> dict[str, str]:
+        return basic(server_password(self.home))
+
+
+def basic(password: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    home = tmp_path_factory.mktemp("home")
+
+    def command(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "antiphon.cli.app", *words],
+            env={**os.environ, "ANTIPHON_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    try:
+        said = command("up", "--prefect-port", "0", "--mlflow-port", "0")
+        pages = read_pages(home)
+        yield Site(home, pages["prefect"], pages["mlflow"], said)
+    finally:
+        command("down")
+
+
+def asks(
+    url: str, headers: Mapping[str, str], body: object = None, method: str | None = None
+) -> tuple[int, Mapping[str, str], str]:
+    """Return status, headers and body of what a server answers; a body is posted as JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    content = {} if body is None else {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, data, {**content, **headers}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            return reply.status, reply.headers, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read().decode()
+
+
+def csrf_token(site: Site) -> dict[str, str]:
+    """Return the headers that the owner's own client adds to what it changes."""
+    status, _, said = asks(f"{site.prefect.url}/api/csrf-token?client=me", site.password)
+    assert status == 200
+    return {"Prefect-Csrf-Token": json.loads(said)["token"], "Prefect-Csrf-Client": "me"}
+
+
+@pytest.mark.timeout(300)
+def test_without_the_password_prefect_answers_nothing(site: Site) -> None:
+    api = f"{site.prefect.url}/api"
+    token = csrf_token(site)
+    for headers in ({}, basic("antiphon:guess"), basic(""), {"Authorization": "Bearer x"}):
+        assert asks(f"{api}/flow_runs/filter", {**headers, **token}, {})[0] == 401
+        assert asks(f"{api}/deployments/", {**headers, **token}, {"name": "x"})[0] == 401
+        assert asks(f"{api}/flow_runs/filter", headers, {})[0] in (401, 403)
+        assert asks(f"{api}/csrf-token?client=x", headers)[0] == 401
+        assert asks(f"{api}/admin/settings", headers)[0] == 401
+    assert asks(f"{api}/health", {})[0] == 200
+    assert asks(f"{api}/admin/version", site.password)[0] == 200
+
+
+def test_an_event_without_the_password_is_not_taken(site: Site) -> None:
+    address = site.prefect.url.replace("http", "ws", 1) + "/api/events/in"
+    refused = pytest.raises((ConnectionClosed, InvalidStatus))
+    with refused, connect(address, open_timeout=TIMEOUT_S) as socket:
+        socket.send(json.dumps({"event": "x", "resource": {"prefect.resource.id": "x"}}))
+        socket.recv(TIMEOUT_S)
+    with connect(address, subprotocols=["prefect"], open_timeout=TIMEOUT_S) as socket:  # type: ignore[list-item]
+        socket.send(json.dumps({"type": "auth", "token": "antiphon:guess"}))
+        with pytest.raises(ConnectionClosed):
+            socket.recv(TIMEOUT_S)
+
+
+def test_another_origins_page_reaches_prefect_neither_with_nor_without_the_password(site: Site) -> None:
+    url = f"{site.prefect.url}/api/flow_runs/filter"
+    asked = {"Origin": EVIL, "Access-Control-Request-Method": "POST"}
+    status, headers, _ = asks(
+        url, {**asked, "Access-Control-Request-Headers": "authorization"}, None, "OPTIONS"
+    )
+    assert status == 400 and "access-control-allow-origin" not in headers
+    neighbour = f"http://127.0.0.1:{int(site.prefect.url.rpartition(':')[2]) + 1}"
+    for origin in (EVIL, neighbour, "null"):
+        status, headers, _ = asks(url, {**site.password, "Origin": origin}, {})
+        assert status == 403 and "access-control-allow-origin" not in headers
+    own = {"Origin": site.prefect.url, "Access-Control-Request-Method": "POST"}
+    status, headers, _ = asks(url, own, None, "OPTIONS")
+    assert status == 200 and headers["access-control-allow-origin"] == site.prefect.url
+
+
+def test_a_forged_request_lacks_the_token_that_clients_fetch(site: Site) -> None:
+    url = f"{site.prefect.url}/api/flow_runs/filter"
+    status, _, said = asks(url, site.password, {})
+    assert status == 403 and "CSRF" in said
+    assert asks(url, {**site.password, **csrf_token(site)}, {})[0] == 200
+    settings = {
+        PREFECT_API_URL: f"{site.prefect.url}/api",
+        PREFECT_API_AUTH_STRING: server_password(site.home),
+    }
+    with temporary_settings(settings), get_client(sync_client=True) as client:
+        assert client.read_flow_runs() == []
+
+
+def test_the_password_is_the_owners_and_up_says_where_it_lies(site: Site, tmp_path: Path) -> None:
+    path = password_file(site.home)
+    shell = write_shell_file(site.home, f"{site.prefect.url}/api")
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(shell.stat().st_mode) == 0o600
+    assert f"its password is the line in {path}" in site.said and f". {shell}" in site.said
+    password = server_password(site.home)
+    assert len(password) > 30 and password not in site.said
+    for process in (
+        psutil.Process(site.prefect.pid),
+        *psutil.Process(site.prefect.pid).children(recursive=True),
+    ):
+        assert password not in " ".join(process.cmdline())
+    command = f'. "{shell}"; printf %s "$PREFECT_API_URL $PREFECT_API_AUTH_STRING"'
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == f"{site.prefect.url}/api {password}"
+    assert server_password(tmp_path) != password
+    password_file(tmp_path).chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        server_password(tmp_path)
+
+
+def test_mlflow_takes_no_request_of_another_origin_or_name(site: Site) -> None:
+    url = f"{site.mlflow.url}/api/2.0/mlflow/experiments/create"
+    for origin in (EVIL, f"{EVIL}:5000", "null"):
+        assert asks(url, {"Origin": origin}, {"name": "forged"})[0] == 403
+    assert asks(url, {"Host": "evil.example"}, {"name": "forged"})[0] == 403
+    assert asks(url, {"Origin": site.mlflow.url}, {"name": "own"})[0] == 200
+    found = asks(f"{site.mlflow.url}/api/2.0/mlflow/experiments/search", {}, {"max_results": 10})
+    assert "own" in found[2] and "forged" not in found[2]
