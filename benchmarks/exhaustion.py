@@ -28,6 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -197,7 +198,8 @@ def party(
     """Run one party's process; it has begun its work when this yields, and ends with the block."""
     (home / f"{name}.ready").unlink(missing_ok=True)
     log = home / f"{name}.log"
-    command = [sys.executable, "-P", "-m", "antiphon.benchmarks.exhaustion", "--party", name, "--home", home]
+    script = ("-P", "-m", "antiphon.benchmarks.exhaustion")
+    command = [sys.executable, *script, "--party", name, "--home", str(home)]
     if options is not None:
         command += ["--connections", str(options.connections), "--requests", str(options.requests)]
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "ANTIPHON_LOG": "error"}
@@ -435,12 +437,12 @@ def be_strangers(home: Path, options: argparse.Namespace) -> int:
     heavy = rollout_pb2.WorkerHello(run_id="x" * HEAVY_BYTES).SerializeToString()
 
     def make(refused: list[int]) -> list[Awaitable[None]]:
-        found = []
+        found: list[Awaitable[None]] = []
         for number in range(options.connections):
             server, method = (("coordinator", REGISTER), ("chunks", GET_CHUNKS))[number % 2]
             channel = channel_to(address_of(home, server), bundle(home, "stranger"))
             call = channel.unary_unary(method)
-            found.append(repeat(lambda call=call: call(heavy, timeout=30.0), refused))
+            found.append(repeat(partial(call, heavy, timeout=30.0), refused))
         return found
 
     return attack("strangers", home, make)
@@ -472,7 +474,7 @@ def be_hoarder(home: Path, options: argparse.Namespace) -> int:
         register = channel.unary_unary(REGISTER)
         return [
             *(repeat(stream, refused) for _ in range(STREAMS)),
-            repeat(lambda: register(hello, timeout=30.0), refused),
+            repeat(partial(register, hello, timeout=30.0), refused),
         ]
 
     return attack("hoarder", home, make)

@@ -53,11 +53,10 @@ class _Entrance:
 
     def handler(self) -> Any:
         """Return the handler that a server is given; it gets messages as bytes."""
+        forms = {"request_deserializer": None, "response_serializer": self._wrapped.response_serializer}
         if self._wrapped.response_streaming:
-            make, chosen = grpc.stream_stream_rpc_method_handler, self._answer_stream
-        else:
-            make, chosen = grpc.stream_unary_rpc_method_handler, self._answer
-        return make(chosen, request_deserializer=None, response_serializer=self._wrapped.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(self._answer_stream, **forms)
+        return grpc.stream_unary_rpc_method_handler(self._answer, **forms)
 
     async def _answer(self, payloads: AsyncIterator[bytes], context: Any) -> Any:
         caller = await self._enter(context)
