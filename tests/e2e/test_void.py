@@ -163,9 +163,7 @@ def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
 ) -> None:
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
     # Nothing that is known makes a batch that cannot be trained; here a check has let one through.
-    monkeypatch.setattr(
-        reward_queue, "check_rewards", lambda group, rewards, samples: tuple(r.reward for r in rewards)
-    )
+    monkeypatch.setattr(reward_queue, "check_rewards", lambda group, rewards, samples: tuple(rewards))
     run_dir, config = tmp_path / "runs" / RUN_ID, make_config(mode)
     (run_dir / "services").mkdir(parents=True)
     (run_dir / "config.yaml").write_text(dump_config(config))
