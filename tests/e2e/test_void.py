@@ -27,11 +27,13 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal
 from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
-from antiphon.services.coordinator.server import start_coordinator
+from antiphon.services.coordinator.server import coordinator_guard, start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.server import open_learner
 from antiphon.services.learner.service import LearnerService
-from antiphon.services.rpc.serving import stop_server
+from antiphon.services.rpc.serving import Security, stop_server
+from antiphon.services.security.local_run import ensure_local_credentials
+from antiphon.system.clock import wall_clock
 
 pytestmark = pytest.mark.engine
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
@@ -114,10 +116,12 @@ async def services(
         config, RUN_ID, Journal(run_dir / JOURNAL_NAME, RUN_ID), store, load_prompts(config), clock
     )
     await machine.start()
-    server, port = await start_coordinator(CoordinatorService(machine), "127.0.0.1", 0)
+    credentials = ensure_local_credentials(run_dir)  # as every run on one machine, so the command finds it
+    security = Security(credentials, coordinator_guard(machine, credentials, wall_clock))
+    server, port = await start_coordinator(CoordinatorService(machine), "127.0.0.1", 0, security)
     ready = run_dir / "services" / "coordinator.json"
     ready.write_text(json.dumps({"port": port}))
-    clients = [CoordinatorClient(f"127.0.0.1:{port}") for _ in range(3)]
+    clients = [CoordinatorClient(f"127.0.0.1:{port}", credentials=credentials) for _ in range(3)]
     learner = open_learner(config, RUN_ID, run_dir, store, ChunkStore(run_dir / "chunks"), clients[0])
     learner.origin = "127.0.0.1:1"
     tasks = []
