@@ -61,6 +61,6 @@ class Campaign:
         key = "\n".join(getattr(config, section).model_dump_json() for section in _DECISIVE)
         key = f"{key}\n{scenario.reward_rarity}\n{scenario.failure_rarity}\n{scenario.voids}"
         if key not in self._twins:
-            calm = scenario.model_copy(update={"faults": FaultMix()})
+            calm = scenario.model_copy(update={"faults": FaultMix(), "hostile": False})
             self._twins[key] = self._run(calm, 0)
         return self._twins[key]

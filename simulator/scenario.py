@@ -42,6 +42,8 @@ class Scenario(BaseModel):
     """Rewards are 1 once in this number + 1, else 0; the higher, the more groups lack variance."""
     failure_rarity: int = Field(default=0, ge=0)
     """One answer in about this number cannot be scored; 0: all can."""
+    hostile: bool = False
+    """Whether a worker takes part that wants to do harm, see `simulator/hostile_worker.py`."""
     faults: FaultMix = FaultMix()
     """What goes wrong."""
     voids: tuple[int, ...] = ()
@@ -146,6 +148,7 @@ def drawn_scenario(seed: int) -> Scenario:
         failure_rarity=RandomStream("failures", int(fixed), pattern).choose((0, 0, 0, 5)),
         engine_step_s=random.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
         learner_step_s=random.choose(((0.3, 1.5), (1.0, 6.0))),
+        hostile=RandomStream("hostile", seed).happens(0.25),
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )
     return scenario.model_copy(

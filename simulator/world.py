@@ -23,6 +23,7 @@ from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.checks.witnessed import Witnessed
 from antiphon.simulator.faults import Fault, draw_faults
+from antiphon.simulator.hostile_worker import NAME, HostileWorker
 from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.operator import Operator
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
@@ -35,6 +36,8 @@ from antiphon.simulator.virtual.random_streams import RandomStream
 
 LEAVE_S = 60.0
 """How long workers and reward services have to leave a finished run."""
+HOSTILE_S = 20.0
+"""How long a hostile worker acts in a run without faults; else until the last of them."""
 SETTLE_S = 1.0
 """How long the coordinator has to write what it was told before a run is stopped as it stands."""
 COLLECT_AFTER = 50_000
@@ -101,9 +104,10 @@ class World:
         )
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
         self._reward_services = [f"reward-{index}" for index in range(scenario.reward_services)]
+        hostile = (NAME,) if scenario.hostile else ()
         self._processes = {
             name: ProcessEntry(name)
-            for name in ("coordinator", "learner", *self._workers, *self._reward_services, "flow")
+            for name in ("coordinator", "learner", *self._workers, *self._reward_services, "flow", *hostile)
         }
         self.faults = (
             draw_faults(
@@ -228,9 +232,21 @@ class World:
             return processes.make_reward_service(shared, self._told(entry), f"{name}-{entry.starts}").run(
                 lambda: None
             )
+        if name == NAME:
+            random = RandomStream("simulate-hostile", self.seed)
+            client = shared.coordinator()
+            return HostileWorker(client, processes.RUN_ID, self._stolen, random).run(self._faults_over)
         worker = processes.make_worker(shared, self._told(entry), entry.alias or name, name, entry.chunks)
         entry.worker = worker
         return worker.run(lambda: None)
+
+    def _faults_over(self) -> bool:
+        last_s = max((fault.at_s for fault in self.faults), default=HOSTILE_S)
+        return self.loop.time() >= last_s
+
+    def _stolen(self) -> list[tuple[str, str]]:
+        groups = self.shared.state_machines[-1].state.groups.values()
+        return [(group.lease_id, group.group_id) for group in groups if group.lease_id]
 
     def _told(self, entry: ProcessEntry) -> CoordinatorClient:
         return Witnessed(self.shared, self.witness, entry)

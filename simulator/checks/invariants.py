@@ -5,7 +5,6 @@ received; it shares no code with the state it watches over. It knows every token
 the stand-ins compute instead of sampling.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.simulator.checks import reasons
 from antiphon.simulator.checks.batch_files import BatchFiles
+from antiphon.simulator.checks.holders import LeaseHolders, wrongly_struck
 from antiphon.simulator.checks.worker_hours import WorkerHours
 from antiphon.simulator.standins import arithmetic
 
@@ -64,13 +64,12 @@ class Witness:
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
     hours: WorkerHours = field(default_factory=WorkerHours)
+    holders: LeaseHolders = field(init=False)
     _groups: dict[str, _Group] = field(default_factory=dict)
     _line: list[str] = field(default_factory=list)
     """Living training groups of elastic mode in the order in which they must train."""
     _lease_ids: set[str] = field(default_factory=set)
     _seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _heard_s: dict[str, float] = field(default_factory=dict)
-    """Lease -> second at which the newest answered heartbeat that named it was sent."""
     _seed_owners: dict[int, tuple[object, ...]] = field(default_factory=dict)
     _prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _trained: dict[int, str] = field(default_factory=dict)
@@ -85,6 +84,7 @@ class Witness:
     _finished: bool = False
 
     def __post_init__(self) -> None:
+        self.holders = LeaseHolders(self.config.coordinator.lease_s)
         self._files = BatchFiles(self.config, self.reward_rarity, self.failure_rarity)
 
     @property
@@ -167,9 +167,8 @@ class Witness:
 
     def _lease_expired(self, event: e.LeaseExpired) -> None:
         group = self._group(event.group_id, "taken back", "leased")
-        silent_s = self.now() - self._heard_s.pop(event.lease_id, -math.inf)
-        if event.reason.startswith("no sign of life") and silent_s < self.config.coordinator.lease_s / 2:
-            self.report(f"lease {event.lease_id} expired, but its holder was heard {silent_s:.1f} s ago")
+        if found := self.holders.wrongly_ended(event, self.now()):
+            self.report(found)
         if event.lease_id not in (group.lease_id, group.twin_id):
             self.report(f"lease {event.lease_id} of group {event.group_id} expired, but it was not running")
         elif group.twin_id:
@@ -261,6 +260,10 @@ class Witness:
             self.report(f"step {event.step} was committed, but its batch was never trained on")
         self.commits.append((self.now(), event))
 
+    def _worker_struck(self, event: e.WorkerStruck) -> None:
+        if found := wrongly_struck(event):
+            self.report(found)
+
     def _snapshot_announced(self, event: e.SnapshotAnnounced) -> None:
         if event.version > len(self.commits):
             self.report(
@@ -280,16 +283,13 @@ class Witness:
 
     # What the processes received and did.
 
-    def heard(self, lease_ids: Sequence[str], sent_s: float) -> None:
-        """The heartbeat of a worker that holds these leases, sent at that second, was answered."""
-        self._heard_s.update(dict.fromkeys(lease_ids, sent_s))
-
     def leased(self, lease: Lease) -> None:
         """A worker was given a lease."""
         if lease.lease_id not in self._lease_ids:
             self.report(f"lease {lease.lease_id} was given to a worker before it was on the disk")
         if self._seeds.setdefault(lease.group_id, lease.seeds) != lease.seeds:
             self.report(f"group {lease.group_id} was leased with other seeds than before")
+        self._unless_empty(lease.group_id, reasons.false_beginning(lease))
         held_out = self._groups.get(lease.group_id, _Group()).evaluation
         owner = (lease.prompt.key, lease.epoch) if held_out else (lease.group_id,)
         self._unless_empty(lease.group_id, reasons.seeds_taken(self._seed_owners, lease.seeds, owner))
@@ -393,4 +393,5 @@ _LOOKS: dict[type[e.JournalEvent], Callable[[Witness, Any], None]] = {
     e.BatchVoided: Witness._batch_voided,
     e.StepCommitted: Witness._step_committed,
     e.SnapshotAnnounced: Witness._snapshot_announced,
+    e.WorkerStruck: Witness._worker_struck,
 }

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
+from antiphon.core.records import Lease
+from antiphon.simulator.standins.arithmetic import END_TOKEN
 
 TOLERANCE = 1e-9
 """By how much an advantage may differ, since sums may be taken in another order."""
@@ -49,6 +51,15 @@ def too_many_open(living: int, sealed: int, newest: int, config: RunConfig) -> s
     if step <= newest + config.loop.max_staleness:
         return ""
     return f"{living} groups live after {sealed} batches, so the last one trains beyond the bound"
+
+
+def false_beginning(lease: Lease) -> str:
+    """Return why what a lease continues from can be the beginning of no completion, or ""."""
+    for piece in lease.prefix:
+        ends = [int(token) == END_TOKEN for token in piece.token_ids]
+        if any(ends[:-1]) or (ends and ends[-1] and piece.finish_reason is None):
+            return f"is to be continued from tokens {piece.token_ids.tolist()} that go on after their end"
+    return ""
 
 
 def seeds_taken(

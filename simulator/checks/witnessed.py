@@ -25,9 +25,10 @@ class Witnessed(CoordinatorClient):
     async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatReply:
         self._witness.held(self._entry.name, self._entry.held, beat.held_version)
         self._entry.held = beat.held_version
+        self._witness.holders.told(beat.lease_ids, beat.released_leases)
         sent_s = self._witness.now()
         reply = await super().heartbeat(beat)
-        self._witness.heard(beat.lease_ids, sent_s)
+        self._witness.holders.heard(beat.lease_ids, sent_s)
         return reply
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:

@@ -15,6 +15,7 @@ import numpy as np
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
 from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
@@ -271,6 +272,8 @@ class ChunkSource:
 
 class ArithmeticPrompts:
     """Prompts of a few tokens, by split and index."""
+
+    rules = TokenRules(arithmetic.VOCABULARY, frozenset({arithmetic.END_TOKEN}))
 
     def prompt(self, split: str, index: int) -> Prompt:
         return Prompt(f"{split}-0-{index}", (len(split), 1 + index % 7, index))

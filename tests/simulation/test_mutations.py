@@ -170,6 +170,10 @@ def leases_last_a_moment(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseTable, "expired", lambda self, now: real(self, now + 0.9 * self._duration_s))
 
 
+def leases_are_anyones(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunningLeases, "foreign", lambda self, lease_ids, worker_id: {})
+
+
 def seeds_ignore_the_prompt(patch: pytest.MonkeyPatch) -> None:
     real = admission.request_seeds
     patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, "", epoch, size))
@@ -205,6 +209,7 @@ MUTATIONS = {
     groups_are_answered_stale_that_train: "was answered stale, which it is not",
     another_body_counts_as_the_same: "another body is on the disk",
     any_number_of_groups_is_opened: "was opened, but .* groups live",
+    leases_are_anyones: "given up, but not by its holder",
     leases_last_a_moment: "but its holder was heard",
     seeds_ignore_the_prompt: "seed .* is that of",
     seeds_ignore_the_epoch: "seed .* is that of",
