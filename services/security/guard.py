@@ -68,10 +68,15 @@ class GuardLimits:
     payload_bytes: Rate
     registrations: Rate
     """Each one is written to the journal."""
+    releases: Rate
+    """Leases given back unused; each one is written to the journal twice, with its grant."""
 
 
 DEFAULT_LIMITS = GuardLimits(
-    requests=Rate(50.0, 200.0), payload_bytes=Rate(8 << 20, 64 << 20), registrations=Rate(0.1, 30.0)
+    requests=Rate(50.0, 200.0),
+    payload_bytes=Rate(8 << 20, 64 << 20),
+    registrations=Rate(0.1, 30.0),
+    releases=Rate(0.5, 256.0),
 )
 """A worker needs a few requests a second; these are far beyond that."""
 
@@ -173,12 +178,19 @@ class Guard:
         for needed, asked in parts:
             refusal = self._refuse(caller, needed)
             if refusal is None and not caller.is_admin:
-                refusal = _wrong_name(caller.claims, asked)
+                refusal = _wrong_name(caller.claims, asked) or self._releases_too_much(caller, asked)
                 if refusal is None and isinstance(asked, rollout_pb2.LeaseRequest):
                     self._note_quota(asked.worker_id, caller.claims.max_leases)
             if refusal is not None:
                 return refusal
         return None
+
+    def _releases_too_much(self, caller: "Caller", request: Any) -> Refusal | None:
+        if not isinstance(request, rollout_pb2.WorkerHeartbeat) or not request.released_leases:
+            return None
+        meters, now = self._meters_of(caller.claims.worker_name), self._clock()
+        wait_s = meters.releases.take(len(request.released_leases), now)
+        return _busy(caller.claims.worker_name, wait_s) if wait_s > 0.0 else None
 
     def _refuse(self, caller: "Caller", scope: Scope) -> Refusal | None:
         return refuse_claims(
@@ -243,6 +255,7 @@ class _Meters:
         self.requests = TokenBucket(limits.requests)
         self.payload_bytes = TokenBucket(limits.payload_bytes)
         self.registrations = TokenBucket(limits.registrations)
+        self.releases = TokenBucket(limits.releases)
         self.calls = 0
         """Calls that have not ended."""
 

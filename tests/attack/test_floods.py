@@ -19,13 +19,16 @@ from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.signature import sign_manifest
+from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.rpc.serving import Security, open_channel, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import CALLS_AT_ONCE, Guard
+from antiphon.services.security.keys import LEARNER_KEY, load_key
 from antiphon.services.wire import work as wire_work
 from antiphon.system.clock import wall_clock
 from tests.support.light_parties import hello
-from tests.support.loop_model import RUN_ID, make_config
+from tests.support.loop_model import RUN_ID, light_manifest, make_config
 from tests.support.secured import House, SecuredSite, make_house, secured
 
 CONFIG = make_config(steps=4)
@@ -103,6 +106,24 @@ def test_who_registers_again_and_again_is_slowed(tmp_path: Path, house: House) -
                 await worker.register(hello("w"))
         assert site.state_machine.state.registrations["w"] < 50
         await site.client(house.worker("other")).register(hello("other"))
+
+    serve_and(tmp_path, house, act)
+
+
+def test_who_takes_and_gives_back_again_and_again_is_slowed(tmp_path: Path, house: House) -> None:
+    async def act(site: SecuredSite) -> None:
+        flow, worker = site.client(house.services), site.client(house.worker("w"))
+        key = load_key(house.keys / "services", LEARNER_KEY)
+        await flow.announce_snapshot(sign_manifest(light_manifest(0), key))
+        await flow.open_step(0)
+        worker_id = (await worker.register(hello("w"))).worker_id
+        beat = WorkerHeartbeat(worker_id, 0, None, (), 0, 0.0, 1.0)
+        with pytest.raises(UnavailableError, match="asks too much at once"):
+            for _ in range(1000):
+                reply = await worker.lease_group(LeaseRequest(worker_id, 0, 8, 0.0))
+                given = tuple(lease.lease_id for lease in reply.leases)
+                await worker.heartbeat(replace(beat, released_leases=given))
+        assert site.state_machine.state.groups_requeued <= 260
 
     serve_and(tmp_path, house, act)
 

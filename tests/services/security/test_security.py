@@ -235,9 +235,8 @@ def test_every_request_of_a_worker_says_for_whom_it_speaks(house: House) -> None
 
 def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
     seconds = [0.0]
-    limits = GuardLimits(
-        requests=Rate(2.0, 10.0), payload_bytes=Rate(100.0, 1000.0), registrations=Rate(9.0, 99.0)
-    )
+    often = Rate(9.0, 99.0)
+    limits = GuardLimits(Rate(2.0, 10.0), Rate(100.0, 1000.0), registrations=often, releases=often)
     public = house.services.token_key
     assert public is not None
     guard = Guard(public, RUN_ID, wall_clock, lambda: seconds[0], limits)
