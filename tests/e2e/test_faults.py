@@ -1,5 +1,6 @@
 """Killed, interrupted, cancelled: a run goes on or ends in order; nothing is left or trained twice."""
 
+import base64
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.runs.prefect_server import server_password
 from tests.support.main_job import SMALL, Job, all_gone, check_batches, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
@@ -121,6 +123,15 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
 def cancel_as_the_page_does(job: Job) -> None:
     """Set the state of the run's flow run through the server's API."""
     (url,) = {line.split()[-1] for line in job.said.splitlines() if line.startswith("  prefect: ")}
+    password = base64.b64encode(server_password(job.home).encode()).decode()
+    headers = {"Authorization": f"Basic {password}"}
+    token = ask(urllib.request.Request(f"{url}/api/csrf-token?client=page", headers=headers))["token"]
+    headers |= {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "page"}
+
+    def post(url: str, body: Any) -> Any:
+        told = {"Content-Type": "application/json", **headers}
+        return ask(urllib.request.Request(url, json.dumps(body).encode(), told, method="POST"))
+
     runs = post(f"{url}/api/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
     mine = [run for run in runs if run["name"] == job.run_dir.name]
     # A run that was killed cannot tell the server, so it still counts as running there.
@@ -132,10 +143,7 @@ def cancel_as_the_page_does(job: Job) -> None:
     assert answer["status"] == "ACCEPT", answer
 
 
-def post(url: str, body: Any) -> Any:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
+def ask(request: urllib.request.Request) -> Any:
     with urllib.request.urlopen(request, timeout=30.0) as reply:
         return json.loads(reply.read())
 
