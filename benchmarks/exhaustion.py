@@ -103,6 +103,8 @@ def main() -> int:
         violated.append(f"{result['lost_workers']} honest workers were held to be lost")
     if result["rss_growth_mb"] > MOST_GROWTH_MB:
         violated.append(f"memory grew by {result['rss_growth_mb']} MB, more than {MOST_GROWTH_MB:g}")
+    if not result["groups_per_s"]:
+        violated.append("no group was handed in")
     if not result["refused_calls"]:
         violated.append("no call of the attackers was refused")
     return finish(result, record=options.record, violated=violated)
@@ -114,7 +116,9 @@ def measure(home: Path, options: argparse.Namespace) -> dict[str, Any]:
     groups = round(
         WORKERS * CONCURRENT * (4 + 2 * options.pairs * (options.seconds + 4 * SETTLE_S) / GROUP_S)
     )
-    (home / "config.yaml").write_text(dump_config(make_config(groups, None)))
+    config = make_config(groups, None)
+    audits = config.trust.model_copy(update={"audits": "off"})  # there is no learner here to make them
+    (home / "config.yaml").write_text(dump_config(config.model_copy(update={"trust": audits})))
     quiet: list[tuple[float, float]] = []
     attacked: list[tuple[float, float]] = []
     with party("coordinator", home) as coordinator, party("chunks", home) as chunks:
