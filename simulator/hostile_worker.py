@@ -161,7 +161,7 @@ class HostileWorker:
 
     def _group(self, lease_id: str, group_id: str, seeds: Sequence[int]) -> GroupSubmission:
         version = self._version or 0
-        spans = (VersionSpan(version + 1000, 0, 2),)
+        spans: tuple[VersionSpan, ...] = (VersionSpan(version + 1000, 0, 2),)
         if self._random.happens(0.5):
             spans = (VersionSpan(version, 0, 1), VersionSpan(version - 1, 1, 2))
         trajectories = tuple(

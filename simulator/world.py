@@ -29,7 +29,7 @@ from antiphon.simulator.operator import Operator
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.standins import training
-from antiphon.simulator.virtual.disk import JournalDisk, MemoryStore
+from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
 from antiphon.simulator.virtual.random_streams import RandomStream
@@ -235,7 +235,7 @@ class World:
         if name == NAME:
             random = RandomStream("simulate-hostile", self.seed)
             client = shared.coordinator()
-            return HostileWorker(client, processes.RUN_ID, self._stolen, random).run(self._faults_over)
+            return HostileWorker(client, RUN_ID, self._stolen, random).run(self._faults_over)
         worker = processes.make_worker(shared, self._told(entry), entry.alias or name, name, entry.chunks)
         entry.worker = worker
         return worker.run(lambda: None)

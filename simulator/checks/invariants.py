@@ -73,6 +73,7 @@ class Witness:
     _seed_owners: dict[int, tuple[object, ...]] = field(default_factory=dict)
     _prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _trained: dict[int, str] = field(default_factory=dict)
+    _trained_before: set[tuple[int, str]] = field(default_factory=set)
     _voided: dict[int, list[str]] = field(default_factory=dict)
     """Step -> digests of its voided batches."""
     _reopened: set[int] = field(default_factory=set)
@@ -247,7 +248,8 @@ class Witness:
             self.report(f"step {event.step} was voided, but its batch is another one")
         self._reopened.add(event.step)
         self._voided.setdefault(event.step, []).append(event.digest)
-        self._trained.pop(event.step, None)
+        # Another batch may have the same bytes, when nothing of either trains.
+        self._trained_before.add((event.step, self._trained.pop(event.step, "")))
 
     def _step_committed(self, event: e.StepCommitted) -> None:
         if event.step != len(self.commits):
@@ -256,7 +258,8 @@ class Witness:
             self.report(f"step {event.step} was committed, but its batch was voided")
         if event.step >= len(self.sealed) or self.sealed[event.step].digest != event.batch_digest:
             self.report(f"step {event.step} was committed on a batch that is not the sealed one")
-        if self._trained.get(event.step) != event.batch_digest:
+        before = (event.step, event.batch_digest) in self._trained_before
+        if self._trained.get(event.step) != event.batch_digest and not before:
             self.report(f"step {event.step} was committed, but its batch was never trained on")
         self.commits.append((self.now(), event))
 
