@@ -4,6 +4,7 @@ Every handler is registered as one that takes a stream, also where the caller se
 such a handler is called before the message was read. So whoever is not let in costs no more than headers.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from google.protobuf.message import DecodeError
 from antiphon.core.trust.access_tokens import Denial, Refusal
 from antiphon.services.security.guard import Caller, Guard
 
+READ_S = 120.0
+"""Longest time from the beginning of a call to its only message; what was let in holds one of few places."""
 _STATUS_OF_DENIAL = {
     Denial.UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
     Denial.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
@@ -96,8 +99,14 @@ class _Entrance:
         messages = self._messages(payloads, caller, context)
         if self._wrapped.request_streaming:
             return messages
-        async for message in messages:
-            return message
+        try:
+            async with asyncio.timeout(READ_S):
+                async for message in messages:
+                    return message
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"{self._method}: no message came within {READ_S:g} s"
+            )
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._method} came without its message")
 
     async def _messages(

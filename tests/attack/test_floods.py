@@ -21,6 +21,7 @@ from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
+from antiphon.services.rpc import interceptor
 from antiphon.services.rpc.serving import Security, open_channel, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import CALLS_AT_ONCE, Guard
@@ -72,6 +73,21 @@ def test_a_call_without_a_token_is_refused_before_its_message_is_sent(tmp_path: 
             codes = await asyncio.gather(*(call.code() for call in calls))
             assert set(codes) == {grpc.StatusCode.UNAUTHENTICATED}
         await site.client(house.worker("w")).register(hello("w"))
+
+    serve_and(tmp_path, house, act)
+
+
+def test_a_call_that_never_sends_its_message_is_ended(
+    tmp_path: Path, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interceptor, "READ_S", 0.1)
+
+    async def act(site: SecuredSite) -> None:
+        async with channel_to(site.address, house.worker("w")) as channel:
+            for _ in range(CALLS_AT_ONCE + 4):  # each gives its place back
+                call = channel.stream_unary(REGISTER)()
+                assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                assert "no message came within" in await call.details()
 
     serve_and(tmp_path, house, act)
 
