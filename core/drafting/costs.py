@@ -30,6 +30,8 @@ FIXED_DRIFT = 0.001
 """By how much f changes from step to step."""
 ROW_DRIFT = 0.01
 """By what share r changes from step to step."""
+MOST_FIXED = 1.0
+"""Most f: a drafter does not take longer than the model, and a step that suggests it met something else."""
 LEAST_ROW, MOST_ROW = 1e-6, 1.5
 """Least and most r: a drafted token is never quite free, and takes hardly more than a request's own row."""
 TOLD = 8
@@ -135,7 +137,7 @@ class StepCosts:
             covariances, variance = self._innovation(slopes)
         speed, fixed, row = (covariance / variance for covariance in covariances)
         self._log_row_s += speed * residual
-        self.fixed = max(self.fixed + fixed * residual, 0.0)
+        self.fixed = min(max(self.fixed + fixed * residual, 0.0), MOST_FIXED)
         self.row = min(max(self.row + row * residual, LEAST_ROW), MOST_ROW)
         for index, gain in enumerate((speed, fixed, row)):
             self._variance[index] = max(self._variance[index] - gain * covariances[index], 0.0)

@@ -21,12 +21,16 @@ undrafted steps keep k known, the more of them the closer the gain is to 1.
 
 **Bound.** Worth minus cost of drafted steps, y / B - k undrafted steps, is booked on an account. Each step
 of either kind adds a quarter of `allowed_loss` of its worth and gains are booked too, but the
-account never holds more than `allowed_loss` of `probe_steps` undrafted steps (4 steps at the least),
+account never holds more than 3/4 of `allowed_loss` of `probe_steps` undrafted steps (4 steps at the least),
 and drafting stops when it is empty. So T steps in a row, at steady batch size, lose at most a quarter of
-allowed_loss T, a full account and one step's surplus: 3/4 of `allowed_loss` of T from
-T = 2 probe_steps on (about 270 steps at the least). The rest is room for errors of k, and its
+allowed_loss T, a full account and one step's surplus: 5/8 of `allowed_loss` of T from
+T = 2 probe_steps on (about 360 steps at the least). The rest is room for errors of k, and its
 standard error and `CAUTION` are taken off every worth. Usually a test on the gain ends a losing
 trial long before the account does.
+
+**Ramp.** One full draft may cost more than the account holds, and on a busy machine one step may take
+several times its usual seconds. So a trial begins with one drafted token a request, and each of its steps
+may have twice as many: what is found out cheaply is not paid for with a long rest.
 """
 
 from dataclasses import dataclass
@@ -35,6 +39,8 @@ from antiphon.core.drafting.batch_sizes import HORIZON, BatchSize, fixed_rows
 from antiphon.core.drafting.costs import StepCosts
 from antiphon.core.errors import ContractError
 
+LEAST_TO_TRY = 0.5
+"""Undrafted steps that the account must hold for a trial to begin."""
 LEAST_FLOOR = 0.02
 """Below this, path probabilities are not calibrated well enough to be believed."""
 MOST_FLOOR = 0.95
@@ -53,6 +59,11 @@ FIXED_ROWS = 8.0
 """Fixed cost of a step in rows until two batch sizes were measured."""
 FIT_STEPS = 64
 """Steps between two fits of the fixed cost."""
+TRIAL_ROW = 0.5
+"""Most r that a trial's own steps count with: drafts that are held too dear would never show that they are not."""
+RAMP_STEPS = 16
+"""Steps of a trial after which drafts are as long as they may be."""
+UNLIMITED = 1 << RAMP_STEPS
 LONGEST_STEP_S = 3600.0
 """Steps that seem longer, or shorter than a nanosecond, are mistakes of a clock and not taken in."""
 
@@ -65,6 +76,8 @@ class StepPlan:
     """Propose tokens for the next step."""
     floor: float
     """Least path probability of a drafted token that pays, in 0..1; 1 where nothing is to be drafted."""
+    most: int = UNLIMITED
+    """Most drafted tokens of one request."""
 
 
 _NO_DRAFT = StepPlan(draft=False, floor=1.0)
@@ -87,7 +100,7 @@ class DraftGate:
             )
         self._probe_steps = probe_steps
         self._income = allowed_loss / 4.0
-        self._most_account = max(allowed_loss * probe_steps, 4.0)
+        self._most_account = max(0.75 * allowed_loss * probe_steps, 4.0)
         self._account = self._most_account
         self._fixed_rows = FIXED_ROWS
         self._sizes: list[BatchSize] = []
@@ -124,11 +137,16 @@ class DraftGate:
         waited = self._step - size.changed_at
         if size.due(self._step) or not (size.open or waited >= size.wait):
             return _NO_DRAFT
+        steps = size.trials if size.open else 0
+        if not steps and self._account < LEAST_TO_TRY:
+            return _NO_DRAFT
         # The gain of a few steps is mostly luck; until there are enough, lean on 1.
         trust = min(size.trials, HORIZON) / HORIZON
         gain = max(1.0 + trust * (size.gain - 1.0), 1.0)
-        floor = gain * requests * size.costs.row / (requests + self._fixed_rows)
-        return StepPlan(draft=True, floor=min(max(floor, LEAST_FLOOR), MOST_FLOOR))
+        row = size.costs.row if steps >= HORIZON else min(size.costs.row, TRIAL_ROW)
+        floor = gain * requests * row / (requests + self._fixed_rows)
+        floor = min(max(floor, LEAST_FLOOR), MOST_FLOOR)
+        return StepPlan(draft=True, floor=floor, most=1 << min(steps, RAMP_STEPS))
 
     def wake(self) -> None:
         """Allow a trial at once at every batch size: there is something new to draft from."""

@@ -75,7 +75,11 @@ def simulate(
     batch: Callable[[int], int],
     truth: Callable[[int], float],
     seed: int,
-    rule: Callable[[StepPlan], tuple[bool, float, int]] = lambda plan: (plan.draft, plan.floor, WINDOW),
+    rule: Callable[[StepPlan], tuple[bool, float, int]] = lambda plan: (
+        plan.draft,
+        plan.floor,
+        min(WINDOW, plan.most),
+    ),
 ) -> Log:
     chance = np.random.default_rng(seed)
     seconds, worth, flags = [], [], []
@@ -209,6 +213,39 @@ def test_unhelpful_drafts_rest_while_other_programs_slow_the_machine(load, reque
     log = simulate(DraftGate(PROBE_STEPS), machine, 5000, lambda step: requests, constant(0.2), seed)
     assert log.gain(PROBE_STEPS) > 0.98, seed
     assert log.after(PROBE_STEPS).worst_loss(2 * PROBE_STEPS) <= 1 / 0.97 - 1, seed
+
+
+def test_a_run_with_noisy_steps_drafts_once_its_history_helps() -> None:
+    """The times are those of the demo beside its learner; a quarter of the run has no history that helps."""
+    steps, begins, rested, losses = 1800, 450, [], []
+    for seed in range(16):
+        chance = np.random.default_rng(seed + 1000)
+        speed = np.repeat(np.where(chance.random(90) < 0.5, 2.0, 1.0), 40)
+        sizes = [
+            max(1, int(top * (1.0 - (place / length) ** 2)))
+            for top, length in zip(chance.integers(60, 300, 100), chance.integers(25, 60, 100), strict=True)
+            for place in range(length)
+        ]
+        machine = Machine(3e-3, 6e-5, 0.25, 1.5e-3, noise=0.3, outliers=0.01, load=speed.tolist().__getitem__)
+        truth = truth_of("awaking", begins)
+        log = simulate(
+            DraftGate(64),
+            machine,
+            steps,
+            sizes.__getitem__,
+            truth,
+            seed,
+            lambda plan: (plan.draft, plan.floor, min(32, plan.most)),
+        )
+        requests = np.array(sizes[:steps])
+        alone = np.array([machine.undrafted_s(size) for size in requests]) * speed[:steps]
+        tokens = requests * log.worth_s / alone
+        rested.append(tokens[begins:][~log.drafted[begins:]].sum() / tokens[begins:].sum())
+        losses.append(1.0 - log.worth_s[:begins].sum() / log.seconds[:begins].sum())
+    print("tokens sampled without drafts that would have helped:", np.round(rested, 3))
+    print("lost before: ", np.round(losses, 3))
+    assert max(rested) < 0.05
+    assert np.median(losses) < 0.02
 
 
 @pytest.mark.parametrize("requests", [1, 4, 16, 64])

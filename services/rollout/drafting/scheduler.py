@@ -270,7 +270,7 @@ class DraftScheduler:
         if self.script is not None:
             drafts = self._scripted(slots, token_ids, lengths, room)
         else:
-            limits = np.maximum(np.minimum(self._windows.limits(slots), room), 0)
+            limits = np.clip(self._windows.limits(slots), 0, np.minimum(room, self._plan.most).clip(0))
             tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
             widest = int(counts.max(initial=0))
             drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
