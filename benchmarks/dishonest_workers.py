@@ -23,7 +23,7 @@ from antiphon.core.loop.checks import check_submission
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, VersionSpan
 from antiphon.core.trust.audit import NOTHING, Band, SampleStatistics, Sums, audit_group, by_author, calibrate
 from antiphon.core.trust.reputation import Standing, quarantine_reason
-from antiphon.services.learner.auditor import ROUNDING, Auditor
+from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
 
 BATCH = 16
 """Groups sampled together."""

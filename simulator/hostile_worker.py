@@ -2,13 +2,14 @@
 
 It takes leases and never finishes a group: it reports beginnings that break the rules of tokens, so that
 others would continue them, beats, releases, reports and hands in under leases that it stole from others,
-names versions that do not exist, holds on to groups without sampling, and loads nothing. Once it is shut
-out it comes back under another name. What must hold nevertheless is the witness' to say: no honest worker
-is struck or ends, and no lease ends but by its holder or its deadline.
+names versions that do not exist, holds on to groups without sampling, and loads nothing. It speaks in the
+name of others, calls what only the run's own services may, and sends more than it may. Once it is shut
+out it comes back under another name, with a token of its own. What must hold nevertheless is the witness' to
+say: no honest worker is struck or ends, and no lease ends but by its holder or its deadline.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from antiphon.core.records import (
 )
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.security.guard import DEFAULT_LIMITS
 from antiphon.simulator.standins.arithmetic import END_TOKEN
 from antiphon.simulator.virtual.random_streams import RandomStream
 
@@ -32,6 +34,8 @@ NAME = "hostile"
 """Its names begin with this."""
 NAMES = 3
 """How often it comes back."""
+FLOOD = 280
+"""Calls at once: more than a worker has to its credit."""
 STOLEN = 4
 """Most leases of others that one call names."""
 
@@ -41,15 +45,30 @@ class HostileWorker:
 
     def __init__(
         self,
-        client: CoordinatorClient,
+        connect: Callable[[str], CoordinatorClient],
         run_id: str,
         running: Callable[[], Sequence[tuple[str, str]]],
+        others: Callable[[], Sequence[str]],
+        report: Callable[[str], None],
         random: RandomStream,
     ) -> None:
-        """Prepare; `running` returns (lease id, group id) of the leases that run, which it has stolen."""
-        self._client = client
+        """Prepare.
+
+        Args:
+            connect: returns the client of a worker of that name.
+            run_id: the run.
+            running: returns (lease id, group id) of the leases that run, which it has stolen.
+            others: returns the ids of the workers that take part.
+            report: told what was answered that had to be refused.
+            random: decides what it does.
+        """
+        self._connect = connect
+        self._client = connect(NAME)
         self._run_id = run_id
         self._running = running
+        self._others = others
+        self._report = report
+        self._flooded = False
         self._random = random
         self._worker_id = ""
         self._version: int | None = None
@@ -59,9 +78,19 @@ class HostileWorker:
 
     async def run(self, until: Callable[[], bool]) -> None:
         """Do harm until `until` says so or every name is shut out, then fall silent."""
-        acts = (self._take, self._false_beginning, self._use_stolen, self._false_group, self._hoard)
+        acts = (
+            self._take,
+            self._false_beginning,
+            self._use_stolen,
+            self._false_group,
+            self._hoard,
+            self._speak_for_another,
+            self._give_orders,
+            self._flood,
+        )
         for number in range(NAMES):
             self._leases = {}
+            self._client = self._connect(f"{NAME}-{number}")
             barred = not await self._register(f"{NAME}-{number}")
             while not barred and not until():
                 await asyncio.sleep(self._random.between(0.2, 2.0))
@@ -126,6 +155,44 @@ class HostileWorker:
     async def _hoard(self) -> None:
         """Keep what it has, without a token."""
         await self._beat(tuple(self._leases))
+
+    async def _speak_for_another(self) -> None:
+        """Ask in the name of a worker that takes part."""
+        if others := [worker_id for worker_id in self._others() if worker_id != self._worker_id]:
+            told = self._random.choose(others)
+            await self._must_be_refused(
+                f"a request in the name of {told}",
+                self._client.lease_group(LeaseRequest(told, self._version, 1, 0.5)),
+            )
+
+    async def _give_orders(self) -> None:
+        """Call what only the run's own services may."""
+        await self._must_be_refused("a worker's call to finish the run", self._client.finish())
+
+    async def _must_be_refused(self, what: str, call: Awaitable[object]) -> None:
+        try:
+            await call
+        except UnavailableError:
+            raise
+        except AntiphonError:
+            return
+        self._report(f"{what} was answered")
+
+    async def _flood(self) -> None:
+        """Send more than one worker may, at once; only once, since it takes the simulator's time."""
+        if self._flooded:
+            return
+        self._flooded = True
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        calls = (self._client.latest_manifest(None) for _ in range(FLOOD))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [str(answer) for answer in answers if isinstance(answer, BaseException)]
+        rate = DEFAULT_LIMITS.requests
+        allowed = rate.burst + rate.per_s * (loop.time() - begun_s)
+        # A coordinator that was started anew meanwhile has forgotten what it answered before.
+        if FLOOD - len(refused) > allowed and all("asks too much" in sentence for sentence in refused):
+            self._report(f"{FLOOD - len(refused)} of {FLOOD} calls of one worker at once were answered")
 
     async def _beat(
         self,

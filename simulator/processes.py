@@ -28,6 +28,9 @@ from antiphon.services.loop.stages import LoopStages
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rpc.in_process import InProcessChannel, InProcessServer
+from antiphon.services.rpc.interceptor import GuardInterceptor
+from antiphon.services.security.guard import Guard
+from antiphon.simulator.identities import TOKEN_KEY, services_identity, worker_identity
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.virtual.chunks import MemoryChunks
 from antiphon.simulator.virtual.connection import Link
@@ -70,11 +73,13 @@ class SharedRun:
     wall_clock: Callable[[], float]
     """What coordinators take for the time of day; nothing may depend on it."""
 
-    def channel(self, address: str) -> Any:
-        return InProcessChannel(Link(self.network, address))
+    def channel(self, address: str, worker: str = "") -> Any:
+        """Return a channel for a worker of that name, or for the run's own services."""
+        identity = worker_identity(RUN_ID, worker) if worker else services_identity(RUN_ID)
+        return InProcessChannel(Link(self.network, address, identity))
 
-    def coordinator(self) -> CoordinatorClient:
-        return CoordinatorClient(COORDINATOR, channel=self.channel(COORDINATOR))
+    def coordinator(self, worker: str = "") -> CoordinatorClient:
+        return CoordinatorClient(COORDINATOR, channel=self.channel(COORDINATOR, worker))
 
 
 async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s: float) -> None:
@@ -96,8 +101,16 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
     )
     await state_machine.start()
     shared.state_machines.append(state_machine)
+    guard = Guard(
+        TOKEN_KEY,
+        RUN_ID,
+        shared.wall_clock,
+        state_machine.clock,
+        revoked=lambda: state_machine.state.revoked,
+        note_quota=state_machine.fleet.note_quota,
+    )
     server = InProcessServer()
-    register_coordinator(server, CoordinatorService(state_machine))
+    register_coordinator(GuardInterceptor(server, guard), CoordinatorService(state_machine))
     shared.network.listen(COORDINATOR, process, server)
     await state_machine.failed.wait()
     state_machine.check()
@@ -123,8 +136,9 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     service.origin = origin
     restoring = asyncio.ensure_future(service.restore())
     server = InProcessServer()
-    register_learner(server, service)
-    register_broadcast(server, BroadcastService(shared.learner_disk.chunks))
+    guarded = GuardInterceptor(server, Guard(TOKEN_KEY, RUN_ID, shared.wall_clock, shared.loop.time))
+    register_learner(guarded, service)
+    register_broadcast(guarded, BroadcastService(shared.learner_disk.chunks))
     shared.network.listen(LEARNER, process, server)
     shared.network.listen(origin, process, server)
     await restoring
@@ -139,7 +153,7 @@ def make_worker(
 
     def source(config: RunConfig) -> engines.ChunkSource:
         return engines.ChunkSource(
-            shared.channel,
+            partial(shared.channel, worker=name),
             chunks,
             config.broadcast.transfer_timeout_s,
             partial(shared.chunk_s, process_name),

@@ -234,9 +234,11 @@ class World:
             )
         if name == NAME:
             random = RandomStream("simulate-hostile", self.seed)
-            client = shared.coordinator()
-            return HostileWorker(client, RUN_ID, self._stolen, random).run(self._faults_over)
-        worker = processes.make_worker(shared, self._told(entry), entry.alias or name, name, entry.chunks)
+            return HostileWorker(
+                shared.coordinator, RUN_ID, self._stolen, self._taking_part, self.witness.report, random
+            ).run(self._faults_over)
+        known_as = entry.alias or name
+        worker = processes.make_worker(shared, self._told(entry, known_as), known_as, name, entry.chunks)
         entry.worker = worker
         return worker.run(lambda: None)
 
@@ -248,8 +250,11 @@ class World:
         groups = self.shared.state_machines[-1].state.groups.values()
         return [(group.lease_id, group.group_id) for group in groups if group.lease_id]
 
-    def _told(self, entry: ProcessEntry) -> CoordinatorClient:
-        return Witnessed(self.shared, self.witness, entry)
+    def _taking_part(self) -> list[str]:
+        return [member.worker_id for member in self.shared.state_machines[-1].fleet.living()]
+
+    def _told(self, entry: ProcessEntry, worker: str = "") -> CoordinatorClient:
+        return Witnessed(self.shared, self.witness, entry, worker)
 
     def _ended(self, entry: ProcessEntry, process: Process, task: asyncio.Task[None]) -> None:
         if not process.alive:

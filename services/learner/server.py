@@ -188,7 +188,8 @@ async def _take_up(service: LearnerService) -> None:
 
 
 def _begin_audits(coordinator: Coordinator, config: RunConfig, chunks: ChunkStore) -> "asyncio.Task[None]":
-    from antiphon.services.learner.auditor import Auditor, audit_forever  # torch again
+    from antiphon.services.learner.audits.audit_loop import audit_forever
+    from antiphon.services.learner.audits.auditor import Auditor  # torch again
 
     auditor = Auditor(config, chunks)
     return asyncio.create_task(audit_forever(coordinator, auditor, f"learner-{os.getpid()}"))

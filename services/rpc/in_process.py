@@ -1,17 +1,25 @@
 """In process: production clients and servicers joined by a transport that is handed in, without sockets.
 
-A `InProcessChannel` stands in for a gRPC channel below the generated stubs, a `InProcessServer` for a
-server below the generated registrations. Messages are serialized and parsed as on a real wire,
-statuses become errors by the same code, and what lies between is the caller's: the simulation
-delays, loses, repeats and cuts there.
+An `InProcessChannel` stands in for a gRPC channel below the generated stubs, an `InProcessServer` for a
+server behind `GuardInterceptor`, which lets calls in as over a network. Messages are serialized and parsed
+as on a real wire, statuses become errors by the same code, and what lies between is the caller's: the
+simulation delays, loses, repeats and cuts there.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
-from antiphon.core.errors import ContractError
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a connection shows of its caller."""
+
+    authorization: str = ""
+    """The header, `Bearer TOKEN`."""
+    certificate_names: tuple[str, ...] = ()
 
 
 class CallFailed(Exception):
@@ -179,51 +187,74 @@ class InProcessChannel:
 
 
 class _Context:
-    """What servicers need of a call's context."""
+    """What servicers and a server's entrance need of a call's context."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", self._identity.authorization),)
+
+    def auth_context(self) -> Mapping[str, tuple[bytes, ...]]:
+        names = tuple(name.encode() for name in self._identity.certificate_names)
+        return {"x509_subject_alternative_name": names}
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise CallFailed(code.name, details)
 
 
 class InProcessServer:
-    """A server as the generated registrations use it; whoever owns it passes the messages in."""
+    """A server as `GuardInterceptor` uses it; whoever owns it passes the messages in."""
 
     def __init__(self) -> None:
+        self._handlers: list[Any] = []
         self._methods: dict[str, Any] = {}
 
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Take no notice: `add_registered_method_handlers` brings the same methods by name."""
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        """Take the handlers of a service, each of which takes a stream of unparsed messages."""
+        self._handlers += handlers
 
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        for name, handler in handlers.items():
-            self._methods[f"/{service}/{name}"] = handler
-
-    async def answer(self, path: str, body: bytes) -> list[bytes]:
+    async def answer(self, path: str, body: bytes, identity: Identity) -> list[bytes]:
         """Answer one request with its serialized replies: one, or all of a stream that ends.
 
         Raises:
             CallFailed: with the status that the servicer ended the call with.
         """
-        handler = self._methods.get(path)
-        if handler is None:
-            raise CallFailed("UNIMPLEMENTED", f"there is no method {path}")
-        request = handler.request_deserializer(body)
-        if handler.request_streaming:
-            raise ContractError(f"{path} takes a stream of requests, which has no direct form")
+        handler, context = self._handler(path), _Context(identity)
         if handler.response_streaming:
-            replies = handler.unary_stream(request, _Context())
+            replies = handler.stream_stream(_only(body), context)
             return [handler.response_serializer(reply) async for reply in replies]
-        return [handler.response_serializer(await handler.unary_unary(request, _Context()))]
+        return [handler.response_serializer(await handler.stream_unary(_only(body), context))]
 
-    async def converse(self, path: str, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def converse(
+        self, path: str, requests: AsyncIterator[bytes], identity: Identity
+    ) -> AsyncIterator[bytes]:
         """Answer a call that streams both ways, message by message.
 
         Raises:
             CallFailed: with the status that the servicer ended the call with.
         """
-        handler = self._methods.get(path)
-        if handler is None:
-            raise CallFailed("UNIMPLEMENTED", f"there is no method {path}")
-        parsed = (handler.request_deserializer(body) async for body in requests)
-        async for reply in handler.stream_stream(parsed, _Context()):
+        handler = self._handler(path)
+        async for reply in handler.stream_stream(requests, _Context(identity)):
             yield handler.response_serializer(reply)
+
+    def _handler(self, path: str) -> Any:
+        known = self._methods.get(path)
+        if known is None:
+            found = (handlers.service(_CallDetails(path, ())) for handlers in self._handlers)
+            known = next((handler for handler in found if handler is not None), None)
+            if known is None:
+                raise CallFailed("UNIMPLEMENTED", f"there is no method {path}")
+            self._methods[path] = known
+        return known
+
+
+class _CallDetails(NamedTuple):
+    """What a service's handlers are looked up by."""
+
+    method: str
+    invocation_metadata: tuple[()]
+
+
+async def _only(body: bytes) -> AsyncIterator[bytes]:
+    yield body

@@ -50,6 +50,11 @@ class SigningKey:
         return self.private.sign(message)
 
 
+def signing_key(seed: bytes) -> SigningKey:
+    """Return the key that 32 bytes stand for: the same bytes, the same key."""
+    return SigningKey(Ed25519PrivateKey.from_private_bytes(seed))
+
+
 def public_key(public: bytes) -> Ed25519PublicKey:
     """Return a public key of 32 bytes as the libraries take it; ValueError for another length."""
     return Ed25519PublicKey.from_public_bytes(public)

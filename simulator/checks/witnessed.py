@@ -16,8 +16,12 @@ CALL_S = 10.0
 class Witnessed(CoordinatorClient):
     """A client that reports to the witness what its process claims and receives."""
 
-    def __init__(self, shared: processes.SharedRun, witness: Witness, entry: ProcessEntry) -> None:
-        super().__init__(processes.COORDINATOR, CALL_S, channel=shared.channel(processes.COORDINATOR))
+    def __init__(
+        self, shared: processes.SharedRun, witness: Witness, entry: ProcessEntry, worker: str = ""
+    ) -> None:
+        """Call as the worker of that name, or as one of the run's own services."""
+        channel = shared.channel(processes.COORDINATOR, worker)
+        super().__init__(processes.COORDINATOR, CALL_S, channel=channel)
         self._witness = witness
         self._entry = entry
         self._shared = shared

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from antiphon.services.rpc.in_process import CallFailed
+from antiphon.services.rpc.in_process import CallFailed, Identity
 from antiphon.simulator.virtual.loop import Process, current_process
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network
 
@@ -76,8 +76,11 @@ class _Direction:
 class Connection:
     """Both directions of one call, as `services.rpc.in_process.Conversation`."""
 
-    def __init__(self, network: Network, sender: Process, address: str, path: str) -> None:
+    def __init__(
+        self, network: Network, sender: Process, address: str, path: str, identity: Identity
+    ) -> None:
         """Call an address; whoever listens there when the call arrives answers it."""
+        self._identity = identity
         self.network = network
         self.sender = sender
         self.server: Process | None = None
@@ -147,7 +150,7 @@ class Connection:
         self.server, server = found
 
         async def serve() -> None:
-            async for reply in server.converse(self._path, self._up.read()):
+            async for reply in server.converse(self._path, self._up.read(), self._identity):
                 self._down.send(reply)
 
         self._task = self.server.spawn(serve())
@@ -173,21 +176,25 @@ class Connection:
 class Link:
     """A `services.rpc.in_process.Transport` from the process that uses it to an address."""
 
-    def __init__(self, network: Network, address: str) -> None:
-        """Send to `address`, whoever listens there at the time."""
+    def __init__(self, network: Network, address: str, identity: Identity) -> None:
+        """Send to `address`, whoever listens there at the time, as the bearer of `identity`."""
         self._network = network
         self._address = address
+        self._identity = identity
 
     async def unary(self, path: str, body: bytes, timeout_s: float) -> bytes:
-        (reply,) = await self._network.call(_sender(), self._address, path, body, timeout_s)
+        (reply,) = await self._replies(path, body, timeout_s)
         return reply
 
     async def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
-        for reply in await self._network.call(_sender(), self._address, path, body, timeout_s):
+        for reply in await self._replies(path, body, timeout_s):
             yield reply
 
     def converse(self, path: str) -> Connection:
-        return Connection(self._network, _sender(), self._address, path)
+        return Connection(self._network, _sender(), self._address, path, self._identity)
+
+    async def _replies(self, path: str, body: bytes, timeout_s: float) -> list[bytes]:
+        return await self._network.call(_sender(), self._address, path, body, timeout_s, self._identity)
 
 
 def _sender() -> Process:

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.services.rpc.in_process import CallFailed, InProcessServer
+from antiphon.services.rpc.in_process import CallFailed, Identity, InProcessServer
 from antiphon.simulator.virtual.loop import Handle, Process, VirtualLoop
 from antiphon.simulator.virtual.random_streams import RandomStream
 
@@ -50,6 +50,7 @@ class _Call:
     path: str
     body: bytes
     deadline_s: float
+    identity: Identity
     reply: asyncio.Future[list[bytes]]
     tasks: list[tuple[Process, asyncio.Task[list[bytes]]]] = field(default_factory=list)
 
@@ -146,13 +147,19 @@ class Network:
     # The caller's side.
 
     async def call(
-        self, sender: Process, address: str, path: str, body: bytes, timeout_s: float
+        self,
+        sender: Process,
+        address: str,
+        path: str,
+        body: bytes,
+        timeout_s: float,
+        identity: Identity,
     ) -> list[bytes]:
         """Send a request and wait for its replies; see `services.rpc.in_process.Transport`."""
         if not sender.alive:
             raise asyncio.CancelledError
         loop = self._loop
-        call = _Call(sender, address, path, body, loop.time() + timeout_s, loop.create_future())
+        call = _Call(sender, address, path, body, loop.time() + timeout_s, identity, loop.create_future())
         self._calls[call] = None
         late = self.later(timeout_s, self._fail, call, "DEADLINE_EXCEEDED", "Deadline Exceeded")
         self._send(call)
@@ -214,7 +221,7 @@ class Network:
             self.later(REFUSED_S, self._fail, call, "UNAVAILABLE", "Connection refused")
             return
         process, server = owner
-        task = process.spawn(server.answer(call.path, call.body))
+        task = process.spawn(server.answer(call.path, call.body, call.identity))
         call.tasks.append((process, task))
         task.add_done_callback(lambda done: self._answered(call, process, done))
         left_s = call.deadline_s - self._loop.time()

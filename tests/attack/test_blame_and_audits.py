@@ -28,7 +28,7 @@ from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator import audit_queue
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
-from antiphon.services.learner.auditor import audit_forever
+from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.security.keys import LEARNER_KEY, load_key
 from tests.support.audited import CONFIG, PLAIN, Guest, ScoringAuditor, enter, run, submission, until_audited
 from tests.support.loop_model import light_manifest

@@ -12,7 +12,7 @@ from antiphon.core.records import GroupSubmission, Lease, SubmitVerdict, Traject
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.learner.auditor import Auditor
+from antiphon.services.learner.audits.auditor import Auditor
 from antiphon.services.security.keys import LEARNER_KEY, load_key
 from tests.support.light_parties import hello
 from tests.support.loop_model import light_manifest

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history
 from antiphon.core.loop import events as e
@@ -38,7 +37,7 @@ from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.security.access_tokens import load_claims, make_token
 from antiphon.services.security.credentials import load_credentials
-from antiphon.services.security.keys import SigningKey
+from antiphon.services.security.keys import signing_key
 from antiphon.services.wire.arrays import logprobs_from_bytes
 
 
@@ -85,7 +84,7 @@ def readers(folder: Path) -> Iterator[Reader]:
 def texts() -> Iterator[Reader]:
     """Yield the readers of text."""
     claims = TokenClaims("0" * 32, "run-1", "w", (Scope.LEASE,), 2**31, 4)
-    key = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+    key = signing_key(bytes(32))
     token = make_token(claims, key).encode()
     yield Reader("access token", (token,), lambda b: load_claims(b.decode("latin-1"), key.public))
     yield Reader("claims", (token,), lambda b: load_claims(b.decode("latin-1"), None))

@@ -9,10 +9,8 @@ much its sum of logit and noise falls short of the largest.
 Legend: G samples of a group, W positions of the longest, T completion tokens, V vocabulary.
 """
 
-import asyncio
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,13 @@ import structlog
 import torch
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, UnavailableError
+from antiphon.core.errors import UnavailableError
 from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
 from antiphon.core.spans import token_versions
-from antiphon.core.trust.audit import AuthoredSpan, SampleStatistics
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.snapshot import rebuild
-from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.learner.audits.token_scores import TokenScores
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.row_sampling import row_sampling
 from antiphon.services.rollout.engine import gumbel
@@ -38,7 +36,6 @@ from antiphon.services.rollout.engine.keyed_sampler import (
     score,
     uniforms,
 )
-from antiphon.services.rpc.retry import MOST_PAUSE_S
 
 ROUNDING = {
     "inverse_cdf": {"float32": 1e-4, "bfloat16": 1e-2},
@@ -55,10 +52,6 @@ POSITIONS_AT_ONCE = 8192
 """Most positions in one forward pass, if a row has no more."""
 LOGITS_AT_ONCE = 1 << 26
 """Most logits in memory, 256 MiB; with what the rules make of them six times that."""
-PULL_S = 20.0
-"""How long one question for groups stays open at the coordinator."""
-GROUPS_PER_PULL = 4
-
 Places = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -155,44 +148,6 @@ class Auditor:
                         yield row, places, (own @ head.T).float()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenScores:
-    """What an audit found about each token of one completion; arrays [T]."""
-
-    scored: Flags
-    missed: Flags
-    near: Flags
-    gross: Flags
-    cut: Flags
-    """Top-k or top-p leave the token no probability."""
-    difference: npt.NDArray[np.float64]
-    """|auditor - worker| logprob, nats; 0 where it was cut off."""
-
-    @classmethod
-    def of(cls, tokens: int) -> "TokenScores":
-        """Return the scores of a completion of which nothing was scored yet."""
-        none = np.zeros(tokens, dtype=bool)
-        return cls(none, none.copy(), none.copy(), none.copy(), none.copy(), np.zeros(tokens))
-
-    def by_author(self, sample_index: int, authors: Sequence[AuthoredSpan]) -> list[SampleStatistics]:
-        """Return the statistics of a sample, those of the worker that handed it in first."""
-        rest, found = self.scored.copy(), []
-        for span in authors:
-            if span.sample_index == sample_index:
-                tokens = np.zeros_like(rest)
-                tokens[span.start : span.stop] = True
-                found.append(self._statistics(sample_index, rest & tokens, span.worker_id))
-                rest &= ~tokens
-        return [self._statistics(sample_index, rest, ""), *found]
-
-    def _statistics(self, sample_index: int, of: Flags, author: str) -> SampleStatistics:
-        tokens, missed, near, gross, cut = (
-            int((flags & of).sum()) for flags in (self.scored, self.missed, self.near, self.gross, self.cut)
-        )
-        drift = float(self.difference[of].sum()) / (tokens - cut) if tokens > cut else 0.0
-        return SampleStatistics(sample_index, tokens, missed, cut, drift, near, gross, author)
-
-
 def score_tokens(
     into: TokenScores,
     logits: torch.Tensor,
@@ -277,34 +232,3 @@ def _misses(
     u = uniforms(keys, positions)
     outside: np.ndarray[Any, np.dtype[np.float64]] = np.maximum(low - u, u - high)
     return outside
-
-
-async def audit_forever(coordinator: Coordinator, auditor: Auditor, client_id: str) -> None:
-    """Examine what the coordinator hands out, until cancelled; it may come and go meanwhile.
-
-    Whatever goes wrong with a group, the coordinator is told why it was not audited, and the next follows.
-    """
-    with ThreadPoolExecutor(1, "audit") as thread:
-        while True:
-            try:
-                for group in await coordinator.pull_for_audit(client_id, GROUPS_PER_PULL, PULL_S):
-                    samples, reason = await _examined(auditor, group, thread)
-                    await coordinator.submit_audit(group.submission.group_id, samples, reason=reason)
-            except Exception as error:  # noqa: BLE001 - that audits end for good is what a liar hopes for
-                _log.warning(
-                    "audit.failed", reason=repr(error), exc_info=not isinstance(error, AntiphonError)
-                )
-                await asyncio.sleep(MOST_PAUSE_S)
-
-
-async def _examined(
-    auditor: Auditor, group: GroupToAudit, thread: ThreadPoolExecutor
-) -> tuple[Sequence[SampleStatistics], str]:
-    try:
-        return await asyncio.get_running_loop().run_in_executor(thread, auditor.examine, group), ""
-    except UnavailableError as error:
-        return (), str(error)
-    except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which counts it
-        auditor.forget()
-        _log.error("audit.broke", group=group.submission.group_id, exc_info=error)
-        return (), f"the auditor failed: {error!r}"

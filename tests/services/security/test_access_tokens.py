@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ContractError
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.services.security.access_tokens import LONGEST_TOKEN, load_claims, make_token
-from antiphon.services.security.keys import SigningKey
+from antiphon.services.security.keys import SigningKey, signing_key
 
-KEY = SigningKey(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
+KEY = signing_key(bytes(range(32)))
 GOOD = TokenClaims("0" * 32, "run", "w", (Scope.LEASE,), 2**31, 1)
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True)

@@ -21,7 +21,7 @@ from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SubmitVe
 from antiphon.core.trust.audit import Band, SampleStatistics, audit_group
 from antiphon.core.trust.reputation import FIRST_SHARE
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
-from antiphon.services.learner.auditor import audit_forever
+from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.rollout.engine.rules import RULES
 from tests.support.audited import CONFIG, SAMPLES, ScoringAuditor, enter, run, submission, until_audited
 from tests.support.light_parties import hello

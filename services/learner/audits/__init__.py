@@ -1,0 +1,1 @@
+"""Audits: groups scored again under the version that sampled them."""
