@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 import structlog
 
 from antiphon.simulator.faults import FaultMix
+from antiphon.simulator.outcome import Outcome
 from antiphon.simulator.scenario import Scenario, drawn_scenario
-from antiphon.simulator.world import Outcome, simulate
+from antiphon.simulator.world import simulate
 
 _DECISIVE = ("run", "loop", "evaluation", "environment", "sampling")
 """Sections that the batches and weights of fixed mode depend on."""

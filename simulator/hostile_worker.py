@@ -24,6 +24,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.trust.worker_names import name_of_worker
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.security.guard import DEFAULT_LIMITS
@@ -32,6 +33,10 @@ from antiphon.simulator.virtual.random_streams import RandomStream
 
 NAME = "hostile"
 """Its names begin with this."""
+EDITOR = f"{NAME}-editor"
+"""A worker like all others, but for an engine whose owner changes tokens (`engines.EditingEngine`)."""
+EDITED = 0.4
+"""Share of its completions."""
 NAMES = 3
 """How often it comes back."""
 FLOOD = 280
@@ -166,8 +171,12 @@ class HostileWorker:
             )
 
     async def _give_orders(self) -> None:
-        """Call what only the run's own services may."""
-        await self._must_be_refused("a worker's call to finish the run", self._client.finish())
+        """Call what only the run's own services may: shut a worker out that takes part."""
+        if others := [worker_id for worker_id in self._others() if worker_id != self._worker_id]:
+            told = name_of_worker(self._random.choose(others))
+            await self._must_be_refused(
+                f"a worker's order to exclude {told}", self._client.revoke(told, "it is in the way")
+            )
 
     async def _must_be_refused(self, what: str, call: Awaitable[object]) -> None:
         try:

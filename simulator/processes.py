@@ -16,22 +16,26 @@ from antiphon.environments.scoring.pool import InProcess
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
+from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.api import Learner
+from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import register_learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.loop.stages import LoopStages
 from antiphon.services.reward.service import RewardService
+from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rpc.in_process import InProcessChannel, InProcessServer
 from antiphon.services.rpc.interceptor import GuardInterceptor
 from antiphon.services.security.guard import Guard
 from antiphon.simulator.identities import TOKEN_KEY, services_identity, worker_identity
 from antiphon.simulator.standins import engines, training
+from antiphon.simulator.standins.auditing import ArithmeticAuditor
 from antiphon.simulator.virtual.chunks import MemoryChunks
 from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
@@ -72,6 +76,8 @@ class SharedRun:
     """Of every coordinator so far, the living one last."""
     wall_clock: Callable[[], float]
     """What coordinators take for the time of day; nothing may depend on it."""
+    audit_secret: bytes
+    """32 bytes that decide which groups are audited."""
 
     def channel(self, address: str, worker: str = "") -> Any:
         """Return a channel for a worker of that name, or for the run's own services."""
@@ -110,7 +116,9 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         note_quota=state_machine.fleet.note_quota,
     )
     server = InProcessServer()
-    register_coordinator(GuardInterceptor(server, guard), CoordinatorService(state_machine))
+    audits = AuditQueue(state_machine, shared.audit_secret)
+    service = CoordinatorService(state_machine, audits=audits)
+    register_coordinator(GuardInterceptor(server, guard), service)
     shared.network.listen(COORDINATOR, process, server)
     await state_machine.failed.wait()
     state_machine.check()
@@ -143,11 +151,16 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     shared.network.listen(origin, process, server)
     await restoring
     await service.publish_again()
-    await asyncio.Event().wait()
+    await audit_forever(coordinator, ArithmeticAuditor(shared.learner_disk.chunks), f"learner-{origin}")
 
 
 def make_worker(
-    shared: SharedRun, coordinator: Coordinator, name: str, process_name: str, chunks: MemoryChunks
+    shared: SharedRun,
+    coordinator: Coordinator,
+    name: str,
+    process_name: str,
+    chunks: MemoryChunks,
+    make_engine: Callable[[], Engine] = engines.ArithmeticEngine,
 ) -> RolloutWorker:
     """Return the worker of a process, called `name` in the run; `process_name` decides how fast it is."""
 
@@ -163,7 +176,7 @@ def make_worker(
         coordinator,
         name,
         RUN_ID,
-        lambda config: engines.ArithmeticEngine(),
+        lambda config: make_engine(),
         source,
         drive=partial(engines.LoopDriver, step_s=partial(shared.engine_step_s, process_name)),
     )

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from antiphon.simulator.world import Outcome
+from antiphon.simulator.outcome import Outcome
 
 SHOWN = 6
 """Violations of one seed that are printed; the first one is usually the cause of the others."""
@@ -29,6 +29,12 @@ class Summary:
     virtual_s: float = 0.0
     slowest_recovery_s: float = 0.0
     """Longest time from the last fault of a run to its next commit, virtual seconds."""
+    parties: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Kind of party -> runs that it took part in."""
+    shut_out: int = 0
+    """Workers that ended in quarantine."""
+    edited: int = 0
+    """Groups that trained with a token that a worker had changed and no audit had found yet."""
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
@@ -40,6 +46,10 @@ class Summary:
         self.faults += len(outcome.faults)
         self.restarts += outcome.restarts
         self.virtual_s += outcome.virtual_s
+        for party in outcome.parties:
+            self.parties[party] = self.parties.get(party, 0) + 1
+        self.shut_out += len(outcome.shut_out)
+        self.edited += outcome.edited
         self.slowest_recovery_s = max(self.slowest_recovery_s, outcome.recovery_s or 0.0)
 
     def plain(self) -> dict[str, Any]:
@@ -50,11 +60,17 @@ class Summary:
             f"{self.seeds} seeds, {self.faults} faults, {self.restarts} restarts, {self.events} events, "
             f"{self.messages} messages, {self.virtual_s / 3600:.1f} virtual hours",
             f"slowest recovery after the last fault: {self.slowest_recovery_s:.1f} virtual seconds",
+            f"runs with each party: {_counts(self.parties)}; "
+            f"{self.shut_out} liars shut out, {self.edited} groups trained with a changed token before",
             f"{self.violations} violations",
         ]
         if self.failing:
             found.append(f"failing seeds: {', '.join(map(str, self.failing))}")
         return found
+
+
+def _counts(parties: dict[str, int]) -> str:
+    return ", ".join(f"{name} {runs}" for name, runs in sorted(parties.items()))
 
 
 def command_for(seed: int, scenario: str) -> str:

@@ -44,6 +44,9 @@ class Scenario(BaseModel):
     """One answer in about this number cannot be scored; 0: all can."""
     hostile: bool = False
     """Whether a worker takes part that wants to do harm, see `simulator/hostile_worker.py`."""
+    editor: bool = False
+    """Whether a worker takes part that changes tokens of what it sampled; not for fixed mode, where what it
+    changes and no audit finds is no longer what an undisturbed run samples."""
     faults: FaultMix = FaultMix()
     """What goes wrong."""
     voids: tuple[int, ...] = ()
@@ -149,6 +152,7 @@ def drawn_scenario(seed: int) -> Scenario:
         engine_step_s=random.choose(((0.1, 0.4), (0.2, 1.0), (0.5, 2.0))),
         learner_step_s=random.choose(((0.3, 1.5), (1.0, 6.0))),
         hostile=RandomStream("hostile", seed).happens(0.25),
+        editor=not fixed and RandomStream("editor", seed).happens(0.4),
         faults=draw_mix(random, links).model_copy(update={"stragglers": int(straggles)}),
     )
     return scenario.model_copy(

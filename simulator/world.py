@@ -8,7 +8,7 @@ network is good and every process runs, and from then on the run must move withi
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from blake3 import blake3
@@ -23,12 +23,13 @@ from antiphon.simulator import processes
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.checks.witnessed import Witnessed
 from antiphon.simulator.faults import Fault, draw_faults
-from antiphon.simulator.hostile_worker import NAME, HostileWorker
+from antiphon.simulator.hostile_worker import EDITED, EDITOR, NAME, HostileWorker
 from antiphon.simulator.injector import FaultInjector
 from antiphon.simulator.operator import Operator
+from antiphon.simulator.outcome import Outcome
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
 from antiphon.simulator.scenario import Scenario
-from antiphon.simulator.standins import training
+from antiphon.simulator.standins import engines, training
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
@@ -44,30 +45,6 @@ COLLECT_AFTER = 50_000
 """New objects between two looks of the garbage collector."""
 LEASE_PERIODS = 2
 """Once faults stop, the next step commits within this many lease periods."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one simulated run came to."""
-
-    seed: int
-    violations: tuple[str, ...]
-    digest: str
-    """blake3 of the journal; the same seed gives the same."""
-    weights: tuple[str, ...]
-    """Weights digest of each committed step."""
-    batches: tuple[str, ...]
-    """Digest of each sealed batch."""
-    events: int
-    """Events of the journal."""
-    steps: int
-    """Callbacks of the event loop."""
-    messages: int
-    virtual_s: float
-    faults: tuple[Fault, ...]
-    restarts: int
-    recovery_s: float | None
-    """Seconds from the last fault to the next commit; None when nothing was left to commit."""
 
 
 class World:
@@ -92,6 +69,7 @@ class World:
         self.config: RunConfig = scenario.run_config()
         self._work = RandomStream("simulate-work", seed)
         self._speed = RandomStream("simulate-speed", seed)
+        self._lies = RandomStream("simulate-lies", seed)
         # It has no sockets, signals and subprocesses: whoever asks for them meets an error.
         self.loop = VirtualLoop(self._work_s, scenario.limit_s)  # type: ignore[abstract]
         self.network = Network(self.loop, RandomStream("simulate-network", seed))
@@ -104,14 +82,17 @@ class World:
         )
         self._workers = [f"worker-{index}" for index in range(scenario.workers)]
         self._reward_services = [f"reward-{index}" for index in range(scenario.reward_services)]
-        hostile = (NAME,) if scenario.hostile else ()
+        hostile = (*((NAME,) if scenario.hostile else ()), *((EDITOR,) if scenario.editor else ()))
         self._processes = {
             name: ProcessEntry(name)
             for name in ("coordinator", "learner", *self._workers, *self._reward_services, "flow", *hostile)
         }
         self.faults = (
             draw_faults(
-                scenario.faults, self._workers, self._reward_services, RandomStream("simulate-faults", seed)
+                scenario.faults,
+                [*self._workers, *([EDITOR] if scenario.editor else [])],
+                self._reward_services,
+                RandomStream("simulate-faults", seed),
             )
             if faults is None
             else faults
@@ -126,6 +107,7 @@ class World:
         self._pace = {
             name: fastest * (slowest / fastest) ** self._speed.number() ** 2 for name in self._workers
         }
+        self._pace[EDITOR] = fastest
         self.shared = self._make_shared(journal or JournalDisk())
 
     def _make_shared(self, disk: JournalDisk) -> processes.SharedRun:
@@ -147,6 +129,7 @@ class World:
             trained=self._operator.train,
             state_machines=[],
             wall_clock=self._wall_clock,
+            audit_secret=self.seed.to_bytes(32, "big"),
         )
 
     def _engine_step_s(self, name: str) -> float:
@@ -237,10 +220,16 @@ class World:
             return HostileWorker(
                 shared.coordinator, RUN_ID, self._stolen, self._taking_part, self.witness.report, random
             ).run(self._faults_over)
-        known_as = entry.alias or name
-        worker = processes.make_worker(shared, self._told(entry, known_as), known_as, name, entry.chunks)
+        known_as, engine = entry.alias or name, engines.ArithmeticEngine
+        if name == EDITOR:
+            engine = partial(engines.EditingEngine, self._edits)
+        told = self._told(entry, known_as)
+        worker = processes.make_worker(shared, told, known_as, name, entry.chunks, engine)
         entry.worker = worker
         return worker.run(lambda: None)
+
+    def _edits(self) -> bool:
+        return self._lies.happens(EDITED)
 
     def _faults_over(self) -> bool:
         last_s = max((fault.at_s for fault in self.faults), default=HOSTILE_S)
@@ -267,6 +256,8 @@ class World:
         if entry.name == "flow" and error is None:
             self._over.set()
             return
+        if error is not None and entry.name == EDITOR:
+            return  # it was found out
         if error is not None and not isinstance(error, UnavailableError):
             kind = "failed" if isinstance(error, AntiphonError) else "broke"
             self.witness.report(f"{entry.name} {kind}: {type(error).__name__}: {error}")
@@ -345,8 +336,10 @@ class World:
     def _own_work_s(self) -> float:
         """Return what a step may take of itself: sampling its groups in turns, and training."""
         scenario, loop = self.scenario, self.config.loop
-        groups = loop.prompts_per_step * (loop.refill_limit if loop.filter == "refill" else 1)
-        turns = 1 + groups / (len(self._workers) * self.config.rollout.concurrent_groups)
+        turns = 1 + loop.prompts_per_step / (len(self._workers) * self.config.rollout.concurrent_groups)
+        if loop.filter == "refill":
+            # The next group is opened once the last was rewarded, and each may be the only one missing.
+            turns = 1 + loop.prompts_per_step * loop.refill_limit
         group_s = self.config.sampling.max_tokens * scenario.engine_step_s[1] * max(self._pace.values())
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
@@ -373,7 +366,14 @@ class World:
             faults=tuple(self.faults),
             restarts=self._restarts,
             recovery_s=self._recovery_s(),
+            parties=self._parties(),
+            shut_out=tuple(sorted(witness.authorship.shut_out)),
+            edited=len(witness.authorship.edited),
         )
+
+    def _parties(self) -> tuple[str, ...]:
+        kinds = {name.split("-")[0] if name != EDITOR else EDITOR for name in self._processes}
+        return tuple(sorted(kinds | ({"operator"} if self.scenario.voids else set())))
 
 
 def simulate(

@@ -8,6 +8,7 @@ many groups wait gets no leases; one in quarantine loses those it has, nothing m
 what it sampled and no batch has yet does not train.
 """
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class _Waiting:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParameters | None = None
     authors: tuple[AuthoredSpan, ...] = ()
-    free_at_s: float = 0.0
+    free_at_s: float = -math.inf
     """When it may be handed out (again)."""
     attempts: int = 0
     """How often it was handed out."""

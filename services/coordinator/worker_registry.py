@@ -98,6 +98,8 @@ class WorkerRegistry:
         state_machine.check()
         member, now = self._fleet.get(heartbeat.worker_id), state_machine.clock()
         if member is None:
+            # A coordinator that was just started knows its leases, and it lives.
+            self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
             return HeartbeatReply(False, (), state.newest_version, state.finished)
         self._check_weights(heartbeat)
         gone = self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)

@@ -7,15 +7,22 @@ import numpy as np
 from antiphon.core.config import RunConfig
 from antiphon.core.records import BatchRow
 from antiphon.simulator.checks import reasons
+from antiphon.simulator.checks.authorship import Authorship
 from antiphon.simulator.standins import arithmetic
 
 
 class BatchFiles:
     """The files of one run; the stand-ins compute instead of sampling, so every token is known."""
 
-    def __init__(self, config: RunConfig, reward_rarity: int, failure_rarity: int) -> None:
-        """Begin without a file; the rarities are those of `arithmetic.reward` and `arithmetic.failure`."""
+    def __init__(
+        self, config: RunConfig, reward_rarity: int, failure_rarity: int, authorship: Authorship
+    ) -> None:
+        """Begin without a file.
+
+        The rarities are those of `arithmetic.reward` and `arithmetic.failure`; `authorship` knows who lies.
+        """
         self._config = config
+        self._authorship = authorship
         self._reward_rarity = reward_rarity
         self._failure_rarity = failure_rarity
         self._step_of: dict[tuple[str, int], int] = {}
@@ -65,7 +72,10 @@ class BatchFiles:
         prompt = arithmetic.prompt_number(tuple(int(token) for token in row.prompt_token_ids))
         seed = seeds.get(row.group_id, ())[row.sample_index]
         tokens, logprobs = arithmetic.completion(numbers, row.spans, prompt, seed)
-        if not np.array_equal(tokens, row.token_ids):
+        wrong = tokens.size != row.token_ids.size or tokens != row.token_ids
+        if np.any(wrong) and np.all(self._authorship.lied(row) | ~np.asarray(wrong)):
+            self._authorship.edited.add(row.group_id)
+        elif np.any(wrong):
             yield f"{where} has tokens that its prompt, seed and versions cannot give"
         if not np.array_equal(logprobs, row.logprobs):
             yield f"{where} has log-probabilities that are not those of its tokens"

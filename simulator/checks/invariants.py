@@ -18,32 +18,15 @@ from antiphon.core.records import GroupSubmission, Lease, StepCommit, SubmitVerd
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.services.coordinator.journal.journal import StoredEvent
 from antiphon.simulator.checks import reasons
+from antiphon.simulator.checks.authorship import Authorship
 from antiphon.simulator.checks.batch_files import BatchFiles
+from antiphon.simulator.checks.group_record import GroupRecord
 from antiphon.simulator.checks.holders import LeaseHolders, wrongly_struck
 from antiphon.simulator.checks.worker_hours import WorkerHours
 from antiphon.simulator.standins import arithmetic
 
 ACKNOWLEDGED = (SubmitVerdict.ACCEPTED, SubmitVerdict.ALREADY_ACCEPTED, SubmitVerdict.STALE)
 """Answers after which a worker forgets its group."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """What the witness knows of one group."""
-
-    phase: str = "open"
-    attempt: int = 0
-    lease_id: str = ""
-    twin_id: str = ""
-    """Lease of a speculative duplicate."""
-    oldest: int = 0
-    digest: str = ""
-    step: int | None = None
-    evaluation: bool = False
-    rewards: tuple[float, ...] = ()
-    failed: dict[int, str] = field(default_factory=dict)
-    stale: bool = False
-    """It was dropped for its age."""
 
 
 @dataclass(slots=True)
@@ -65,7 +48,8 @@ class Witness:
     """Events by kind."""
     hours: WorkerHours = field(default_factory=WorkerHours)
     holders: LeaseHolders = field(init=False)
-    _groups: dict[str, _Group] = field(default_factory=dict)
+    authorship: Authorship = field(default_factory=Authorship)
+    _groups: dict[str, GroupRecord] = field(default_factory=dict)
     _line: list[str] = field(default_factory=list)
     """Living training groups of elastic mode in the order in which they must train."""
     _lease_ids: set[str] = field(default_factory=set)
@@ -86,7 +70,7 @@ class Witness:
 
     def __post_init__(self) -> None:
         self.holders = LeaseHolders(self.config.coordinator.lease_s)
-        self._files = BatchFiles(self.config, self.reward_rarity, self.failure_rarity)
+        self._files = BatchFiles(self.config, self.reward_rarity, self.failure_rarity, self.authorship)
 
     @property
     def _batches(self) -> int:
@@ -114,8 +98,8 @@ class Witness:
             if look is not None:
                 look(self, event)
 
-    def _group(self, group_id: str, what: str, *phases: str) -> _Group:
-        group = self._groups.setdefault(group_id, _Group())
+    def _group(self, group_id: str, what: str, *phases: str) -> GroupRecord:
+        group = self._groups.setdefault(group_id, GroupRecord())
         if group.phase not in phases:
             self.report(f"group {group_id} was {what} while {group.phase}")
         return group
@@ -128,7 +112,7 @@ class Witness:
     def _group_opened(self, event: e.GroupOpened) -> None:
         if event.group_id in self._groups:
             self.report(f"group {event.group_id} was opened twice")
-        self._groups[event.group_id] = _Group(step=event.step)
+        self._groups[event.group_id] = GroupRecord(step=event.step)
         if event.step is None:
             self._line.append(event.group_id)
             newest = max(self.snapshots, default=-1)
@@ -146,7 +130,7 @@ class Witness:
 
     def _evaluation_opened(self, event: e.EvaluationOpened) -> None:
         for index in range(event.prompts):
-            self._groups[f"v{event.version:06d}-e{index:04d}"] = _Group(evaluation=True)
+            self._groups[f"v{event.version:06d}-e{index:04d}"] = GroupRecord(evaluation=True)
 
     def _lease_granted(self, event: e.LeaseGranted) -> None:
         group = self._group(event.group_id, "leased", "open")
@@ -183,6 +167,7 @@ class Witness:
         group = self._group(event.group_id, "handed in", "open", "leased")
         if group.phase == "leased" and event.lease_id not in (group.lease_id, group.twin_id):
             self.report(f"group {event.group_id} was handed in under a lease that another one had replaced")
+        self.authorship.submitted(event)
         group.phase, group.oldest, group.digest = "submitted", event.oldest_version, event.payload_digest
         group.twin_id = ""
 
@@ -200,9 +185,11 @@ class Witness:
         phases = allowed.get(event.reason, ())  # none is dropped for another reason
         group = self._group(event.group_id, f"dropped ({event.reason})", *phases)
         group.phase, group.stale = "ended", event.reason == "stale_on_arrival"
-        if event.reason == "untrusted" and self.config.loop.mode == "fixed":
-            group.phase = "open"  # it is sampled again, by others
-            return
+        if event.reason == "untrusted":
+            self._unless_empty(event.group_id, self.authorship.wrongly_dropped(event.group_id))
+            if self.config.loop.mode == "fixed":
+                group.phase = "open"  # it is sampled again, by others
+                return
         if event.reason == "filtered":
             found = reasons.wrongly_chosen(self.config, False, group.rewards, group.failed)
             self._unless_empty(event.group_id, found)
@@ -217,6 +204,8 @@ class Witness:
     def _batch_sealed(self, event: e.BatchSealed) -> None:
         if event.step not in self._reopened and event.step != len(self.sealed):
             self.report(f"step {event.step} was sealed after {len(self.sealed)} others")
+        for found in self.authorship.wrongly_sealed(event.group_ids, self.now()):
+            self.report(found)
         bound = self.config.loop.max_staleness
         for group_id in (*event.group_ids, *event.filtered_ids):
             group = self._group(group_id, f"sealed into step {event.step}", "rewarded")
@@ -267,6 +256,10 @@ class Witness:
         if found := wrongly_struck(event):
             self.report(found)
 
+    def _worker_quarantined(self, event: e.WorkerQuarantined) -> None:
+        if found := self.authorship.quarantined(event, self.now()):
+            self.report(found)
+
     def _snapshot_announced(self, event: e.SnapshotAnnounced) -> None:
         if event.version > len(self.commits):
             self.report(
@@ -293,7 +286,7 @@ class Witness:
         if self._seeds.setdefault(lease.group_id, lease.seeds) != lease.seeds:
             self.report(f"group {lease.group_id} was leased with other seeds than before")
         self._unless_empty(lease.group_id, reasons.false_beginning(lease))
-        held_out = self._groups.get(lease.group_id, _Group()).evaluation
+        held_out = self._groups.get(lease.group_id, GroupRecord()).evaluation
         owner = (lease.prompt.key, lease.epoch) if held_out else (lease.group_id,)
         self._unless_empty(lease.group_id, reasons.seeds_taken(self._seed_owners, lease.seeds, owner))
         self._prompts[lease.prompt.key] = lease.prompt.token_ids
@@ -317,7 +310,7 @@ class Witness:
 
     def rewarded(self, group_id: str) -> None:
         """A reward service was told that its rewards were taken."""
-        if self._groups.get(group_id, _Group()).phase not in ("rewarded", "ended"):
+        if self._groups.get(group_id, GroupRecord()).phase not in ("rewarded", "ended"):
             self.report(f"the rewards of group {group_id} were acknowledged, but they are not on the disk")
 
     def held(self, worker: str, before: int | None, version: int | None) -> None:
@@ -397,4 +390,5 @@ _LOOKS: dict[type[e.JournalEvent], Callable[[Witness, Any], None]] = {
     e.StepCommitted: Witness._step_committed,
     e.SnapshotAnnounced: Witness._snapshot_announced,
     e.WorkerStruck: Witness._worker_struck,
+    e.WorkerQuarantined: Witness._worker_quarantined,
 }

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from antiphon.services.coordinator.journal.journal import StoredEvent
+from antiphon.simulator.outcome import Outcome
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.virtual.disk import JournalDisk
 from antiphon.simulator.virtual.file_disk import FileDisk
-from antiphon.simulator.world import Outcome, World
+from antiphon.simulator.world import World
 
 
 class Tracer:

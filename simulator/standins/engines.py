@@ -118,6 +118,22 @@ class ArithmeticEngine(Engine):
         """There is nothing to free."""
 
 
+class EditingEngine(ArithmeticEngine):
+    """An engine whose owner changes the first token of some completions and keeps its logprob."""
+
+    def __init__(self, edits: Callable[[], bool]) -> None:
+        """Ask `edits` for each completion."""
+        super().__init__()
+        self._edits = edits
+
+    def step(self) -> list[EngineOutput]:
+        finished = super().step()
+        for live in self._live.values():
+            if len(live.tokens) == 1 and self._edits():
+                live.tokens[0] = 1 + live.tokens[0] % (arithmetic.VOCABULARY - 1)
+        return finished
+
+
 class LoopDriver:
     """Drives an engine on the event loop, one step every so many virtual seconds."""
 

@@ -12,7 +12,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SamplingParameters
 from antiphon.core.trust.audit import AuthoredSpan, Sums
 from antiphon.services.broadcast.chunk_store import ChunkStore
-from antiphon.services.learner import auditor as auditor_module
+from antiphon.services.learner.audits import auditor as auditor_module
 from antiphon.services.learner.audits.auditor import Auditor, score_tokens
 from antiphon.services.learner.audits.token_scores import TokenScores
 from tests.support.audited import CONFIG, ScoringAuditor

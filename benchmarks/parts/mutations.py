@@ -1,0 +1,305 @@
+"""Mutations: production code, broken on purpose, which the simulator's witness must see."""
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from antiphon.core.loop import acceptance, admission, assembly
+from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.leases import LeaseTable
+from antiphon.core.loop.run_state import RunState
+from antiphon.core.loop.staleness import StalenessBound
+from antiphon.core.records import SubmitVerdict
+from antiphon.core.trust.rate_limit import TokenBucket
+from antiphon.services.coordinator import audit_queue, sealing
+from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.running_leases import RunningLeases
+from antiphon.services.learner.service import LearnerService
+from antiphon.services.security import guard
+from antiphon.services.security.guard import Guard
+from antiphon.simulator.campaign import Campaign
+from antiphon.simulator.faults import FaultMix
+from antiphon.simulator.scenario import Scenario
+
+MOST_SEEDS = 40
+"""A broken promise must show within this many seeds."""
+
+
+class Patch(Protocol):
+    """Replaces attributes until it is undone, as `pytest.MonkeyPatch` does."""
+
+    def setattr(self, target: object, name: str, value: object) -> None:
+        """Replace an attribute."""
+
+
+def the_gate_stands_open(patch: Patch) -> None:
+    patch.setattr(StalenessBound, "admits", lambda self, oldest_version, step: True)
+    patch.setattr(StalenessBound, "admits_lease", lambda self, held, issued, groups, places: True)
+    patch.setattr(StalenessBound, "room", lambda self, held, issued, places: 1000)
+
+
+def quick_groups_overtake(patch: Patch) -> None:
+    patch.setattr(
+        RunState,
+        "training",
+        lambda self: sorted(
+            (group for group in self.groups.values() if group.evaluation is None),
+            key=lambda group: group.phase is not GroupPhase.REWARDED,
+        ),
+    )
+
+
+def receipts_are_forgotten(patch: Patch) -> None:
+    real = acceptance.early_verdict
+
+    def early_verdict(state: Any, submission: Any) -> SubmitVerdict | None:
+        verdict = real(state, submission)
+        group = state.groups.get(submission.group_id)
+        return None if verdict is SubmitVerdict.ALREADY_ACCEPTED and group is not None else verdict
+
+    patch.setattr(acceptance, "early_verdict", early_verdict)
+
+
+def slower_leases_go_on(patch: Patch) -> None:
+    patch.setattr(RunningLeases, "stop_slower", lambda self, group, winner, now: [])
+
+
+def answers_come_before_the_disk(patch: Patch) -> None:
+    real = Journal.enqueue
+
+    def enqueue(self: Journal, *arguments: Any, **named: Any) -> Any:
+        real(self, *arguments, **named)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    patch.setattr(Journal, "enqueue", enqueue)
+
+
+def leases_of_the_dead_last_for_ever(patch: Patch) -> None:
+    patch.setattr(LeaseTable, "expired", lambda self, now: [])
+    patch.setattr(LeaseTable, "of_worker", lambda self, worker_id: [])
+
+
+def seeds_depend_on_the_attempt(patch: Patch) -> None:
+    real = admission.group_seeds
+
+    def group_seeds(config: Any, group: Any, prompt_key: str) -> tuple[int, ...]:
+        return tuple(seed + group.attempt for seed in real(config, group, prompt_key))
+
+    patch.setattr(admission, "group_seeds", group_seeds)
+
+
+def sealed_groups_are_chosen_by_luck(patch: Patch) -> None:
+    real = assembly._plan_fixed
+
+    def plan(state: Any, config: Any, step: int) -> Any:
+        found = real(state, config, step)
+        if found is not None and len(found.used) > 1:
+            used = sorted(found.used, key=lambda group: group.submitted_at_s)
+            return type(found)(found.step, tuple(used), found.filtered)
+        return found
+
+    patch.setattr(assembly, "_plan_fixed", plan)
+
+
+def restored_learners_believe_what_they_find(patch: Patch) -> None:
+    async def restore(service: Any, commits: Any) -> None:
+        service._trainer.start(len(commits))
+
+    patch.setattr(LearnerService, "_replay", restore)
+
+
+def learners_hold_on_to_what_was_voided(patch: Patch) -> None:
+    async def unless_voided(service: Any, batch: Any) -> None:
+        return None
+
+    patch.setattr(LearnerService, "_unless_voided", unless_voided)
+
+
+def places_of_a_voided_batch_stay_taken(patch: Patch) -> None:
+    patch.setattr(RunState, "batches", property(lambda self: len(self.sealed)))
+
+
+def groups_in_time_are_called_stale(patch: Patch) -> None:
+    real = acceptance.accept_submission
+
+    def accept(state: Any, config: Any, submission: Any, *rest: Any, **named: Any) -> Any:
+        verdict, found = real(state, config, submission, *rest, **named)
+        group = state.groups[submission.group_id]
+        if verdict is SubmitVerdict.ACCEPTED and group.evaluation is None and group.number % 5 == 3:
+            return SubmitVerdict.STALE, [*found, e.GroupDropped(group.group_id, "stale_on_arrival")]
+        return verdict, found
+
+    patch.setattr(acceptance, "accept_submission", accept)
+
+
+def groups_are_answered_stale_that_train(patch: Patch) -> None:
+    real = acceptance.accept_submission
+
+    def accept(state: Any, config: Any, submission: Any, *rest: Any, **named: Any) -> Any:
+        verdict, found = real(state, config, submission, *rest, **named)
+        return SubmitVerdict.STALE if verdict is SubmitVerdict.ACCEPTED else verdict, found
+
+    patch.setattr(acceptance, "accept_submission", accept)
+
+
+def another_body_counts_as_the_same(patch: Patch) -> None:
+    patch.setattr(acceptance, "submission_digest", lambda submission: 64 * "0")
+
+
+def any_number_of_groups_is_opened(patch: Patch) -> None:
+    real = admission._plan_elastic
+
+    def plan(state: Any, config: Any, held: Any, groups: int, most: int | None) -> Any:
+        found = real(state, config, held, groups, most)
+        first = state.next_number + len(found.openings)
+        more = [
+            e.GroupOpened(
+                f"g{number:07d}", number, *admission.prompt_place(config, number), None, None, False
+            )
+            for number in range(first, first + 2)
+            if held is not None
+        ]
+        ids = (*found.group_ids, *(opening.group_id for opening in more))
+        return dataclasses.replace(found, openings=(*found.openings, *more), group_ids=ids)
+
+    patch.setattr(admission, "_plan_elastic", plan)
+
+
+def leases_last_a_moment(patch: Patch) -> None:
+    real = LeaseTable.expired
+    patch.setattr(LeaseTable, "expired", lambda self, now: real(self, now + 0.9 * self._duration_s))
+
+
+def leases_are_anyones(patch: Patch) -> None:
+    patch.setattr(RunningLeases, "foreign", lambda self, lease_ids, worker_id: {})
+
+
+def seeds_ignore_the_prompt(patch: Patch) -> None:
+    real = admission.request_seeds
+    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, "", epoch, size))
+
+
+def seeds_ignore_the_epoch(patch: Patch) -> None:
+    real = admission.request_seeds
+    patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, key, 0, size))
+
+
+def advantages_have_the_wrong_sign(patch: Patch) -> None:
+    real = sealing.group_advantages
+    patch.setattr(sealing, "group_advantages", lambda *arguments: -real(*arguments))
+
+
+def advantages_are_zero(patch: Patch) -> None:
+    patch.setattr(sealing, "group_advantages", lambda rewards, *rest: 0.0 * rewards)
+
+
+def groups_that_teach_something_are_filtered(patch: Patch) -> None:
+    real = GroupState.varied.fget
+    assert real is not None
+    patch.setattr(GroupState, "varied", property(lambda self: not real(self)))
+
+
+def what_failed_counts_as_wrong(patch: Patch) -> None:
+    patch.setattr(GroupState, "scored", property(lambda self: tuple(range(len(self.rewards)))))
+    patch.setattr(sealing, "_counts", lambda group, submission, algorithm: np.ones(group.samples, bool))
+
+
+def workers_speak_for_others(patch: Patch) -> None:
+    patch.setattr(guard, "_wrong_name", lambda claims, request: None)
+
+
+def workers_give_orders(patch: Patch) -> None:
+    patch.setattr(Guard, "_refuse", lambda self, caller, scope: None)
+    patch.setattr(guard, "_wrong_name", lambda claims, request: None)
+
+
+def workers_ask_without_limit(patch: Patch) -> None:
+    patch.setattr(TokenBucket, "take", lambda self, units, now: 0.0)
+    patch.setattr(guard, "CALLS_AT_ONCE", 1 << 30)
+
+
+def who_hands_in_is_blamed(patch: Patch) -> None:
+    patch.setattr(audit_queue, "by_author", lambda samples, worker_id: {worker_id: samples})
+
+
+def groups_of_liars_train(patch: Patch) -> None:
+    real = assembly.dropped
+
+    def dropped(*arguments: Any) -> list[e.GroupDropped]:
+        return [found for found in real(*arguments) if found.reason != "untrusted"]
+
+    for module in (assembly, sealing):
+        if hasattr(module, "dropped"):
+            patch.setattr(module, "dropped", dropped)
+
+
+def honest_groups_are_called_untrusted(patch: Patch) -> None:
+    patch.setattr(assembly, "name_of_worker", lambda worker_id: "hostile-editor")
+
+
+MUTATIONS: dict[Callable[[Patch], None], str] = {
+    workers_speak_for_others: "in the name of .* was answered",
+    workers_give_orders: "order to exclude .* was answered",
+    workers_ask_without_limit: "calls of one worker at once were answered",
+    who_hands_in_is_blamed: "was struck for group|which is honest, was shut out",
+    groups_of_liars_train: "had been shut out before",
+    honest_groups_are_called_untrusted: "no worker in quarantine sampled",
+    groups_in_time_are_called_stale: "was called stale, but",
+    groups_are_answered_stale_that_train: "was answered stale, which it is not",
+    another_body_counts_as_the_same: "another body is on the disk",
+    any_number_of_groups_is_opened: "was opened, but .* groups live",
+    leases_are_anyones: "given up, but not by its holder",
+    leases_last_a_moment: "but its holder was heard",
+    seeds_ignore_the_prompt: "seed .* is that of",
+    seeds_ignore_the_epoch: "seed .* is that of",
+    advantages_have_the_wrong_sign: "has the advantage",
+    advantages_are_zero: "has the advantage",
+    groups_that_teach_something_are_filtered: "was filtered, with rewards|do not differ",
+    what_failed_counts_as_wrong: "has the advantage|do not differ|was filtered",
+    the_gate_stands_open: "beyond",
+    quick_groups_overtake: "overtakes",
+    receipts_are_forgotten: "twice|handed in while|contradicts itself",
+    slower_leases_go_on: "under a lease that another one had replaced",
+    answers_come_before_the_disk: "not on the disk",
+    leases_of_the_dead_last_for_ever: "not over|last fault|no progress",
+    seeds_depend_on_the_attempt: "other seeds|handed in|but the lease says",
+    sealed_groups_are_chosen_by_luck: "batches differ",
+    learners_hold_on_to_what_was_voided: "learner failed|flow failed|was not committed",
+    places_of_a_voided_batch_stay_taken: "not over|last fault|no progress|flow failed",
+    restored_learners_believe_what_they_find: "not kept for publication|cannot train|holds version|differ",
+}
+
+
+WITH_A_LIAR = Scenario(
+    run={
+        "run": {"steps": 8},
+        "loop": {"max_staleness": 2, "prompts_per_step": 6, "group_size": 2},
+        "sampling": {"max_tokens": 24},
+        "coordinator": {"lease_s": 8.0},
+    },
+    workers=2,
+    editor=True,
+    engine_step_s=(0.3, 0.8),
+    faults=FaultMix(worker_kills=2, retirements=10, last_s=40.0),
+)
+"""Drawn runs seldom have enough groups of a liar."""
+OF_LIARS = {who_hands_in_is_blamed, groups_of_liars_train, honest_groups_are_called_untrusted}
+
+
+def survives(mutation: Callable[[Patch], None], patch: Patch) -> list[str] | None:
+    """Break production code and return None when a seed saw it, else some of what was seen instead."""
+    mutation(patch)
+    seen: list[str] = []
+    scenario = WITH_A_LIAR if mutation in OF_LIARS else None
+    for outcome in Campaign(scenario).seeds(range(MOST_SEEDS)):
+        seen += outcome.violations
+        if any(re.search(MUTATIONS[mutation], sentence) for sentence in outcome.violations):
+            return None
+    return seen[:5]
