@@ -43,12 +43,14 @@ from antiphon.benchmarks.parts.measure import (
     run_job,
     scratch_home,
 )
-from antiphon.benchmarks.parts.parity.trl_environment import MissingTrlError, trl_python
+from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import load_config
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 TRL = "trl"
+TRL_PACKAGES = ("trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0", "multiprocess", "xxhash")
+"""Without what they depend on in turn: the project's environment has that."""
 SIDES: Mapping[str, tuple[str, ...]] = {
     TRL: (),
     "s0": ("loop.max_staleness=0",),
@@ -101,7 +103,7 @@ def main() -> int:
             if key not in kept:
                 try:
                     kept[key] = run_side(side, seed, options)
-                except MissingTrlError as reason:
+                except MissingToolError as reason:
                     missing = str(reason)
                     continue
                 if options.keep is not None:
@@ -126,7 +128,7 @@ def run_side(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any
     """Run one side once and evaluate its versions.
 
     Raises:
-        MissingTrlError: when TRL cannot be had.
+        MissingToolError: when TRL cannot be had.
     """
     words = [f"run.seed={seed}", *options.overrides]
     config = load_config(options.config, words)
@@ -186,11 +188,9 @@ def run_trl(home: Path, config: Path, words: Sequence[str]) -> tuple[dict[str, A
     """Run TRL; return its rewards and times, and the weights of the evaluated versions.
 
     Raises:
-        MissingTrlError: when it cannot be installed.
+        MissingToolError: when it cannot be installed.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "antiphon"
-    cache.mkdir(parents=True, exist_ok=True)
-    python = trl_python(cache)
+    python = python_with(TRL_PACKAGES, beside_project=True)
     folder = home / TRL
     folder.mkdir()
     module = "antiphon.benchmarks.parts.parity.trl_run"

@@ -102,6 +102,23 @@ DEPLOYMENTS = (
         description="Whole runs under virtual time with faults from seeds; every event is checked.",
         queue=MACHINE_QUEUE,
     ),
+    PlannedDeployment(
+        name="mutants",
+        entrypoint="antiphon.flows.benchmark.benchmark",
+        description="Small changes of core/loop, other ones each week, which tests or simulated runs must see.",
+        queue=MACHINE_QUEUE,
+        parameters={
+            "plan": {
+                "configs": [],
+                "scripts": ["benchmarks/mutants.py"],
+                "repeats": 1,
+                "script_timeout_s": 14400.0,
+                "results": "results/mutants",
+                "record": False,
+            }
+        },
+        schedule=PlannedSchedule("weekly", "0 7 * * 0"),
+    ),
 )
 """What is deployed."""
 

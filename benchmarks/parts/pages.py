@@ -60,6 +60,7 @@ MEASUREMENTS = {
     "kills": Measurement("kills.py", 12),
     "kills_learner": Measurement("kills.py --learner 10", 10),
     "fault_schedules": Measurement("fault_schedules.py", 8),
+    "mutants": Measurement("mutants.py --mutants 40", 10),
     "preemption": Measurement("preemption.py", 12),
     "tails": Measurement("tails.py", 10),
     "stragglers": Measurement("stragglers.py", 12),

@@ -141,6 +141,10 @@ def test_everything_dies_at_once_and_the_run_goes_on() -> None:
             assert outcome.weights == simulate(scenario, 6).weights
 
 
+SAMPLING_S = 6 * 0.4 * 3.0
+"""Longest time that the slowest worker takes for a group: tokens, seconds of a step, slowness."""
+
+
 @pytest.mark.parametrize("mode", ["elastic", "fixed"])
 def test_others_do_the_groups_of_an_engine_that_stands_still(mode: str) -> None:
     loop = {"mode": mode, "prompts_per_step": 3, "group_size": 2}
@@ -150,7 +154,7 @@ def test_others_do_the_groups_of_an_engine_that_stands_still(mode: str) -> None:
         outcome = world.run()
         assert not outcome.violations, outcome.violations
         assert outcome.virtual_s < 100.0, "the run waited for the engine"
-        assert longest_recovery_s(world, "worker-0", 3.0) <= 2 * 10.0
+        assert longest_recovery_s(world, "worker-0", 3.0) <= 2 * 10.0 + SAMPLING_S
         if mode == "fixed":
             assert outcome.weights == simulate(scenario, seed + 100, []).weights
 
@@ -173,7 +177,7 @@ def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_one(mode: str) -> Non
         assert len(outcome.weights) == 4 and outcome.restarts == 0 and outcome.virtual_s < 100.0
         leased = [event for _, event in told(world) if isinstance(event, LeaseGranted)]
         assert "worker-0-1" not in {event.worker_id for event in leased}, "it never loaded a version"
-        assert longest_recovery_s(world, "worker-2", 3.0) <= 2 * 10.0
+        assert longest_recovery_s(world, "worker-2", 3.0) <= 2 * 10.0 + SAMPLING_S
         if mode == "fixed":
             assert outcome.weights == simulate(scenario, seed + 100, []).weights
 

@@ -1,0 +1,152 @@
+"""Mutants: small changes of `core/loop`, one at a time, which its tests or the simulator must see.
+
+A copy of the repository is changed by cosmic-ray, a kept tool that is installed into an environment of its
+own. For each change that is drawn, the tests of `core/loop` run, and if they pass, simulated runs. A change
+that both let pass survives. Those that are known stand in `benchmarks/parts/surviving_mutants.yaml`, each
+with the reason why nothing can or need see it; any other one is a violation. Changes of type annotations are
+left out, since they cannot do anything.
+
+    .venv/bin/python benchmarks/mutants.py --mutants 100
+    .venv/bin/python benchmarks/mutants.py --mutants 100 --seed 1     # others
+
+Some thousand changes are possible, so a schedule draws others each week.
+"""
+
+import dataclasses
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+
+TOOL = ("cosmic-ray==8.7.0",)
+ROOT = Path(__file__).resolve().parents[1]
+LISTED = Path(__file__).parent / "parts" / "surviving_mutants.yaml"
+CHANGED = "core/loop"
+TESTS = "tests/core/loop"
+SEEDS = "0..11"
+"""Simulated runs that must see what the tests let pass."""
+TIMEOUT_S = 300.0
+"""Of all that is run for one mutant; who takes longer waits for something that never comes."""
+LEFT_OUT = ("core/ReplaceBinaryOperator_BitOr_",)
+"""Changes of `A | B` between types."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change."""
+
+    module: str
+    definition: str
+    """Function or class that it is in."""
+    operator: str
+    line: str
+    """The line that it changes."""
+    occurrence: int = 0
+    """Which of several such changes in the module; it moves with other code and tells no mutants apart."""
+
+    @property
+    def known_as(self) -> tuple[str, str, str, str]:
+        """Return what stays the same when other code changes."""
+        return (self.module, self.definition, self.operator, self.line)
+
+    def __str__(self) -> str:
+        return f"{self.module}, {self.definition}: {self.operator} in `{self.line}`"
+
+
+def main() -> int:
+    """Draw mutants as the command line says; the exit code is 1 when one survives without a reason."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--mutants", type=int, default=100, help="how many are drawn (default 100)")
+    parser.add_argument("--seed", type=int, default=None, help="which are drawn (default: the week's number)")
+    arguments = parser.parse_args()
+    seed = int(time.time() // (7 * 86400)) if arguments.seed is None else arguments.seed
+    try:
+        tool = python_with(TOOL, beside_project=False).with_name("cosmic-ray")
+    except MissingToolError as missing:
+        print(f"mutants.py: {missing}; it needs a package index", file=sys.stderr)
+        return 2
+    reasons = {Mutant(**entry["mutant"]).known_as: entry["reason"] for entry in _listed()}
+    with tempfile.TemporaryDirectory() as folder:
+        found, possible = _outcomes(Path(folder), tool, arguments.mutants, seed)
+    surviving = [mutant for mutant, killed in found.items() if not killed]
+    unexplained = [mutant for mutant in surviving if mutant.known_as not in reasons]
+    for mutant in surviving:
+        print(f"survives: {mutant}: {reasons.get(mutant.known_as, 'without a reason')}")
+    result = {
+        "possible": possible,
+        "mutants": len(found),
+        "seed": seed,
+        "killed_share": round(1.0 - len(surviving) / max(1, len(found)), 4),
+        "mutants_surviving": len(surviving),
+        "unexplained": len(unexplained),
+    }
+    return finish(result, record=arguments.record, violated=[f"{mutant} survives" for mutant in unexplained])
+
+
+def _listed() -> list[dict[str, Any]]:
+    return yaml.safe_load(LISTED.read_text(encoding="utf-8")) or []
+
+
+def _outcomes(folder: Path, tool: Path, count: int, seed: int) -> tuple[dict[Mutant, bool], int]:
+    """Return whether each mutant was killed that the seed draws, and how many are possible."""
+    copy = folder / "copy"
+    _copy_to(copy)
+    config, session = copy / "mutants.toml", copy / "mutants.sqlite"
+    config.write_text(
+        f'[cosmic-ray]\nmodule-path = "{CHANGED}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
+        f'test-command = "sh mutants.sh"\n[cosmic-ray.distributor]\nname = "local"\n',
+        encoding="utf-8",
+    )
+    (copy / "mutants.sh").write_text(
+        f"set -e\n{sys.executable} -m pytest -x -q -n0 -p no:cacheprovider {TESTS}\n"
+        f"{sys.executable} -m antiphon.cli.app simulate --seeds {SEEDS}\n",
+        encoding="utf-8",
+    )
+    paths = {"PYTHONPATH": str(copy / "build" / "typing"), "PYTHONDONTWRITEBYTECODE": "1"}
+    run = {"cwd": copy, "check": True, "env": {**os.environ, **paths}}
+    subprocess.run(["sh", "mutants.sh"], stdout=subprocess.DEVNULL, **run)  # unchanged, all must pass
+    subprocess.run([str(tool), "init", config.name, session.name], **run)
+    with sqlite3.connect(session) as tables:
+        query = "SELECT job_id, module_path, definition_name, operator_name, start_pos_row, occurrence"
+        rows = tables.execute(f"{query} FROM mutation_specs ORDER BY 2, 4, 6").fetchall()
+        mutants = {
+            job: Mutant(module, str(definition), operator, _line(copy / module, row), occurrence)
+            for job, module, definition, operator, row, occurrence in rows
+            if not operator.startswith(LEFT_OUT)
+        }
+        drawn = random.Random(seed).sample(sorted(mutants), min(count, len(mutants)))
+        left_out = [(job,) for job, *_ in rows if job not in set(drawn)]
+        for table in ("work_items", "mutation_specs"):
+            tables.executemany(f"DELETE FROM {table} WHERE job_id = ?", left_out)
+    subprocess.run([str(tool), "exec", config.name, session.name], **run)
+    with sqlite3.connect(session) as tables:
+        outcomes = dict(tables.execute("SELECT job_id, test_outcome FROM work_results").fetchall())
+    return {mutants[job]: outcomes.get(job) != "SURVIVED" for job in drawn}, len(mutants)
+
+
+def _copy_to(copy: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    subprocess.run(["sh", "scripts/links"], cwd=copy, check=True)
+
+
+def _line(path: Path, row: int) -> str:
+    return path.read_text(encoding="utf-8").splitlines()[row - 1].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
