@@ -15,8 +15,8 @@ def void(run: str, step: int, /, *, reason: str, batch: str = "", operator: str 
         run: the run's id.
         step: the step whose batch is meant; a failed step names itself.
         reason: why; kept in the journal, the ledger and the report.
-        batch: digest of the batch, its first 8 digits or more. With it the command can be repeated, and
-            never voids the batch that came in place of that one. By default the one that the step has now.
+        batch: digest of the batch, its first 8 digits or more. By default the first one of the step; one
+            that came in place of another must be named.
         operator: who voids it; by default the user of this account.
     """
     if not reason.strip():

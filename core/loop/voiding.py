@@ -29,8 +29,8 @@ def void_batch(
         state: the run.
         config: its configuration.
         step: the step whose batch is meant.
-        digest: its first digits or all of them; "" means the batch that the step has now or, if it has
-            none, the one that was voided last.
+        digest: its first digits or all of them; "" means the batch that the step has now if it is its
+            first one or, if it has none, the one that was voided last.
         reason: why, for people.
         operator: who says so.
 
@@ -54,6 +54,11 @@ def void_batch(
     if not state.is_sealed(step):
         raise ContractError(f"step {step} of {run} has no sealed batch yet; see `antiphon status`")
     sealed = state.sealed[step]
+    if before and not digest:
+        raise ContractError(
+            f"batch {before[-1].digest[:12]} of step {step} of {run} was voided already, and another one came "
+            f"in its place; to void that too, name {sealed.digest[:12]} (--batch)"
+        )
     if not sealed.digest.startswith(digest):
         raise ContractError(
             f"the batch of step {step} of {run} is {sealed.digest[:12]}, not {digest[:12]}; see "

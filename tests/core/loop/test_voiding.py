@@ -64,6 +64,19 @@ def test_repeating_a_void_changes_nothing_also_after_another_batch_was_sealed_an
         ask(model, 1)
 
 
+def test_a_command_that_names_no_batch_never_voids_the_one_that_came_in_place_of_another() -> None:
+    model = sealed_model()
+    digest = model.state.sealed[1].digest
+    assert model.void(1)
+    chance = np.random.default_rng(0)
+    while not model.state.is_sealed(1):
+        act(model, chance, faults=0.0)
+    second = model.state.sealed[1].digest
+    with pytest.raises(ContractError, match=f"{digest[:12]} of .*was voided already.*name {second[:12]}"):
+        ask(model, 1)
+    assert ask(model, 1, second)[0].digest == second
+
+
 def test_what_is_voided_is_counted_once_and_kept_with_the_batch_that_replaced_it() -> None:
     model = sealed_model()
     before, spent = model.state.sealed[1], set(model.state.sealed_groups[1])
