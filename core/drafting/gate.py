@@ -60,7 +60,7 @@ FIXED_ROWS = 8.0
 FIT_STEPS = 64
 """Steps between two fits of the fixed cost."""
 TRIAL_ROW = 0.5
-"""Most r that a trial's own steps count with: drafts that are held too dear would never show that they are not."""
+"""Most r that the floor of a trial counts with: drafts held too dear would never show that they are not."""
 RAMP_STEPS = 16
 """Steps of a trial after which drafts are as long as they may be."""
 UNLIMITED = 1 << RAMP_STEPS

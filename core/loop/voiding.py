@@ -56,8 +56,8 @@ def void_batch(
     sealed = state.sealed[step]
     if before and not digest:
         raise ContractError(
-            f"batch {before[-1].digest[:12]} of step {step} of {run} was voided already, and another one came "
-            f"in its place; to void that too, name {sealed.digest[:12]} (--batch)"
+            f"batch {before[-1].digest[:12]} of step {step} of {run} was voided already, and another came in "
+            f"its place; to void that too, name {sealed.digest[:12]} (--batch)"
         )
     if not sealed.digest.startswith(digest):
         raise ContractError(
