@@ -105,7 +105,7 @@ DEPLOYMENTS = (
     PlannedDeployment(
         name="mutants",
         entrypoint="antiphon.flows.benchmark.benchmark",
-        description="Small changes of core/loop, other ones each week, which tests or simulated runs must see.",
+        description="Small changes of core/loop, others each week, which tests or simulated runs must see.",
         queue=MACHINE_QUEUE,
         parameters={
             "plan": {
