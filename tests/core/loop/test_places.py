@@ -193,3 +193,30 @@ def test_moving_needs_living_groups() -> None:
     for gone, behind in itertools.permutations(("g0", "g9"), 2):
         with pytest.raises(Exception, match="g9 is not known"):
             state.apply(e.GroupMovedBack(gone, behind))
+
+
+def test_the_progress_of_a_step_is_that_of_its_own_places() -> None:
+    model = opened(9)
+    for number in (0, 1, 3):
+        reward(model, number)
+    shares = [
+        assembly.step_progress(model.state, model.config, step, GroupPhase.REWARDED) for step in range(3)
+    ]
+    assert shares == pytest.approx([2 / 3, 1 / 3, 0.0])
+    reward(model, 2)
+    model.seal()
+    shares = [
+        assembly.step_progress(model.state, model.config, step, GroupPhase.REWARDED) for step in range(3)
+    ]
+    assert shares == pytest.approx([1.0, 1 / 3, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("filter_", "limit", "train_size", "most"),
+    [("refill", 2.5, 100, 7), ("refill", 2.0, 5, 5), ("drop", 2.0, 100, 3), ("none", 2.0, 100, 3)],
+)
+def test_the_most_groups_of_a_batch_of_fixed_mode(
+    filter_: str, limit: float, train_size: int, most: int
+) -> None:
+    config = make_config(mode="fixed", filter_=filter_, refill_limit=limit, train_size=train_size)
+    assert admission.fixed_limit(config) == most
