@@ -21,6 +21,8 @@ class FaultKind(StrEnum):
     """The coordinator ends right after its next transaction, before any process heard of it."""
     STOP = "stop"
     """A process is suspended, as by SIGSTOP, and continues later."""
+    DEPOSE = "depose"
+    """The coordinator is suspended, another one takes its place, and the first one continues later."""
     RETIRE = "retire"
     """A worker is asked to leave (SIGTERM) and replaced after a while."""
     RECLAIM = "reclaim"
@@ -106,6 +108,8 @@ class FaultMix(BaseModel):
     """Workers whose link is slow from the beginning and nearly to the end."""
     joiners: int = Field(default=0, ge=0)
     """Workers that are there from the beginning and whom their first snapshot reaches late, if ever."""
+    deposals: int = Field(default=0, ge=0)
+    """Moments at which a second coordinator takes the place of one that hangs."""
     first_s: float = Field(default=0.0, ge=0.0)
     """Second of the first fault at the earliest."""
     last_s: float = Field(default=40.0, gt=0.0)
@@ -143,6 +147,7 @@ def draw_mix(random: RandomStream, links: RandomStream) -> FaultMix:
         slow_links=some(2, 0.25, links),
         dead_transfers=some(1, 0.2, links),
         joiners=some(1, 0.1, links),
+        deposals=some(2, 0.15, links),
     )
 
 
@@ -193,4 +198,6 @@ def draw_faults(
     found += [Fault(0.0, FaultKind.SLOW_LINK, name, STRAGGLING_S) for name in workers[-1:] * mix.stragglers]
     for name in workers[: mix.joiners]:
         found.append(Fault(0.0, FaultKind.DEAD_TRANSFER, name, random.between(*LINK_S)))
+    for _ in range(mix.deposals):
+        add(FaultKind.DEPOSE, "coordinator")
     return sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.target))

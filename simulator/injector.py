@@ -6,7 +6,7 @@ from antiphon.services.rollout.worker import GRACE_S
 from antiphon.simulator.faults import Fault, FaultKind
 from antiphon.simulator.process_table import ProcessEntry
 from antiphon.simulator.virtual.chunks import MemoryChunks
-from antiphon.simulator.virtual.loop import VirtualLoop
+from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, NetworkQuality
 
 STORM = NetworkQuality(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
@@ -14,7 +14,7 @@ UPLOAD_SHARE = 0.2
 """A group that is handed in takes this share of what a chunk takes."""
 OF_WORKER = (FaultKind.HANG, FaultKind.SLOW_LINK, FaultKind.DEAD_TRANSFER)
 """Faults of one worker that nobody but its own process meets."""
-SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP)
+SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP, FaultKind.DEPOSE)
 """Faults after which connections may be dead without notice; such a fault is over once that is found out."""
 
 
@@ -38,6 +38,8 @@ class FaultInjector:
         self._kill_at_write: list[float] = []
         self._until: dict[tuple[FaultKind, str], float] = {}
         """A fault of `OF_WORKER` and its worker -> virtual second at which it ends."""
+        self._deposed: list[Process] = []
+        """Coordinators that another one replaced while they hung."""
         self.slow_disk = False
         self.calm_s = 0.0
         """From this virtual second on nothing is wrong any more."""
@@ -62,6 +64,8 @@ class FaultInjector:
             if process is not None and process.alive:
                 process.stop()
                 self._loop.call_later(lasts_s, process.resume)
+        elif kind is FaultKind.DEPOSE:
+            self._depose(self._processes[target], lasts_s)
         elif kind is FaultKind.RETIRE:
             self._retire(self._processes[target], lasts_s)
         elif kind is FaultKind.STORM:
@@ -105,9 +109,9 @@ class FaultInjector:
         self._network.heal()
         self._end_storm()
         self._end_slow_disk()
-        for entry in self._processes.values():
-            if entry.process is not None and entry.process.stopped:
-                entry.process.resume()
+        running = [entry.process for entry in self._processes.values() if entry.process is not None]
+        for process in (*running, *self._deposed):
+            process.resume()
 
     def _left_s(self, kind: FaultKind, name: str) -> float:
         return max(0.0, self._until.get((kind, name), 0.0) - self._loop.time())
@@ -123,6 +127,15 @@ class FaultInjector:
             process.kill()
             self._network.killed(process)
         self._loop.call_later(down_s, self._start, name)
+
+    def _depose(self, entry: ProcessEntry, lasts_s: float) -> None:
+        old = entry.process
+        if old is not None and old.alive:
+            old.stop()
+            self._deposed.append(old)
+            entry.process = None
+            self._start(entry.name)
+            self._loop.call_later(lasts_s, old.resume)
 
     def _retire(self, entry: ProcessEntry, away_s: float) -> None:
         if entry.worker is not None and entry.process is not None and entry.process.alive:

@@ -18,6 +18,7 @@ from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.audit_queue import AuditQueue
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.opening import showing_life
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
@@ -120,7 +121,8 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
     service = CoordinatorService(state_machine, audits=audits)
     register_coordinator(GuardInterceptor(server, guard), service)
     shared.network.listen(COORDINATOR, process, server)
-    await state_machine.failed.wait()
+    async with showing_life(journal, state_machine.fail):
+        await state_machine.failed.wait()
     state_machine.check()
 
 

@@ -74,6 +74,9 @@ class _DiskStore(JournalStore):
     def epoch(self) -> int:
         return self._epoch
 
+    def is_ours(self) -> bool:
+        return self._disk.epoch == self._epoch
+
     def last_seq(self) -> int:
         return len(self._disk.events)
 

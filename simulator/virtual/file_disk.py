@@ -69,6 +69,9 @@ class _FileStore(JournalStore):
     def epoch(self) -> int:
         return self._store.epoch
 
+    def is_ours(self) -> bool:
+        return self._store.is_ours()
+
     def last_seq(self) -> int:
         return self._store.last_seq()
 

@@ -218,14 +218,13 @@ class Journal:
         """Return a kept payload, or None when it was forgotten or never there."""
         return await self._in_thread(self._store.payload, name)
 
-    async def beat(self) -> None:
-        """Use the place once, by which a successor sees that its holder works.
+    async def beat(self) -> bool:
+        """Use the place once, by which a successor sees that its holder works; False once another has it.
 
         Raises:
             AntiphonError: when the place was lost to another process, or cannot be reached now.
         """
-        if self.blocked is None:
-            await self._in_thread(self._store.last_seq)
+        return self.blocked is not None or await self._in_thread(self._store.is_ours)
 
     async def read(self, after_seq: int, limit: int) -> list[StoredEvent]:
         """Return up to `limit` events with a number greater than `after_seq`, from the disk."""
@@ -279,10 +278,14 @@ class Journal:
             _log.info("journal.unblocked", blocked_s=round(loop.time() - since, 1))
             self.blocked = None
         if written is Written.OVERTAKEN:
-            raise UnavailableError(
-                f"this coordinator lost its place: another one opened {self._store.place} after it "
-                f"(epoch {self._store.epoch} was overtaken); it stops, call the new one"
-            )
+            raise self.overtaken()
+
+    def overtaken(self) -> UnavailableError:
+        """Return what is wrong once another process has opened the place."""
+        return UnavailableError(
+            f"this coordinator lost its place: another one opened {self._store.place} after it "
+            f"(epoch {self._store.epoch} was overtaken); it stops, call the new one"
+        )
 
     def _fail(self, error: AntiphonError, done: "asyncio.Future[None]") -> None:
         self.failure = error

@@ -87,7 +87,9 @@ async def showing_life(journal: Journal, lost: Callable[[AntiphonError], None]) 
     async def beat() -> None:
         while True:
             try:
-                await journal.beat()
+                if not await journal.beat():
+                    lost(journal.overtaken())
+                    return
             except UnavailableError:
                 pass  # the next write says so, and waits
             except AntiphonError as error:

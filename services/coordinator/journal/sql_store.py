@@ -106,6 +106,9 @@ class SqlStore(JournalStore):
     def epoch(self) -> int:
         return self._epoch
 
+    def is_ours(self) -> bool:
+        return self._read(lambda: schema.read_epoch(self._connection, share=False)) == self._epoch
+
     def last_seq(self) -> int:
         return self._read(self._last_seq)
 

@@ -129,6 +129,13 @@ class JournalStore(Protocol):
     def epoch(self) -> int:
         """Return the number of this opening."""
 
+    def is_ours(self) -> bool:
+        """Return whether no other process has opened the place since.
+
+        Raises:
+            UnavailableError: when it cannot be asked now.
+        """
+
     def last_seq(self) -> int:
         """Return the number of the newest event, 0 for none."""
 
