@@ -33,8 +33,8 @@ TOOL = ("cosmic-ray==8.7.0",)
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = Path(__file__).parent / "parts" / "surviving_mutants.yaml"
 CHANGED = "core/loop"
-TESTS = "tests/core/loop tests/properties/test_{ledger,partials,run_state}_promises.py"
-"""Of `core/loop`, for bash."""
+TESTS = "--doctest-modules core/loop tests/core/loop tests/properties/test_{ledger,partials,run_state}_promises.py"
+"""Of `core/loop`, its examples included, for bash."""
 SEEDS = "0..11"
 """Simulated runs that must see what the tests let pass."""
 TIMEOUT_S = 300.0

@@ -20,6 +20,14 @@ def test_lease_expires_unless_extended() -> None:
     assert leases.get("l1") is not None and len(leases) == 1
 
 
+def test_the_age_of_a_lease_counts_from_its_grant_however_often_it_was_extended() -> None:
+    leases = LeaseTable(duration_s=10.0)
+    leases.grant("l1", "g1", "w-1", now=4.0)
+    leases.grant("l2", "g2", "w-1", now=6.0)
+    leases.extend(["l1"], "w-1", now=8.0)
+    assert leases.ages_s(now=9.0) == {"l1": 5.0, "l2": 3.0}
+
+
 def test_extension_moves_a_lease_to_the_workers_new_name() -> None:
     leases = LeaseTable(duration_s=10.0)
     leases.grant("l1", "g1", "w-1", now=0.0)
