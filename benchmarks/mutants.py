@@ -33,7 +33,7 @@ TOOL = ("cosmic-ray==8.7.0",)
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = Path(__file__).parent / "parts" / "surviving_mutants.yaml"
 CHANGED = "core/loop"
-TESTS = "--doctest-modules core/loop tests/core/loop tests/properties/test_{ledger,partials,run_state}_promises.py"
+TESTS = "--doctest-modules core/loop tests/core/loop tests/properties/test_{ledger,partials,run_state}_*.py"
 """Of `core/loop`, its examples included, for bash."""
 SEEDS = "0..11"
 """Simulated runs that must see what the tests let pass."""
@@ -100,7 +100,8 @@ def main() -> int:
 
 
 def _listed() -> list[dict[str, Any]]:
-    return yaml.safe_load(LISTED.read_text(encoding="utf-8")) or []
+    listed: list[dict[str, Any]] = yaml.safe_load(LISTED.read_text(encoding="utf-8"))
+    return listed
 
 
 def _outcomes(folder: Path, tool: Path, count: int, seed: int) -> tuple[dict[Mutant, bool], int]:
@@ -119,9 +120,13 @@ def _outcomes(folder: Path, tool: Path, count: int, seed: int) -> tuple[dict[Mut
         encoding="utf-8",
     )
     paths = {"PYTHONPATH": str(copy / "build" / "typing"), "PYTHONDONTWRITEBYTECODE": "1"}
-    run = {"cwd": copy, "check": True, "env": {**os.environ, **paths}}
-    subprocess.run(["bash", "mutants.sh"], stdout=subprocess.DEVNULL, **run)  # unchanged, all must pass
-    subprocess.run([str(tool), "init", config.name, session.name], **run)
+    environment = {**os.environ, **paths}
+
+    def run(*command: str) -> None:
+        subprocess.run(command, cwd=copy, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+    run("bash", "mutants.sh")  # unchanged, all must pass
+    run(str(tool), "init", config.name, session.name)
     with sqlite3.connect(session) as tables:
         query = "SELECT job_id, module_path, definition_name, operator_name, start_pos_row, occurrence"
         rows = tables.execute(f"{query} FROM mutation_specs ORDER BY 2, 4, 6").fetchall()
@@ -134,7 +139,7 @@ def _outcomes(folder: Path, tool: Path, count: int, seed: int) -> tuple[dict[Mut
         left_out = [(job,) for job, *_ in rows if job not in set(drawn)]
         for table in ("work_items", "mutation_specs"):
             tables.executemany(f"DELETE FROM {table} WHERE job_id = ?", left_out)
-    subprocess.run([str(tool), "exec", config.name, session.name], **run)
+    run(str(tool), "exec", config.name, session.name)
     with sqlite3.connect(session) as tables:
         outcomes = dict(tables.execute("SELECT job_id, test_outcome FROM work_results").fetchall())
     return {mutants[job]: outcomes.get(job) != "SURVIVED" for job in drawn}, len(mutants)

@@ -220,9 +220,9 @@ class World:
             return HostileWorker(
                 shared.coordinator, RUN_ID, self._stolen, self._taking_part, self.witness.report, random
             ).run(self._faults_over)
-        known_as, engine = entry.alias or name, engines.ArithmeticEngine
-        if name == EDITOR:
-            engine = partial(engines.EditingEngine, self._edits)
+        known_as = entry.alias or name
+        edits = partial(engines.EditingEngine, self._edits)
+        engine = edits if name == EDITOR else engines.ArithmeticEngine
         told = self._told(entry, known_as)
         worker = processes.make_worker(shared, told, known_as, name, entry.chunks, engine)
         entry.worker = worker

@@ -182,17 +182,20 @@ def leases_are_anyones(patch: Patch) -> None:
 
 
 def seeds_ignore_the_prompt(patch: Patch) -> None:
-    real = admission.request_seeds
+    from antiphon.core.seeds import request_seeds as real
+
     patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, "", epoch, size))
 
 
 def seeds_ignore_the_epoch(patch: Patch) -> None:
-    real = admission.request_seeds
+    from antiphon.core.seeds import request_seeds as real
+
     patch.setattr(admission, "request_seeds", lambda seed, key, epoch, size: real(seed, key, 0, size))
 
 
 def advantages_have_the_wrong_sign(patch: Patch) -> None:
-    real = sealing.group_advantages
+    from antiphon.core.loop.advantages import group_advantages as real
+
     patch.setattr(sealing, "group_advantages", lambda *arguments: -real(*arguments))
 
 
@@ -201,8 +204,7 @@ def advantages_are_zero(patch: Patch) -> None:
 
 
 def groups_that_teach_something_are_filtered(patch: Patch) -> None:
-    real = GroupState.varied.fget
-    assert real is not None
+    real = GroupState.__dict__["varied"].fget
     patch.setattr(GroupState, "varied", property(lambda self: not real(self)))
 
 
