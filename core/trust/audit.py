@@ -29,9 +29,10 @@ SHIPPED_DRIFT = 0.02
 """Mean |auditor - worker| logprob of a trajectory that rounding may explain, nats: four times what
 a bfloat16 engine shows, a tenth of what published systems tolerate."""
 CERTAIN = 1e-9
-"""Probability under honesty below which one trajectory is proof."""
-DOUBTFUL = 1e-4
-"""Probability under honesty below which a trajectory counts as a strike."""
+"""Probability under honesty below which a group is proof."""
+DOUBTFUL = 1e-5
+"""Probability under honesty below which a group counts as a strike: misses of one group come together, so
+that of 2,000 honest groups under a band measured on trusted workers one lay below 1e-4."""
 ENOUGH_TRUSTED = 200
 """Trajectories of trusted workers from which on the band is theirs, even where it is narrower."""
 NARROWEST_MISS_RATE = 2e-4
