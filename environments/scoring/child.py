@@ -35,6 +35,8 @@ from antiphon.environments.scoring.messages import (
 from antiphon.system.sandbox import give_up_rights, limit_this_process
 
 OPEN_FILES = 16
+ENDING_S = 0.02
+"""Seconds of an answer's deadline that are left for ending it, so that it delays no other by more."""
 _RESULT = struct.Struct("<cd160s")
 """What a fork writes of one answer: its kind, the reward, why there is none."""
 
@@ -81,9 +83,10 @@ def _score_apart(
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             poll = select.poll()
             poll.register(pipe, select.POLLIN)
+            wait_s = max(task.answer_timeout_s - ENDING_S, 0.5 * task.answer_timeout_s)
             result: Verdict | Killed = 0.0
             while at < len(texts) and not isinstance(result, Killed):
-                if not poll.poll(1000.0 * task.answer_timeout_s):
+                if not poll.poll(1000.0 * wait_s):
                     yield Failed(f"the scorer gave no reward within {task.answer_timeout_s:g} s")
                     at += 1
                     break
