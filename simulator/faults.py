@@ -41,6 +41,10 @@ class FaultKind(StrEnum):
     """A worker's engine does not come back from a step for a while; its heartbeats go on."""
     SLOW_LINK = "slow_link"
     """Each chunk that a worker fetches and each group that it hands in takes seconds."""
+    FULL_DISK = "full_disk"
+    """Nothing more can be written by the coordinator, neither to the journal nor to the store."""
+    CORRUPT_CHUNKS = "corrupt_chunks"
+    """Some of the chunks that reach a worker have other bytes."""
     DEAD_TRANSFER = "dead_transfer"
     """No chunk reaches a worker, whose heartbeats go on: it keeps the version that it holds, and one that
     only joins never loads."""
@@ -108,6 +112,10 @@ class FaultMix(BaseModel):
     """Workers whose link is slow from the beginning and nearly to the end."""
     joiners: int = Field(default=0, ge=0)
     """Workers that are there from the beginning and whom their first snapshot reaches late, if ever."""
+    full_disks: int = Field(default=0, ge=0)
+    """Stretches in which the coordinator's disks are full."""
+    corrupt_chunks: int = Field(default=0, ge=0)
+    """Workers whom altered chunks reach for a while."""
     deposals: int = Field(default=0, ge=0)
     """Moments at which a second coordinator takes the place of one that hangs."""
     first_s: float = Field(default=0.0, ge=0.0)
@@ -148,6 +156,8 @@ def draw_mix(random: RandomStream, links: RandomStream) -> FaultMix:
         dead_transfers=some(1, 0.2, links),
         joiners=some(1, 0.1, links),
         deposals=some(2, 0.15, links),
+        full_disks=some(1, 0.1, links),
+        corrupt_chunks=some(2, 0.15, links),
     )
 
 
@@ -200,4 +210,8 @@ def draw_faults(
         found.append(Fault(0.0, FaultKind.DEAD_TRANSFER, name, random.between(*LINK_S)))
     for _ in range(mix.deposals):
         add(FaultKind.DEPOSE, "coordinator")
+    for _ in range(mix.full_disks):
+        add(FaultKind.FULL_DISK, "")
+    for _ in range(mix.corrupt_chunks):
+        add(FaultKind.CORRUPT_CHUNKS, random.choose(workers))
     return sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.target))

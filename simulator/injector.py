@@ -12,7 +12,7 @@ from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, NetworkQual
 STORM = NetworkQuality(least_s=0.001, most_s=0.2, slow=0.2, slow_s=6.0, lost=0.1, repeated=0.15)
 UPLOAD_SHARE = 0.2
 """A group that is handed in takes this share of what a chunk takes."""
-OF_WORKER = (FaultKind.HANG, FaultKind.SLOW_LINK, FaultKind.DEAD_TRANSFER)
+OF_WORKER = (FaultKind.HANG, FaultKind.SLOW_LINK, FaultKind.DEAD_TRANSFER, FaultKind.CORRUPT_CHUNKS)
 """Faults of one worker that nobody but its own process meets."""
 SILENT = (FaultKind.CUT, FaultKind.MUTE, FaultKind.DEAFEN, FaultKind.STORM, FaultKind.STOP, FaultKind.DEPOSE)
 """Faults after which connections may be dead without notice; such a fault is over once that is found out."""
@@ -74,7 +74,7 @@ class FaultInjector:
         elif kind is FaultKind.SLOW_DISK:
             self.slow_disk = True
             self._loop.call_later(lasts_s, self._end_slow_disk)
-        elif kind in OF_WORKER:
+        elif kind is FaultKind.FULL_DISK or kind in OF_WORKER:
             self._until[kind, target] = self._loop.time() + lasts_s
         else:
             self._part(kind, target)
@@ -92,6 +92,15 @@ class FaultInjector:
         """Return by how much the next chunk that a worker fetches takes longer than usual."""
         slow_s = self._slow_chunk_s if self._left_s(FaultKind.SLOW_LINK, name) else 0.0
         return self._left_s(FaultKind.DEAD_TRANSFER, name) or slow_s
+
+    def alters_chunks(self, name: str) -> bool:
+        """Return whether chunks that a worker fetches now may have other bytes."""
+        return self._left_s(FaultKind.CORRUPT_CHUNKS, name) > 0.0
+
+    @property
+    def disk_is_full(self) -> bool:
+        """Whether the coordinator can write nothing now."""
+        return self._left_s(FaultKind.FULL_DISK, "") > 0.0
 
     def voided(self) -> None:
         """Notice that a batch was voided: what comes after it begins now."""

@@ -68,6 +68,8 @@ class SharedRun:
     """Seconds of the next engine step of a worker."""
     chunk_s: Callable[[str], float]
     """Seconds by which a worker's link delays the next chunk; 0 as a rule."""
+    alters_chunk: Callable[[str], bool]
+    """Whether the next chunk of a worker arrives with other bytes."""
     upload_s: Callable[[str], float]
     """Seconds by which it delays the next group that is handed in; 0 as a rule."""
     learner_step_s: Callable[[], float]
@@ -172,6 +174,7 @@ def make_worker(
             chunks,
             config.broadcast.transfer_timeout_s,
             partial(shared.chunk_s, process_name),
+            partial(shared.alters_chunk, process_name),
         )
 
     return RolloutWorker(

@@ -113,18 +113,20 @@ class World:
     def _make_shared(self, disk: JournalDisk) -> processes.SharedRun:
         scenario, speed = self.scenario, self._speed
         disk.on_commit = self._on_disk
+        disk.full = lambda: self._injector.disk_is_full
         return processes.SharedRun(
             loop=self.loop,
             network=self.network,
             config=self.config,
             journal=disk,
-            store=MemoryStore(),
+            store=MemoryStore(disk.full),
             learner_disk=training.LearnerDisk(),
             reward_rarity=scenario.reward_rarity,
             failure_rarity=scenario.failure_rarity,
             engine_step_s=self._engine_step_s,
             chunk_s=self._injector.chunk_s,
             upload_s=self._injector.upload_s,
+            alters_chunk=lambda name: self._injector.alters_chunks(name) and self._lies.happens(0.5),
             learner_step_s=lambda: speed.between(*scenario.learner_step_s),
             trained=self._operator.train,
             state_machines=[],

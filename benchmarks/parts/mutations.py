@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,10 @@ from antiphon.core.loop.run_state import RunState
 from antiphon.core.loop.staleness import StalenessBound
 from antiphon.core.records import SubmitVerdict
 from antiphon.core.trust.rate_limit import TokenBucket
-from antiphon.services.coordinator import audit_queue, sealing
+from antiphon.services.coordinator import audit_queue, reward_queue, sealing, worker_registry
+from antiphon.services.coordinator.journal import journal
 from antiphon.services.coordinator.journal.journal import Journal
+from antiphon.services.coordinator.journal.store import Written
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.security import guard
@@ -246,6 +249,22 @@ def honest_groups_are_called_untrusted(patch: Patch) -> None:
     patch.setattr(assembly, "name_of_worker", lambda worker_id: "hostile-editor")
 
 
+def beginnings_are_not_checked(patch: Patch) -> None:
+    patch.setattr(worker_registry, "check_piece", lambda *arguments, **named: None)
+
+
+def deposed_coordinators_go_on(patch: Patch) -> None:
+    async def beat(self: Journal) -> bool:
+        return True
+
+    patch.setattr(Journal, "beat", beat)
+    patch.setattr(journal, "Written", SimpleNamespace(DONE=Written.DONE, OVERTAKEN=None))
+
+
+def scorers_have_for_ever(patch: Patch) -> None:
+    patch.setattr(reward_queue.RewardQueue, "_time_for", lambda self, group_id: 1e9)
+
+
 MUTATIONS: dict[Callable[[Patch], None], str] = {
     workers_speak_for_others: "in the name of .* was answered",
     workers_give_orders: "order to exclude .* was answered",
@@ -253,6 +272,9 @@ MUTATIONS: dict[Callable[[Patch], None], str] = {
     who_hands_in_is_blamed: "was struck for group|which is honest, was shut out",
     groups_of_liars_train: "had been shut out before",
     honest_groups_are_called_untrusted: "no worker in quarantine sampled",
+    beginnings_are_not_checked: "go on after their end",
+    deposed_coordinators_go_on: "not on the disk|did not leave the finished run",
+    scorers_have_for_ever: "not over|last fault|no progress",
     groups_in_time_are_called_stale: "was called stale, but",
     groups_are_answered_stale_that_train: "was answered stale, which it is not",
     another_body_counts_as_the_same: "another body is on the disk",
@@ -291,16 +313,25 @@ WITH_A_LIAR = Scenario(
     engine_step_s=(0.3, 0.8),
     faults=FaultMix(worker_kills=2, retirements=10, last_s=40.0),
 )
-"""Drawn runs seldom have enough groups of a liar."""
-OF_LIARS = {who_hands_in_is_blamed, groups_of_liars_train, honest_groups_are_called_untrusted}
+WITH_BEGINNINGS = WITH_A_LIAR.model_copy(update={"editor": False, "hostile": True, "workers": 3})
+WITH_DEPOSALS = Scenario(workers=2, faults=FaultMix(deposals=3, last_s=25.0, shortest_s=4.0))
+WITH_DEAD_SCORERS = Scenario(run={"run": {"steps": 8}}, faults=FaultMix(reward_kills=10, last_s=30.0))
+SCENARIO_OF: dict[Callable[[Patch], None], Scenario] = {
+    who_hands_in_is_blamed: WITH_A_LIAR,
+    groups_of_liars_train: WITH_A_LIAR,
+    honest_groups_are_called_untrusted: WITH_A_LIAR,
+    beginnings_are_not_checked: WITH_BEGINNINGS,
+    deposed_coordinators_go_on: WITH_DEPOSALS,
+    scorers_have_for_ever: WITH_DEAD_SCORERS,
+}
+"""Where drawn runs seldom have what shows a mutation."""
 
 
 def survives(mutation: Callable[[Patch], None], patch: Patch) -> list[str] | None:
     """Break production code and return None when a seed saw it, else some of what was seen instead."""
     mutation(patch)
     seen: list[str] = []
-    scenario = WITH_A_LIAR if mutation in OF_LIARS else None
-    for outcome in Campaign(scenario).seeds(range(MOST_SEEDS)):
+    for outcome in Campaign(SCENARIO_OF.get(mutation)).seeds(range(MOST_SEEDS)):
         seen += outcome.violations
         if any(re.search(MUTATIONS[mutation], sentence) for sentence in outcome.violations):
             return None

@@ -236,17 +236,18 @@ class LoopDriver:
 
 
 class _Link(Broadcast):
-    """Chunks of an origin, each as late as the link makes it."""
+    """Chunks of an origin, each as late as the link makes it, some of them with other bytes."""
 
-    def __init__(self, origin: Broadcast, chunk_s: Callable[[], float]) -> None:
+    def __init__(self, origin: Broadcast, chunk_s: Callable[[], float], alters: Callable[[], bool]) -> None:
         self._origin = origin
         self._chunk_s = chunk_s
+        self._alters = alters
 
     async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         async for digest, payload in self._origin.get_chunks(digests):
             if seconds := self._chunk_s():
                 await asyncio.sleep(seconds)
-            yield digest, payload
+            yield digest, payload[::-1] if self._alters() else payload
 
 
 class ChunkSource:
@@ -258,8 +259,13 @@ class ChunkSource:
         chunks: MemoryChunks,
         timeout_s: float,
         chunk_s: Callable[[], float],
+        alters: Callable[[], bool],
     ) -> None:
-        """Give up a transfer that brings nothing for `timeout_s`; `chunk_s` returns the delay of a chunk."""
+        """Give up a transfer that brings nothing for `timeout_s`.
+
+        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes.
+        """
+        self._alters = alters
         self._channel_to = channel_to
         self._chunk_s = chunk_s
         self._chunks = chunks
@@ -269,7 +275,7 @@ class ChunkSource:
     async def fetch(self, manifest: SnapshotManifest) -> None:
         channel = self._channel_to(manifest.origin)
         origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
-        link = _Link(origin, self._chunk_s)
+        link = _Link(origin, self._chunk_s, self._alters)
         await fetch_snapshot(manifest, link, self._chunks, self._timeout_s, self._arrived)
 
     def _arrived(self, length: int) -> None:

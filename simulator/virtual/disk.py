@@ -48,6 +48,8 @@ class JournalDisk:
         """Group -> the step that trained on it."""
         self.on_commit: Callable[[Sequence[StoredEvent]], None] = lambda rows: None
         """Called with the events of each transaction once it is on the disk."""
+        self.full: Callable[[], bool] = lambda: False
+        """Asked before each transaction."""
 
     def open(self) -> JournalStore:
         """Open the disk as a coordinator that starts."""
@@ -104,11 +106,13 @@ class _DiskStore(JournalStore):
 
         Raises:
             IntegrityError: for a second writer, or a group that is trained twice.
+            UnavailableError: while the disk is full.
         """
         process = current_process()
         if process is not None and not process.alive:
             return Written.DONE
         disk = self._disk
+        check_space(disk.full)
         if disk.epoch != self._epoch:
             return Written.OVERTAKEN
         if batch.events and batch.events[0].seq != len(disk.events) + 1:
@@ -139,6 +143,12 @@ class _DiskStore(JournalStore):
         pass
 
 
+def check_space(full: Callable[[], bool]) -> None:
+    """Raise UnavailableError where `full` says so."""
+    if full():
+        raise UnavailableError("no space is left on the simulated disk; free some, and the run continues")
+
+
 class MemoryJournal(Journal):
     """The production journal over a `JournalDisk`; how long a transaction takes is the loop's affair."""
 
@@ -152,10 +162,13 @@ class MemoryJournal(Journal):
 class MemoryStore(ArtifactStore):
     """An artifact store without files."""
 
-    def __init__(self) -> None:
+    def __init__(self, full: Callable[[], bool] = lambda: False) -> None:
+        """Take nothing while `full` says so."""
         self.objects: dict[str, bytes] = {}
+        self._full = full
 
     def put(self, payload: bytes) -> str:
+        check_space(self._full)
         digest = digest_bytes(payload)
         self.objects[digest] = payload
         return digest

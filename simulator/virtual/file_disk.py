@@ -19,7 +19,7 @@ from antiphon.services.coordinator.journal.store import (
     WriteBatch,
     Written,
 )
-from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk
+from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, check_space
 from antiphon.simulator.virtual.loop import current_process
 
 
@@ -97,6 +97,7 @@ class _FileStore(JournalStore):
         """Write everything in one transaction or, for a coordinator that is dead, nothing."""
         if not _alive():
             return Written.DONE
+        check_space(self._disk.full)
         written = self._store.write(batch)
         if written is Written.DONE:
             self._disk.on_commit(batch.events)
