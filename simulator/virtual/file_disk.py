@@ -20,7 +20,7 @@ from antiphon.services.coordinator.journal.store import (
     Written,
 )
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, check_space
-from antiphon.simulator.virtual.loop import current_process
+from antiphon.simulator.virtual.loop import Process, current_process
 
 
 class FileDisk(JournalDisk):
@@ -39,11 +39,16 @@ class FileDisk(JournalDisk):
             raise ConfigError(f"--journal: the folder {path.parent} does not exist; make it first")
         self._path = path
         self._store: SqlStore | None = None
+        self._owner: Process | None = None
+        """The coordinator that opened it last."""
 
     def open(self) -> JournalStore:
-        """Open the file as a coordinator that starts; of the one before, only the file is left."""
-        self.close()  # as the kernel does for a process that died
-        self._store = open_sql_store(self._path, RUN_ID)
+        """Open the file as a coordinator that starts; one before it that lives still is deposed."""
+        hangs = self._owner is not None and self._owner.alive
+        if not hangs:
+            self.close()  # as the kernel does for a process that died
+        self._store = open_sql_store(self._path, RUN_ID, hung_s=0.0 if hangs else None)
+        self._owner = current_process()
         return _FileStore(self, self._store)
 
     def written(self) -> list[StoredEvent]:

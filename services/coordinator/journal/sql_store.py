@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from antiphon.core.errors import AntiphonError, IntegrityError
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.services.coordinator.journal import schema
 from antiphon.services.coordinator.journal.store import (
     SNAPSHOTS_KEPT,
@@ -107,7 +107,10 @@ class SqlStore(JournalStore):
         return self._epoch
 
     def is_ours(self) -> bool:
-        return self._read(lambda: schema.read_epoch(self._connection, share=False)) == self._epoch
+        try:
+            return self._read(lambda: schema.read_epoch(self._connection, share=False)) == self._epoch
+        except ConfigError:  # the connection was lost, and another process has the place by now
+            return False
 
     def last_seq(self) -> int:
         return self._read(self._last_seq)
@@ -152,6 +155,8 @@ class SqlStore(JournalStore):
                 if not (self._unsure and batch.events and self._last_seq() >= batch.events[-1].seq):
                     self._insert(batch)
                 failpoints.reach("coordinator.commit.inside")
+        except ConfigError:
+            return Written.OVERTAKEN
         except sa.exc.IntegrityError as error:
             raise IntegrityError(
                 f"the journal {self.place} refuses what contradicts it ({_cause(error)}); "
