@@ -29,10 +29,15 @@ class LeaseHolders:
         """The heartbeat of a worker that holds these leases, sent at that second, was answered."""
         self._heard_s.update(dict.fromkeys(lease_ids, sent_s))
 
-    def wrongly_ended(self, event: e.LeaseExpired, now: float) -> str:
-        """Return why a lease should not have ended, or ""."""
-        silent_s = now - self._heard_s.pop(event.lease_id, -math.inf)
-        if event.reason.startswith("no sign of life") and silent_s < self._lease_s / 2:
+    def wrongly_ended(self, event: e.LeaseExpired, now: float, decided_s: float) -> str:
+        """Return why a lease should not have ended, or "".
+
+        `decided_s`: when that was decided by the time of day, long before `now` where the disk was full.
+        """
+        heard_s = self._heard_s.pop(event.lease_id, -math.inf)
+        silent_s = now - heard_s
+        late = event.reason.startswith("no sign of life") and silent_s < self._lease_s / 2
+        if late and decided_s >= heard_s:
             return f"lease {event.lease_id} expired, but its holder was heard {silent_s:.1f} s ago"
         stolen = event.lease_id in self._own and event.lease_id not in self._given_up
         if event.reason.startswith("handed over") and stolen:

@@ -66,6 +66,8 @@ class Witness:
     """Rows of each file by its digest."""
     _files: BatchFiles = field(init=False)
     _requeued: int = 0
+    _decided_s: float = 0.0
+    """When the event at hand was made, by the coordinator's time of day."""
     _finished: bool = False
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ class Witness:
             if row.seq != self.events:
                 self.report(f"event {row.seq} follows event {self.events - 1}")
             self.counts[row.kind] += 1
-            event = e.load_event(row.kind, row.body)
+            event, self._decided_s = e.load_event(row.kind, row.body), row.at
             self.hours.look(event)
             look = _LOOKS.get(type(event))
             if look is not None:
@@ -152,7 +154,7 @@ class Witness:
 
     def _lease_expired(self, event: e.LeaseExpired) -> None:
         group = self._group(event.group_id, "taken back", "leased")
-        if found := self.holders.wrongly_ended(event, self.now()):
+        if found := self.holders.wrongly_ended(event, self.now(), self._decided_s):
             self.report(found)
         if event.lease_id not in (group.lease_id, group.twin_id):
             self.report(f"lease {event.lease_id} of group {event.group_id} expired, but it was not running")
