@@ -109,7 +109,6 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
         lease_key=bytes(32),
     )
     await state_machine.start()
-    shared.state_machines.append(state_machine)
     guard = Guard(
         TOKEN_KEY,
         RUN_ID,
@@ -122,7 +121,8 @@ async def serve_coordinator(shared: SharedRun, process: Process, clock_offset_s:
     audits = AuditQueue(state_machine, shared.audit_secret)
     service = CoordinatorService(state_machine, audits=audits)
     register_coordinator(GuardInterceptor(server, guard), service)
-    shared.network.listen(COORDINATOR, process, server)
+    if shared.network.listen(COORDINATOR, process, server):
+        shared.state_machines.append(state_machine)
     async with showing_life(journal, state_machine.fail):
         await state_machine.failed.wait()
     state_machine.check()

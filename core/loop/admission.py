@@ -217,7 +217,8 @@ def _plan_elastic(
     issued = first + state.training_groups
     room = min(bound.room(held, issued, places), max(0, state.opened_steps * places - issued))
     if most is not None:
-        room = min(room, most)
+        # The learner waits for a batch that was voided, whatever is in flight behind it.
+        room = min(room, max(most, len(state.reopened) * places - state.training_groups))
     openings = []
     for number in range(state.next_number, state.next_number + min(room, left // loop.group_size)):
         prompt, epoch = prompt_place(config, number)

@@ -57,6 +57,7 @@ class Process:
     def __init__(self, loop: "VirtualLoop", name: str) -> None:
         """Begin an empty process; `spawn` gives it work."""
         self.name = name
+        self.begun_s = loop.time()
         self.alive = True
         self.stopped = False
         """Suspended, as by SIGSTOP: nothing of it runs until `resume`."""

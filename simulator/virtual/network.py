@@ -76,8 +76,13 @@ class Network:
         self.broken: list[str] = []
         """Handlers that ended with an error that no contract knows."""
 
-    def listen(self, address: str, process: Process, server: InProcessServer) -> None:
+    def listen(self, address: str, process: Process, server: InProcessServer) -> bool:
+        """Answer at an address; False where a process that began later does so already."""
+        owner = self._listening.get(address)
+        if owner is not None and owner[0].alive and owner[0].begun_s > process.begun_s:
+            return False
         self._listening[address] = (process, server)
+        return True
 
     def cut(self, source: str, target: str) -> None:
         """Swallow every message from one process name to another until `heal`."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.admission import fixed_openings, group_seeds
+from antiphon.core.loop.admission import fixed_openings, group_seeds, plan_leases
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.voiding import void_batch
 from antiphon.core.seeds import prompt_order
@@ -75,6 +75,15 @@ def test_a_command_that_names_no_batch_never_voids_the_one_that_came_in_place_of
     with pytest.raises(ContractError, match=f"{digest[:12]} of .*was voided already.*name {second[:12]}"):
         ask(model, 1)
     assert ask(model, 1, second)[0].digest == second
+
+
+def test_the_groups_of_a_voided_batch_are_opened_however_much_is_in_flight_behind_it() -> None:
+    model = sealed_model()
+    assert model.void(1)
+    held, places = model.state.newest_version, model.config.loop.prompts_per_step
+    living = model.state.training_groups
+    plan = plan_leases(model.state, model.config, held, groups=100, openings=0)
+    assert len(plan.openings) == max(0, places - living)
 
 
 def test_what_is_voided_is_counted_once_and_kept_with_the_batch_that_replaced_it() -> None:
