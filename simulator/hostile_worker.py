@@ -163,16 +163,20 @@ class HostileWorker:
 
     async def _speak_for_another(self) -> None:
         """Ask in the name of a worker that takes part."""
-        if others := [worker_id for worker_id in self._others() if worker_id != self._worker_id]:
+        if others := self._of_other_names():
             told = self._random.choose(others)
             await self._must_be_refused(
                 f"a request in the name of {told}",
                 self._client.lease_group(LeaseRequest(told, self._version, 1, 0.5)),
             )
 
+    def _of_other_names(self) -> list[str]:
+        own = name_of_worker(self._worker_id)
+        return [worker_id for worker_id in self._others() if name_of_worker(worker_id) != own]
+
     async def _give_orders(self) -> None:
         """Call what only the run's own services may: shut a worker out that takes part."""
-        if others := [worker_id for worker_id in self._others() if worker_id != self._worker_id]:
+        if others := self._of_other_names():
             told = name_of_worker(self._random.choose(others))
             await self._must_be_refused(
                 f"a worker's order to exclude {told}", self._client.revoke(told, "it is in the way")
