@@ -43,6 +43,8 @@ SETTLE_S = 1.0
 """How long the coordinator has to write what it was told before a run is stopped as it stands."""
 COLLECT_AFTER = 50_000
 """New objects between two looks of the garbage collector."""
+TURN_S = 2.0
+"""Longest time between the end of a group and the lease of one that is opened in its place."""
 LEASE_PERIODS = 2
 """Once faults stop, the next step commits within this many lease periods."""
 
@@ -338,11 +340,12 @@ class World:
     def _own_work_s(self) -> float:
         """Return what a step may take of itself: sampling its groups in turns, and training."""
         scenario, loop = self.scenario, self.config.loop
-        turns = 1 + loop.prompts_per_step / (len(self._workers) * self.config.rollout.concurrent_groups)
+        places = loop.prompts_per_step
+        turns = 1 + places / (len(self._workers) * self.config.rollout.concurrent_groups)
+        group_s = self.config.sampling.max_tokens * scenario.engine_step_s[1] * max(self._pace.values())
         if loop.filter == "refill":
             # The next group is opened once the last was rewarded, and each may be the only one missing.
-            turns = 1 + loop.prompts_per_step * loop.refill_limit
-        group_s = self.config.sampling.max_tokens * scenario.engine_step_s[1] * max(self._pace.values())
+            turns, group_s = 1 + places * (1 + loop.refill_limit), group_s + TURN_S
         # A learner that was killed may have to repeat what it trained.
         repeated = self.config.run.steps if any(f.target == "learner" for f in self.faults) else 0
         return float(turns * group_s + (1 + repeated) * scenario.learner_step_s[1])
