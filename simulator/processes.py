@@ -22,6 +22,7 @@ from antiphon.services.coordinator.journal.opening import showing_life
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import register_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
+from antiphon.services.learner.announcing import keep_announced
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.audits.audit_loop import audit_forever
 from antiphon.services.learner.client import LearnerClient
@@ -155,7 +156,10 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     shared.network.listen(origin, process, server)
     await restoring
     await service.publish_again()
-    await audit_forever(coordinator, ArithmeticAuditor(shared.learner_disk.chunks), f"learner-{origin}")
+    async with asyncio.TaskGroup() as beside:
+        beside.create_task(keep_announced(service, coordinator))
+        auditor = ArithmeticAuditor(shared.learner_disk.chunks)
+        beside.create_task(audit_forever(coordinator, auditor, f"learner-{origin}"))
 
 
 def make_worker(

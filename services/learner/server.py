@@ -19,6 +19,7 @@ from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.learner.announcing import keep_announced
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.rpc.serving import Security, start_server, stop_server
@@ -155,7 +156,7 @@ async def serve_learner(
         register_learner(server, service)
         register_broadcast(server, origin)
 
-    server = auditing = None
+    server = announcing = auditing = None
     leaving = asyncio.create_task(leave.wait())
     working: asyncio.Task[Any] = leaving
     try:
@@ -167,6 +168,7 @@ async def serve_learner(
             starting((await service.status()).progress)
         if not leave.is_set():
             await working
+            announcing = asyncio.create_task(keep_announced(service, coordinator))
             if audits:
                 auditing = _begin_audits(coordinator, config, chunks)
             ready(bound)
@@ -174,8 +176,9 @@ async def serve_learner(
     finally:
         working.cancel()
         leaving.cancel()
-        if auditing is not None:
-            auditing.cancel()
+        for beside in (announcing, auditing):
+            if beside is not None:
+                beside.cancel()
         if server is not None:
             await stop_server(server)
         await service.close()

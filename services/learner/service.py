@@ -124,8 +124,8 @@ class LearnerService(Learner):
         state, works = ("publishing", self._publisher) if publishes else (self._state, self._trainer)
         return LearnerStatus(self._version, state, self._idle_s, self._busy_s, works.progress.read())
 
-    async def publish_again(self) -> None:
-        """Announce every snapshot in the store or kept aside, from the present origin.
+    async def publish_again(self, all_of_them: bool = False) -> None:
+        """Announce every snapshot in the store or kept aside, from the present origin, unless it was already.
 
         A learner that was started again has another port; the announced manifests must name it.
         """
@@ -135,7 +135,7 @@ class LearnerService(Learner):
             wanted.add(self._version)
         for version in sorted(wanted):
             # Whoever asked for another meanwhile may have had the oldest of them removed.
-            if self._announced.get(version) != self.origin:
+            if all_of_them or self._announced.get(version) != self.origin:
                 await self._retried(f"publishing version {version}", partial(self.publish, version))
 
     async def _step(self, step: int) -> StepResult:
