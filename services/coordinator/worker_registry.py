@@ -37,6 +37,7 @@ class WorkerRegistry:
         self._config, self._state = state_machine.config, state_machine.state
         self._fleet, self._leases = state_machine.fleet, state_machine.leases
         self._learner_key = learner_key
+        self._begun_s = state_machine.clock()
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
         """Admit a worker; one of the same name that is not lost is replaced.
@@ -98,8 +99,9 @@ class WorkerRegistry:
         state_machine.check()
         member, now = self._fleet.get(heartbeat.worker_id), state_machine.clock()
         if member is None:
-            # A coordinator that was just started knows its leases, and it lives.
-            self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
+            if now - self._begun_s < self._config.coordinator.lease_s:
+                # A coordinator that was just started knows its leases, and it lives. Later it must register.
+                self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
             return HeartbeatReply(False, (), state.newest_version, state.finished)
         self._check_weights(heartbeat)
         gone = self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)

@@ -241,6 +241,28 @@ def test_open_leases_go_on_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_who_never_registers_again_keeps_no_lease_however_often_it_beats(tmp_path: Path) -> None:
+    config = make_config(steps=2, lease_s=1.0, heartbeat_s=0.2)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            client = site.client()
+            await client.announce_snapshot(light_manifest(0))
+            await client.open_step(1)
+            worker = await client.register(hello())
+            reply = await client.lease_group(LeaseRequest(worker.worker_id, 0, 2, 1.0))
+            assert len(reply.leases) == 2
+        async with served(config, tmp_path) as site:
+            client = site.client()
+            ids = tuple(lease.lease_id for lease in reply.leases)
+            beat = WorkerHeartbeat(worker.worker_id, 0, light_manifest(0).weights_digest, ids, 0, 0.0, 1.0)
+            async with asyncio.timeout(30.0):
+                while (await client.status()).groups_leased:
+                    assert not (await client.heartbeat(beat)).known
+
+    asyncio.run(run())
+
+
 def test_second_coordinator_is_refused_and_names_the_run(tmp_path: Path) -> None:
     config = make_config()
     (tmp_path / "config.yaml").write_text(dump_config(config))
