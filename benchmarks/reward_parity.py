@@ -60,7 +60,7 @@ SIDES: Mapping[str, tuple[str, ...]] = {
 LEVELS = (0.7, 0.85, 0.9)
 MEAN_OF = 5
 """Steps whose rewards are averaged before they are compared with a level."""
-RUN_S = 1800.0
+RUN_S = 5400.0
 
 
 @dataclass(frozen=True, slots=True)
