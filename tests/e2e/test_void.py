@@ -18,7 +18,18 @@ import pytest
 from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import FinishReason, GroupSubmission, Lease, SampleReward, Trajectory, VersionSpan
+from antiphon.core.records import (
+    BatchRef,
+    FinishReason,
+    GroupSubmission,
+    Lease,
+    SampleReward,
+    SnapshotManifest,
+    StepCommit,
+    Trajectory,
+    VersionSpan,
+)
+from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator import reward_queue
@@ -146,15 +157,38 @@ async def services(
         ready.unlink()
 
 
-async def drive(config: RunConfig, coordinator: CoordinatorClient, learner: LearnerService) -> None:
+async def drive(
+    coordinator: CoordinatorClient, learner: LearnerService, published: dict[int, SnapshotManifest]
+) -> None:
     """Do what the flow does, from the first step that is not committed."""
     first = (await coordinator.status()).committed_steps
     for step in range(first, STEPS):
-        await learner.publish(step)
+        published[step] = await learner.publish(step)
         await coordinator.open_step(step)
         await learner.step(step)
-    await learner.publish(STEPS)
+    published[STEPS] = await learner.publish(STEPS)
     await coordinator.finish()
+
+
+def record(
+    config: RunConfig,
+    run_dir: Path,
+    batches: list[BatchRef],
+    commits: list[StepCommit],
+    published: dict[int, SnapshotManifest],
+) -> None:
+    """Record the finished run in the ledger of a DVC project, as the flow does."""
+    home = run_dir.parents[1]
+    (home / ".dvc").mkdir()
+    (home / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
+    chunks = ChunkStore(run_dir / "chunks")
+    kept = config.model_copy(update={"record": config.record.model_copy(update={"dvc": True})})
+    recorder = Recorder(RUN_ID, kept, run_dir, home, home / "store", home, chunks.get)
+    recorder.record_base(published[0])
+    for batch, commit in zip(batches, commits, strict=True):
+        recorder.record_batch(batch)
+        recorder.record_version(commit, published[commit.version])
+    assert recorder.close(DEADLINE_S).complete
 
 
 @pytest.mark.parametrize(("mode", "running"), [("elastic", True), ("fixed", False)])
@@ -186,10 +220,12 @@ def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
             assert f"batch {poison[:12]} of step 1, 2 groups, is voided: no finite loss" in out
             assert f"is {'paused' if running else 'resting'}; continue it with `antiphon run" in out
 
-    async def body() -> None:
+    published: dict[int, SnapshotManifest] = {}
+
+    async def body() -> tuple[list[BatchRef], list[StepCommit]]:
         async with services(config, run_dir) as (coordinator, learner):
             with pytest.raises(IntegrityError, match=r"step 1 on batch .* `antiphon void RUN 1 --reason"):
-                await drive(config, coordinator, learner)
+                await drive(coordinator, learner, published)
             reply = await coordinator.await_stage("reward", 1, 0.0)
             assert reply.batch is not None and (await coordinator.status()).paused_reason
             poison = reply.batch.digest
@@ -198,9 +234,9 @@ def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
         if not running:
             await void(poison)
         async with services(config, run_dir) as (coordinator, learner):
-            await drive(config, coordinator, learner)
+            await drive(coordinator, learner, published)
             status = await coordinator.status()
-            commits = await coordinator.commits(-1)
+            commits = list(await coordinator.commits(-1))
             sealed = [(await coordinator.await_stage("reward", step, 0.0)).batch for step in range(STEPS)]
             assert await command(1, "--batch", poison) == 0  # long after: still the same batch, nothing more
             assert await command(1) == 1
@@ -212,8 +248,14 @@ def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
         assert [(v.step, v.digest, v.operator) for v in status.voided] == [(1, poison, "ada")]
         assert sealed[1] is not None and sealed[1].replaced == status.voided
         assert status.tokens_by_use["voided"] == 4 * LENGTH
+        return [batch for batch in sealed if batch is not None], commits
 
-    asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
+    batches, commits = asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
+    record(config, run_dir, batches, commits, published)
+    document = json.loads((tmp_path / "ledger" / RUN_ID / "batches" / "t000001.json").read_text())
+    assert document["replaced"][0]["operator"] == "ada"
     capsys.readouterr()
+    assert execute(["replay", RUN_ID, "--copy", str(tmp_path / "ledger")]) == 0
+    assert f"{STEPS} of {STEPS} steps of {RUN_ID} repeat bit for bit" in capsys.readouterr().out
     assert execute(["events", RUN_ID, "--kind", "batch.voided"]) == 0
     assert "operator=ada" in capsys.readouterr().out
