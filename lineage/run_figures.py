@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from antiphon.core.config import load_config
+from antiphon.core.config import build_config
 from antiphon.core.reporting.figures import FiguresFold, RunFigures, VersionTotals, figures_of
+from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.run_log import read_evaluations, read_steps
 
 
@@ -13,8 +14,7 @@ def read_figures(run_dir: Path) -> RunFigures:
     Raises:
         ConfigError: when its configuration cannot be read.
     """
-    config = load_config(run_dir / "config.yaml")
-    return figures_of(read_steps(run_dir), read_evaluations(run_dir), config)
+    return figures_of(read_steps(run_dir), read_evaluations(run_dir), build_config(read_run_config(run_dir)))
 
 
 def read_totals(run_dir: Path) -> list[VersionTotals]:
@@ -23,5 +23,5 @@ def read_totals(run_dir: Path) -> list[VersionTotals]:
     Raises:
         ConfigError: when its configuration cannot be read.
     """
-    fold = FiguresFold(load_config(run_dir / "config.yaml"))
+    fold = FiguresFold(build_config(read_run_config(run_dir)))
     return [totals for line in read_steps(run_dir) for totals in fold.add(line)]

@@ -308,7 +308,7 @@ class FiguresFold:
 
     def _after(self, line: Mapping[str, Any]) -> VersionTotals:
         timings, last, counts = line["timings"], self._last, self._counts
-        wall_s = max(last.wall_s, float(timings["wall_s"]))
+        wall_s = max(last.wall_s, float(timings.get("wall_s", 0.0)))
         for name in self._clock:
             self._clock[name] = max(self._clock[name], timings.get(name, 0))
         self._busy_s += float(timings.get("train_s", 0.0))

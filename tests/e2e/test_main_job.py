@@ -44,9 +44,10 @@ def test_the_outcome_says_what_was_done(job: Job) -> None:
     outcome = outcome_of(job)
     commits = job.journal.events("step.committed")
     assert [commit["step"] for commit in commits] == list(range(STEPS))
-    assert outcome["steps"] == STEPS
+    figures = outcome["figures"]
+    assert figures["steps"] == STEPS
     assert outcome["weights_digest"] == commits[-1]["weights_digest"]
-    assert 0.0 <= outcome["pass_before"] <= 1.0 and 0.0 <= outcome["pass_after"] <= 1.0
+    assert 0.0 <= figures["reward_first"] <= 1.0 and 0.0 <= figures["reward_last"] <= 1.0
     assert outcome["records"]["complete"] is True
     assert set(outcome["restarts"].values()) == {0}
     metrics = json.loads((job.results / "metrics.json").read_text())
@@ -60,7 +61,10 @@ def test_the_outcome_says_what_was_done(job: Job) -> None:
 def test_nothing_is_trained_twice_or_too_old(job: Job) -> None:
     batches = job.batches()
     check_batches(batches, STALENESS)
-    histogram = {int(staleness): count for staleness, count in outcome_of(job)["staleness_histogram"].items()}
+    histogram = {
+        int(staleness): count
+        for staleness, count in outcome_of(job)["figures"]["staleness_histogram"].items()
+    }
     assert max(histogram) <= STALENESS
     assert sum(histogram.values()) == sum(len(batch) for batch in batches)
 
@@ -182,7 +186,7 @@ def test_status_report_and_evaluate_answer_afterwards(job: Job, tmp_path: Path) 
     assert scores.returncode == 0, scores.stderr
     told = json.loads((tmp_path / "scores.json").read_text())
     assert [entry["version"] for entry in told["evaluations"]] == [0, STEPS]
-    assert told["evaluations"][-1]["pass_at_1"] == outcome_of(job)["pass_after"]
+    assert told["evaluations"][-1]["pass_at_1"] == outcome_of(job)["figures"]["reward_last"]
     unknown = command(job.home, "evaluate", run_id, "--version", "3")
     assert unknown.returncode == 2
     assert unknown.stderr.splitlines()[-1].endswith(f"evaluated versions: 0, {STEPS}")
