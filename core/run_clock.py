@@ -33,10 +33,11 @@ class RunClock:
     """The fold of a run's events into its times."""
 
     worked_s: float = 0.0
-    """Of the sessions before, as the next two."""
+    """Of the sessions before, as the next one."""
     startup_s: float = 0.0
     break_s: float = 0.0
-    breaks: int = 0
+    sessions: int = 0
+    """Sessions that showed work, this one among them."""
     opened_s: float | None = None
     """When this session began, on its coordinator's clock, as the next two."""
     working_s: float | None = None
@@ -63,12 +64,12 @@ class RunClock:
             if self.working_s is None and kind in _WORK:
                 begun_s = at_s - fields.get("metrics", {}).get("train_s", 0.0)
                 self.working_s = max(self.opened_s, begun_s)
-                self.breaks += self.worked_s > 0
+                self.sessions += 1
 
     def times(self) -> RunTimes:
         """Return the times up to the newest event."""
-        if self.opened_s is None:
-            return RunTimes(self.worked_s, self.startup_s, self.break_s, self.breaks)
-        began = self.latest_s if self.working_s is None else self.working_s
-        wall_s = self.worked_s + self.latest_s - began
-        return RunTimes(wall_s, self.startup_s + began - self.opened_s, self.break_s, self.breaks)
+        wall_s, startup_s = self.worked_s, self.startup_s
+        if self.opened_s is not None:
+            began = self.latest_s if self.working_s is None else self.working_s
+            wall_s, startup_s = wall_s + self.latest_s - began, startup_s + began - self.opened_s
+        return RunTimes(wall_s, startup_s, self.break_s, max(0, self.sessions - 1))

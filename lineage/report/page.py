@@ -160,11 +160,13 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures
             f"{status.trajectories_failed} answers could not be scored; they trained nothing, and no mean "
             "counts them but that of held-out answers, where they solved nothing. The batch files say why."
         )
-    if status.groups_requeued or lost:
-        notes.append(
-            f"{status.groups_requeued} groups were offered again after a lease was lost; "
-            f"{lost} times a worker was lost or replaced."
+    if picture.offered_again:
+        reasons = ", ".join(
+            f"{count} because of: {why}" for why, count in picture.offered_again.most_common()
         )
+        notes.append(f"Groups whose lease ended without a hand-in were offered again, {reasons}.")
+    if lost:
+        notes.append(f"{lost} times a worker left, was lost or replaced.")
     notes += [
         f"{batch.operator} voided batch {batch.digest[:SHORT_DIGEST]} of step {batch.step}, "
         f"{batch.groups} groups that never trained: {batch.reason}"

@@ -5,6 +5,7 @@ and breaks take none, so that an instant after a break follows the one before it
 """
 
 import json
+import re
 import sys
 from array import array
 from collections import Counter
@@ -17,6 +18,7 @@ from antiphon.core.records import DraftingStatistics
 from antiphon.core.run_clock import RunClock
 from antiphon.core.status import Event
 
+_NUMBER = re.compile(r" for [\d.]+ s")
 _T = TypeVar("_T")
 _Drafted = tuple[int, DraftingStatistics]
 """Epoch, and what drafting did."""
@@ -87,6 +89,8 @@ class RunPicture:
     """Epoch -> sum over its groups that were trained or filtered."""
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
+    offered_again: Counter[str] = field(default_factory=Counter)
+    """Why leases ended without a hand-in, numbers left out -> groups that were offered again for it."""
 
     def epoch_starts(self) -> list[tuple[int, int]]:
         """Return (step, epoch) for the first step that trained on each epoch after the first."""
@@ -240,6 +244,10 @@ class RunDrawer:
 
     def _on_lease_granted(self, at: float, data: Mapping[str, Any]) -> None:
         self._leases[data["group_id"]] = (at, data["worker_id"], int(data["held_version"]))
+
+    def _on_lease_expired(self, at: float, data: Mapping[str, Any]) -> None:
+        if data.get("waste") != "duplicate":  # then another holder handed the group in
+            self._picture.offered_again[_NUMBER.sub("", str(data["reason"]))] += 1
 
     def _on_group_submitted(self, at: float, data: Mapping[str, Any]) -> None:
         leased, _, version = self._leases.pop(data["group_id"], (at, "", int(data["oldest_version"])))

@@ -17,6 +17,7 @@ from antiphon.lineage.ledger.pins import Ledger, dvc_cache
 from antiphon.lineage.ledger.verify import check_run
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.support.damage import files_of_run, flipped
+from tests.support.figure_views import check_against_the_journal, check_views
 from tests.support.main_job import MAIN_STALENESS as STALENESS
 from tests.support.main_job import MAIN_STEPS as STEPS
 from tests.support.main_job import Job, all_gone, check_batches, command
@@ -165,6 +166,12 @@ def test_one_altered_bit_is_found_and_named(job: Job) -> None:
                 found = check_run(job.run_dir, job.home / "store", job.home / "ledger", cached).findings
             names = [p for finding in found for p in finding.paths if p.exists()]
             assert any(identity(p) == place for p in names), f"seed {FLIP_SEED}, flip {number} of {path}"
+
+
+def test_every_view_has_the_same_figures(job: Job, tmp_path: Path) -> None:
+    figures = check_views(job, tmp_path)
+    check_against_the_journal(job, figures)
+    assert figures.staleness_max == STALENESS and figures.steps == STEPS
 
 
 def test_the_report_needs_nothing_else(job: Job) -> None:

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
@@ -112,3 +115,14 @@ def test_neither_order_nor_repetition_of_lines_changes_a_figure(order: list[int]
     totals = [found for step in (*order, *again) for found in told.add(line(step))]
     assert totals == [found for step in range(6) for found in straight.add(line(step))]
     assert told.figures(HELD) == straight.figures(HELD)
+
+
+def test_the_page_defines_every_figure_as_the_code_does() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "concepts" / "figures.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^|]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([TRMP ]+) \|$", page, re.MULTILINE)
+    assert [row[:4] for row in rows] == [(f.name, f.label, f.unit, f.meaning) for f in FIGURES]
+    found = figures_of([line(0, breaks=1, break_s=77.7)], HELD, config())
+    found = replace(found, **{f.name: 1000 + i for i, f in enumerate(FIGURES)})  # type: ignore[arg-type]
+    said = "\n".join(found.lines())
+    for (name, *_, where), figure in zip(rows, FIGURES, strict=True):
+        assert (figure.write(getattr(found, name)) in said) == where.startswith("T"), name
