@@ -1,12 +1,12 @@
 """Overhead: whole jobs in turns, as shipped, without records, and without Prefect.
 
-Every round runs the same work at S=2 three times, each in a job of its own: as shipped; without MLflow,
-DVC and the recorder (`record.mlflow=false record.dvc=false`); and with the stages in plain threads
-instead of Prefect tasks, without a Prefect server, but with records. The order rotates from round to
-round. Counted are wall seconds and the CPU seconds of all processes of a job, from its first to its
+Every round runs the same work at S=2 three times, each in a job of its own: as shipped; without MLflow and
+DVC (`record.mlflow=false record.dvc=false`; the run log is always kept); and with the stages in plain
+threads instead of Prefect tasks, without a Prefect server, but with records. The order rotates from round
+to round. Counted are wall seconds and the CPU seconds of all processes of a job, from its first to its
 last. `wall_share` and `cpu_share` are the shares of the job as shipped that go when records go;
-`prefect_wall_share` and `prefect_cpu_share` those that go when Prefect goes; `loop_` shares leave out
-start and end. `record_ms_per_batch` is the time that the loop itself spends in the recorder's calls.
+`prefect_wall_share` and `prefect_cpu_share` those that go when Prefect goes; `loop_` shares leave out start
+and end. `record_ms_per_batch` is the time that the loop itself spends in the recorder's calls.
 
     .venv/bin/python benchmarks/overhead.py
 """
@@ -46,7 +46,7 @@ def main() -> int:
         turn = number % len(VARIANTS)
         found = {name: run_variant(name, overrides) for name in (*VARIANTS[turn:], *VARIANTS[:turn])}
         for variant, (_, timings) in found.items():
-            if bool(timings["records"]) == (variant == "no_records"):
+            if bool(timings["records"]["writers"]) == (variant == "no_records"):
                 violated.append(f"round {number + 1}: the job {variant} recorded {timings['records']}")
         compared = compare(found, arguments.steps)
         print(f"round {number + 1}: {compared}", flush=True)
@@ -79,7 +79,7 @@ def compare(found: Mapping[str, tuple[JobRun, dict[str, Any]]], steps: int) -> d
     """
     wall = {name: job.seconds for name, (job, _) in found.items()}
     cpu = {name: job.cpu_s for name, (job, _) in found.items()}
-    loop = {name: timings["loop_s"] for name, (_, timings) in found.items()}
+    loop = {name: timings["figures"]["wall_s"] for name, (_, timings) in found.items()}
     records = found["shipped"][1]["records"]
 
     def share(of: Mapping[str, float], without: str) -> float:

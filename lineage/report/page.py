@@ -4,7 +4,6 @@ It shows what was learned, how far the planes overlapped, how stale the data was
 seconds went, what became of the work, and which artifacts, by digest, every version came from.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ import yaml
 from markupsafe import Markup
 
 from antiphon.core.drafting.statistics import drafting_summary
+from antiphon.core.reporting.figures import RunFigures, seconds, share
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.report import plots as draw
 from antiphon.lineage.report.render import render, standalone
 from antiphon.lineage.report.timeline import RunPicture, find_value
+from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.system.files import write_atomically
 
@@ -30,23 +31,20 @@ def build_report(
 ) -> dict[str, str]:
     """Write the report of a run as one self-contained HTML file; return its plots, file name -> SVG.
 
-    The configuration comes from `run_dir`, all else from the `picture` of the journal's events and from
-    `status`; the store is only asked whether each batch is still there.
+    The configuration and the run's figures come from `run_dir`, all else from the `picture` of the journal's
+    events and from `status`; the store is only asked whether each batch is still there.
 
     Raises:
         UnavailableError: when the file cannot be written.
     """
-    config = read_run_config(run_dir)
+    config, figures = read_run_config(run_dir), read_figures(run_dir)
     bound = config.get("loop", {}).get("max_staleness")
-    histogram: Counter[int] = Counter()
-    for step in picture.steps:
-        histogram.update(step.staleness)
     plots = {
         "learning": draw.learning_curve(picture),
         "timeline": draw.timeline(picture),
         "timeline-zoom": draw.timeline_zoom(picture),
-        "staleness": draw.staleness(histogram, bound),
-        "busy": draw.busy(picture),
+        "staleness": draw.staleness(figures.staleness_histogram, bound),
+        "busy": draw.busy(picture.busy_shares() | {"training": figures.learner_busy_share or 0.0}),
         "throughput": draw.throughput(picture),
         "length": draw.completion_length(picture),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
@@ -58,12 +56,12 @@ def build_report(
         brand="Antiphon run",
         heading=status.run_id,
         facts=_facts(status, picture, config),
-        cards=_cards(picture, status, histogram, bound),
+        cards=_cards(figures, bound),
         plots=plots,
         drafting=_drafting(picture),
         versions=_versions(picture),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        notes=_notes(picture, status, store),
+        notes=_notes(picture, status, store, figures),
     )
     write_atomically(out, page.encode("utf-8"))
     return {f"{name}.svg": standalone(svg) for name, svg in plots.items() if svg}
@@ -84,27 +82,23 @@ def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) ->
     return [fact for fact in facts if fact]
 
 
-def _cards(
-    picture: RunPicture, status: RunStatus, histogram: Mapping[int, int], bound: int | None
-) -> list[tuple[str, str, str]]:
-    start, stop = picture.window
-    seconds = max(stop - start, 1e-9)
-    tokens = sum(count for _, count in picture.generated)
-    shares = picture.busy_shares()
-    groups = picture.counts.get("group.submitted", 0)
-    limit = f"bound {bound}" if bound is not None else "versions"
+def _cards(figures: RunFigures, bound: int | None) -> list[tuple[str, str, str]]:
+    said, limit = figures.text, f"bound {bound}" if bound is not None else "versions"
     cards: list[tuple[str, str, str]] = []
-    if picture.evaluations:
-        first, last = picture.evaluations[0].reward_mean, picture.evaluations[-1].reward_mean
-        cards.append(("held-out pass@1", f"{first:.2f} → {last:.2f}", f"{100 * (last - first):+.0f} points"))
-    cards += [
-        ("time", f"{seconds:.0f} s", f"{seconds / max(1, len(picture.steps)):.1f} s per step"),
-        ("sampled tokens", f"{tokens:,}", f"{tokens / seconds:,.0f} per second"),
-        ("staleness", f"at most {max(histogram, default=0)}", limit),
-        ("dropped as stale", f"{status.groups_dropped_stale}", f"of {groups} groups"),
-        ("learner busy", f"{100 * shares['training']:.0f}%", "of the time above"),
+    if figures.reward_first is not None:
+        change = f"{said('reward_first')} → {said('reward_last')}"
+        cards.append(("held-out pass@1", change, f"best {said('reward_best')}"))
+    lost = f"start-up {said('startup_s')}" + (f", breaks {said('break_s')}" if figures.breaks else "")
+    used = f"{said('tokens_trained')} trained, {said('tokens_filtered')} filtered"
+    return [
+        *cards,
+        ("time", said("wall_s"), f"{said('seconds_per_step')} per step; {lost}"),
+        ("tokens sampled", said("tokens_sampled"), f"{said('tokens_per_s')} per second; {used}"),
+        ("staleness", f"at most {said('staleness_max')}", f"mean {said('staleness_mean')}; {limit}"),
+        ("groups filtered", said("groups_filtered_share"), f"{said('groups_filtered')} groups"),
+        ("groups dropped", said("groups_dropped_stale_share"), f"{said('groups_dropped_stale')} groups"),
+        ("learner busy", said("learner_busy_share"), f"idle {said('learner_idle_share')}"),
     ]
-    return cards
 
 
 def _drafting(picture: RunPicture) -> dict[str, Any] | None:
@@ -119,8 +113,8 @@ def _drafting(picture: RunPicture) -> dict[str, Any] | None:
         "rows": [
             (
                 rates.get("epoch", "all"),
-                f"{rates['acceptance']:.1%}",
-                f"{rates['coverage']:.1%}",
+                share(rates["acceptance"]),
+                share(rates["coverage"]),
                 f"{rates['tokens_per_pass']:.2f}",
                 f"{rates['history_share']:.0%}",
                 f"{rates['tokens']:,}",
@@ -135,9 +129,9 @@ def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     return [
         (
             step.step + 1,
-            f"{step.at_s:.1f}",
-            _number(step.reward_mean),
-            _number(scores.get(step.step + 1)),
+            seconds(step.at_s),
+            share(step.reward_mean),
+            share(scores.get(step.step + 1)),
             step.tokens,
             max(step.staleness, default=0),
             _number(find_value(step.metrics, "loss"), 4),
@@ -148,9 +142,8 @@ def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     ]
 
 
-def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list[str]:
+def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures: RunFigures) -> list[str]:
     missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
-    filtered = sum(step.groups_filtered for step in picture.steps)
     lost = picture.counts.get("worker.lost", 0)
     resumed = picture.counts.get("run.resumed", 0)
     notes = [
@@ -160,18 +153,20 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
         "slow each other down, so busy shares say who had work, not who was fast.",
         "Training reward is measured on prompts sampled for training, by policies up to the staleness bound "
         "behind the step; held-out pass@1 samples once per prompt at the sampling temperature.",
-        f"{filtered} groups had equal rewards throughout and were left out of the batches.",
+        f"{figures.text('groups_filtered')} groups had equal rewards and were left out of the batches.",
     ]
     if status.trajectories_failed:
         notes.append(
             f"{status.trajectories_failed} answers could not be scored; they trained nothing, and no mean "
             "counts them but that of held-out answers, where they solved nothing. The batch files say why."
         )
-    if status.groups_requeued or lost:
-        notes.append(
-            f"{status.groups_requeued} groups were offered again after a lease was lost; "
-            f"{lost} times a worker was lost or replaced."
+    if picture.offered_again:
+        reasons = ", ".join(
+            f"{count} because of: {why}" for why, count in picture.offered_again.most_common()
         )
+        notes.append(f"Groups whose lease ended without a hand-in were offered again, {reasons}.")
+    if lost:
+        notes.append(f"{lost} times a worker left, was lost or replaced.")
     notes += [
         f"{batch.operator} voided batch {batch.digest[:SHORT_DIGEST]} of step {batch.step}, "
         f"{batch.groups} groups that never trained: {batch.reason}"

@@ -78,7 +78,7 @@ def learning_curve(picture: RunPicture) -> str:
         held = picture.evaluations
         places: list[tuple[Any, list[float], list[float], str]] = [
             (left, [s.step for s in steps], [e.version for e in held], "learner step"),
-            (right, [s.at_s for s in steps], [e.at_s for e in held], "seconds since the run began"),
+            (right, [s.at_s for s in steps], [e.at_s for e in held], "seconds since the first lease"),
         ]
         for axes, positions, evaluated_at, label in places:
             axes.plot(positions, rewards, color=ORANGE, alpha=0.35, linewidth=1.0)
@@ -178,25 +178,24 @@ def throughput(picture: RunPicture) -> str:
             centres = [start + (i + 0.5) * width for i in range(THROUGHPUT_BINS)]
             axes.plot(centres, _smooth(bins), color=colour, label=label)
         axes.set_ylim(bottom=0)
-        axes.set(xlabel="seconds since the run began", ylabel="completion tokens per second")
+        axes.set(xlabel="seconds since the first lease", ylabel="completion tokens per second")
         axes.grid(axis="y")
         axes.legend(loc="lower right", fontsize=8)
 
     return _svg("throughput", (4.7, 2.8), draw, "Tokens per second by plane")
 
 
-def busy(picture: RunPicture) -> str:
+def busy(shares: Mapping[str, float]) -> str:
     """Draw each plane's busy and idle share of the run."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        shares = picture.busy_shares()
         names = list(shares)[::-1]
         values = [100 * shares[name] for name in names]
         axes.barh(names, values, color=[_colour(name) for name in names], height=0.6)
         axes.barh(names, [100 - v for v in values], left=values, color=GRID, height=0.6)
         for row, value in enumerate(values):
-            axes.text(102, row, f"{value:.0f}%", va="center", color=INK, fontsize=8)
+            axes.text(102, row, f"{value:.1f}%", va="center", color=INK, fontsize=8)
         axes.set(xlim=(0, 112), xlabel="% of the seconds from first lease to last commit")
         axes.tick_params(axis="y", length=0)
 
@@ -298,7 +297,7 @@ def _timeline(picture: RunPicture, start: float, stop: float, name: str, *, labe
         axes.set_yticks(range(len(lanes)), [lane for lane, _, _ in reversed(lanes)])
         axes.tick_params(axis="y", length=0)
         axes.set(xlim=(start, max(stop, start + 1.0)), ylim=(-0.6, max(len(lanes), 1) - 0.4))
-        axes.set_xlabel("seconds since the run began")
+        axes.set_xlabel("seconds since the first lease")
         axes.grid(axis="x")
 
     height = 0.9 + 0.34 * len(lanes) + (0.5 * len(picture.rollout) if labelled else 0.0)

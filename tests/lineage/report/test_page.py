@@ -24,6 +24,7 @@ from antiphon.core.loop.events import (
     StepCommitted,
     WorkerLoaded,
     dump_event,
+    load_event,
 )
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
@@ -32,6 +33,7 @@ from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import Bar, RunDrawer, RunPicture, fold, merge
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.support.loop_model import LoopModel, make_config, run_to_end
+from tests.support.run_logs import write_run_log
 
 STEP_S, GROUPS = 4.0, 6
 
@@ -61,7 +63,7 @@ def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) ->
         metrics = {"train/loss": 0.1 / (step + 1), "train/train_s": 2.5}
         moments += [
             (sealed, batch),
-            (committed, StepCommitted(step, step + 1, f"{step:064x}", digest, metrics, True)),
+            (committed, StepCommitted(step, step + 1, f"{step:064x}", digest, metrics, True, committed)),
             (committed + 0.3, SnapshotAnnounced(step + 1, f"{step:064x}", "127.0.0.1:1")),
             *((committed + 0.9 + w / 2, WorkerLoaded(f"worker-{w}", step + 1)) for w in range(workers)),
         ]
@@ -90,6 +92,7 @@ def make(tmp_path: Path) -> Callable[..., str]:
         (tmp_path / "config.yaml").write_text(dump_config(build_config({"run": {"name": "demo"}})))
         store = ArtifactStore(tmp_path / "store")
         events = journal(steps, workers, store) if steps >= 0 else []
+        write_run_log(tmp_path, [load_event(event.kind, event.data_json) for event in events])
         out = tmp_path / "report.html"
         build_report(tmp_path, store, fold(events), status(max(steps, 0), **changes), out)
         return out.read_text()
@@ -123,7 +126,7 @@ def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -
     assert all(link.startswith("#") for link in outline.links)
     assert len(outline.ids) == len(set(outline.ids))
     assert not re.findall(r"url\((?!#)", page) and "@import" not in page
-    for words in ("demo-1", "20 of 20 steps", "0.20 → 0.80", "+60 points", "bound 2", "max_staleness: 2"):
+    for words in ("demo-1", "20 of 20 steps", "20.0% → 80.0%", "best 80.0%", "bound 2", "max_staleness: 2"):
         assert words in page, words
     assert page.count("<tr>") == 21 and f"{19:064x}" in page
 
