@@ -6,7 +6,8 @@ worker's second is shared evenly among the leases it holds; without any it is id
 first one it is starting. What a lease cost stays open until its group is used or dropped. Tokens count
 as far as the coordinator heard of them.
 
-While no coordinator runs nothing counts: the time from its last event to its restart is left out.
+While no coordinator runs nothing counts: the time from its last event to its restart is left out. Nor
+does the time after the run has finished.
 """
 
 from dataclasses import dataclass, field
@@ -160,8 +161,8 @@ class WorkAccounts:
             case e.WorkerLost():
                 self._advance(event.worker_id, event.at_s)
                 self._leave(event.worker_id)
-            case e.RunResumed():
-                self._resumed()
+            case e.RunResumed() | e.RunFinished():
+                self._stop()
             case _:
                 pass
 
@@ -266,7 +267,8 @@ class WorkAccounts:
         if not worker.leases:
             del self._workers[worker_id]
 
-    def _resumed(self) -> None:
+    def _stop(self) -> None:
+        """Count nothing from here on until the workers register again."""
         for lease in self._running.values():
             if lease.worker_id:
                 lease.before_s += self._workers[lease.worker_id].share_s - lease.from_s

@@ -182,7 +182,8 @@ def test_each_second_goes_to_what_it_was_good_for() -> None:
     ledger.apply(e.LeaseGranted("g2", "l3", "b-1", 2, 0, 50.0, continued=6))
     ledger.apply(e.GroupSubmitted("g2", "l3", "b-1", 2, "", 0, (9,), 0.0, 53.0, authors=((0, "a-1", 0, 6),)))
     account = ledger.account(55.0)
-    # 10 passed before the first lease; 10 alone and half of 20 were for g1; the other 20 of the first worker for g2, 4 of them unheard of.
+    # 10 passed before the first lease; 10 alone and half of 20 were for g1; the other 20 of the first worker
+    # for g2, 4 of them unheard of.
     assert account.seconds == {
         "useful": 20.0,
         "stale": 0.0,
@@ -224,3 +225,12 @@ def test_a_worker_starts_until_its_first_lease_and_again_when_it_comes_again() -
     ledger.apply(e.WorkerRegistered("a-2", "a", 2, 80.0))
     seconds = ledger.account(100.0).seconds
     assert (seconds["starting"], seconds["idle"]) == (80.0, 5.0)
+
+
+def test_nothing_counts_after_the_end_of_the_run() -> None:
+    ledger = WorkAccounts()
+    ledger.apply(e.WorkerRegistered("a-1", "a", 2, 0.0))
+    ledger.apply(e.LeaseGranted("g1", "l1", "a-1", 1, 0, 60.0))
+    ledger.apply(e.GroupSubmitted("g1", "l1", "a-1", 1, "", 0, (7,), 0.0, 65.0))
+    ledger.apply(e.RunFinished())
+    assert ledger.account(1000.0).total_s == 65.0
