@@ -153,7 +153,7 @@ def _draw_numbered(
         axes.broken_barh([(low, high - low)], (base, height), color=colour, edgecolor=PAPER, linewidth=0.6)
         if high - low > 0.03 * (stop - start):
             middle = ((low + high) / 2, base + height / 2)
-            axes.text(*middle, str(bar.number), ha="center", va="center", color=PAPER, fontsize=8)
+            axes.text(*middle, str(bar.number), ha="center", va="center", color=PAPER)
 
 
 def _draw_groups(axes: Axes, base: float, height: float, shown: Sequence[Bar], colour: str) -> None:

@@ -77,6 +77,8 @@ def _of_metric(picture: RunPicture, chart: Chart) -> LearnerPanel | None:
 
 def _length(picture: RunPicture) -> LearnerPanel | None:
     trained = _points(picture, lambda step: step.completion_tokens_mean)
+    if not trained:
+        return None
     held = [(float(e.version), e.completion_tokens_mean) for e in picture.evaluations]
     series = [Series("training", VIOLET, trained), Series("held-out", BLUE, held, style="points")]
     return _panel("length", "Completion length", "mean tokens of a completion", series)

@@ -97,7 +97,7 @@ def draw_panels(
         rows, columns = (len(panels), 1) if narrow else (1, len(panels))
         grid = figure.subplots(rows, columns, squeeze=False).flat
         for axes, panel in zip(grid, panels, strict=True):
-            _draw_panel(axes, panel)
+            _draw_panel(axes, panel, title_pad=15 if any(panel.marks for panel in panels) else 6)
         add_legend(figure, narrow)
         return [(axes, _reading(panel)) for axes, panel in zip(figure.axes, panels, strict=True)]
 
@@ -127,7 +127,7 @@ def legend_columns(names: Sequence[str], narrow: bool) -> int:
     return max(1, room // (max(map(len, names)) + 5))
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel, title_pad: float) -> None:
     for series in panel.series:
         if series.hidden:
             continue
@@ -146,13 +146,16 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         else:
             axes.plot(xs, ys, color=series.colour, label=series.name, **kind)
     if panel.y:
-        axes.set_title(panel.y, pad=15 if panel.marks else 6)
+        axes.set_title(panel.y, pad=title_pad)
     axes.set_xlabel(panel.x)
     if panel.low is not None or panel.high is not None:
         axes.set_ylim(panel.low, panel.high)
-    if panel.left is not None:
-        axes.set_xlim(left=panel.left)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=panel.whole))
+    low, high = axes.get_xlim()
+    low = low if panel.left is None else panel.left
+    if high - low < 1:  # a single step or moment
+        low, high = (low - 0.5, high + 0.5) if panel.left is None else (low, low + 1.0)
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=panel.whole, min_n_ticks=1 if panel.whole else 2))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.grid(axis="y")
     mark_places(axes, panel.marks)
@@ -163,7 +166,7 @@ def mark_places(axes: Axes, marks: Sequence[tuple[float, str]]) -> None:
     for x, words in marks[:: -(-len(marks) // MOST_MARKS) or 1]:
         axes.axvline(x, color=MUTED, linewidth=0.8, linestyle=":")
         place = axes.get_xaxis_transform()
-        axes.text(x, 1.02, words, transform=place, color=MUTED, fontsize=7.5, ha="center")
+        axes.text(x, 1.02, words, transform=place, color=MUTED, ha="center")
 
 
 def _reading(panel: Panel) -> Reading:

@@ -99,7 +99,7 @@ def _origin(run_dir: Path) -> list[tuple[str, Markup, str]]:
     if not starts:
         return []
     first, *later = starts
-    again = f"continued {len(later)} time{'s' * (len(later) > 1)}" if later else ""
+    again = f"continued {_times(len(later))}" if later else ""
     rows = [("command", Markup("{}").format(first.command), again)] if first.command else []
     for start, name in ((first, "git commit"), (starts[-1], "continued with")):
         if start.commit and (name == "git commit" or start.commit != first.commit):
@@ -203,8 +203,8 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
             sum(getattr(b, name) for b in picture.breaks) for name in ("break_s", "startup_s")
         )
         notes.append(
-            f"The run stood still {_times(len(picture.breaks))}, where a dotted line says break: until it was "
-            f"continued {closed:.0f} s, until it worked again {starting:.0f} s. Its clock shows neither."
+            f"The run stood still {_times(len(picture.breaks))}, where a dotted line says break: until it "
+            f"was continued {closed:.0f} s, until it worked again {starting:.0f} s. Its clock shows neither."
         )
     if status.trajectories_failed:
         notes.append(

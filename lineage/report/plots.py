@@ -60,28 +60,25 @@ def learning_curve(picture: RunPicture) -> Plot | None:
     held = picture.evaluations
     if not rewards and not held:
         return None
-    window = picture.window
-    highest = max(1.0, *(reward for _, _, reward in rewards), *(e.reward_mean for e in held))
-    lowest = min(0.0, *(reward for _, _, reward in rewards), *(e.reward_mean for e in held))
+    values = [0.0, 1.0, *(reward for _, _, reward in rewards), *(e.reward_mean for e in held)]
+
+    def series(place: int, evaluated_at: Sequence[float]) -> list[Series]:
+        points = [(float(reward[place]), reward[2]) for reward in rewards]
+        return [
+            *(reward_series(points) if points else ()),
+            *([held_out_series(evaluated_at, held)] if held else ()),
+        ]
+
+    low, high = min(values), max(values)
+    steps = series(0, [e.version for e in held])
+    seconds = series(1, [e.at_s for e in held])
+    marks = break_marks(picture, *picture.window)
     panels = [
-        Panel(
-            x,
-            [
-                *reward_series([(float(place[index]), place[2]) for place in rewards]),
-                held_out_series([e.version if index == 0 else e.at_s for e in held], held),
-            ],
-            y="reward",
-            low=lowest,
-            high=highest,
-            left=None if index == 0 else 0.0,
-            marks=[] if index == 0 else break_marks(picture, *window),
-            whole=index == 0,
-        )
-        for index, x in enumerate(("learner step, policy version", SECONDS))
+        Panel("learner step, policy version", steps, y="reward", low=low, high=high, whole=True),
+        Panel(SECONDS, seconds, y="reward", low=low, high=high, left=0.0, marks=marks),
     ]
-    return draw_panels(
-        "learning", "Training reward and held-out pass@1 over steps and over seconds", panels, height_in=3.3
-    )
+    label = "Training reward and held-out pass@1 over steps and over seconds"
+    return draw_panels("learning", label, panels, height_in=3.3)
 
 
 def reward_series(points: Sequence[tuple[float, float]]) -> list[Series]:
@@ -118,7 +115,7 @@ def staleness(histogram: Mapping[int, int], bound: int | None) -> Plot | None:
         drawn = axes.bar(range(top + 1), shares, color=GREEN, width=0.7)
         if top < 12:
             words = [f"{share:.0f}%" if share else "" for share in shares]
-            axes.bar_label(drawn, words, color=MUTED, fontsize=8, padding=1)
+            axes.bar_label(drawn, words, color=MUTED, fontsize=8.5, padding=1)
         if bound is not None:
             axes.axvline(bound + 0.5, color=RED, linewidth=1.2)
             place = axes.get_xaxis_transform()
@@ -170,8 +167,8 @@ def busy(picture: RunPicture) -> Plot | None:
         for row, (name, value) in enumerate(rows):
             axes.barh(row, value, color=COLOURS.get(name, BLUE), height=0.4)
             axes.barh(row, 100 - value, left=value, color=GRID, height=0.4)
-            axes.text(0, row + 0.26, name, color=INK, va="bottom", fontsize=8)
-            axes.text(100, row + 0.26, f"{value:.0f}%", color=INK, va="bottom", ha="right", fontsize=8)
+            axes.text(0, row + 0.26, name, color=INK, va="bottom")
+            axes.text(100, row + 0.26, f"{value:.0f}%", color=INK, va="bottom", ha="right")
         axes.set(xlim=(0, 100), ylim=(-0.4, len(rows) - 0.2), yticks=[])
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("% of the seconds from first lease to last commit")
@@ -206,7 +203,8 @@ def work(seconds: Mapping[str, float], tokens: Mapping[str, int]) -> Plot | None
         return []
 
     label = "What became of worker seconds and tokens"
-    return paint("work", label, draw, wide_in=(WIDE_IN, 2.3), narrow_in=(NARROW_IN, 3.2))
+    height = 0.7 + 0.7 * len(rows)
+    return paint("work", label, draw, wide_in=(WIDE_IN, height), narrow_in=(NARROW_IN, height + 0.9))
 
 
 def _use_words(use: Use, booked: Mapping[str, Mapping[str, float]]) -> str:

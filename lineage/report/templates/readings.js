@@ -30,10 +30,12 @@ for (const figure of document.querySelectorAll("figure[data-readings]")) {
       told.hidden = false;
       const frame = figure.getBoundingClientRect(), drawn = svg.getBoundingClientRect();
       const scale = drawn.width / svg.viewBox.baseVal.width;
-      const beside = drawn.left - frame.left + at * scale;
+      const beside = drawn.left - frame.left + at * scale, above = drawn.top - frame.top + top * scale;
       const room = beside + 14 + told.offsetWidth <= frame.width;
-      told.style.left = `${Math.max(0, room ? beside + 14 : beside - 14 - told.offsetWidth)}px`;
-      told.style.top = `${drawn.top - frame.top + top * scale + 4}px`;
+      const narrow = frame.width < 500; // there it would cover the curves
+      const shift = narrow ? -told.offsetWidth / 2 : room ? 14 : -14 - told.offsetWidth;
+      told.style.left = `${Math.max(0, Math.min(beside + shift, frame.width - told.offsetWidth))}px`;
+      told.style.top = `${narrow ? above - told.offsetHeight - 2 : above + 4}px`;
     };
     const nearest = (a, x) => {
       const distance = ([px]) => Math.abs(px - x);

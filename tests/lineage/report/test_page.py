@@ -227,7 +227,7 @@ def test_the_head_names_command_and_commit(make: Callable[..., str], tmp_path: P
     ]
     (tmp_path / "starts.json").write_text(json.dumps(starts))
     head = make(-1).partition("</header>")[0]
-    assert "<code>./antiphon run &lt;x&gt;.yaml</code>continued 1 time<" in head
+    assert "<code>./antiphon run &lt;x&gt;.yaml</code>continued once<" in head
     assert "abababababab</span></code>with uncommitted changes<" in head
     assert "<dt>continued with</dt>" in head and f'title="{"cd" * 20}"' in head
 
