@@ -5,6 +5,7 @@ Series in, SVG out, whatever they are of: one run's metrics or several runs' rew
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
@@ -33,6 +34,14 @@ NARROW_HEIGHT_IN = 2.2
 """Height of each axes of a narrow drawing."""
 SMOOTHING_STEPS = 5
 """Steps of the running mean drawn over the noisy values of single batches."""
+DOT: dict[str, Any] = {"marker": "o", "markersize": 4}
+STYLES: dict[str, dict[str, Any]] = {
+    "line": {},
+    "dots": DOT,
+    "points": {**DOT, "linestyle": ""},
+    "faint": {"alpha": 0.35, "linewidth": 1.0},
+}
+"""How a series can be drawn."""
 MOST_MARKS = 8
 """Marked places that one panel shows."""
 
@@ -51,7 +60,7 @@ class Series:
     spread: Sequence[float] = ()
     """Half the width of an interval around each point; empty without intervals."""
     style: str = "line"
-    """line, dots (a line with a dot at each point), points (dots alone), or faint (a thin, pale line)."""
+    """One of STYLES: line, dots (with a line through them), points (dots alone), faint."""
     hidden: bool = False
     """It can be read, but is not drawn."""
 
@@ -133,28 +142,23 @@ def _draw_panel(axes: Axes, panel: Panel, title_pad: float) -> None:
             continue
         points, spread = thin(series.points), thin(series.spread)
         xs, ys = [x for x, _ in points], [y for _, y in points]
-        kind: dict[str, Any] = {
-            "line": {},
-            "dots": {"marker": "o", "markersize": 4},
-            "points": {"marker": "o", "markersize": 4, "linestyle": ""},
-            "faint": {"alpha": 0.35, "linewidth": 1.0},
-        }[series.style]
-        if len(points) == 1 and not kind.get("marker"):
-            kind |= {"marker": "o", "markersize": 4}  # a line through one point is not seen
+        style = STYLES[series.style]
+        if len(points) == 1:
+            style = DOT | style  # a line through one point is not seen
         if spread:
-            axes.errorbar(xs, ys, spread, color=series.colour, capsize=2, label=series.name, **kind)
+            axes.errorbar(xs, ys, spread, color=series.colour, capsize=2, label=series.name, **style)
         else:
-            axes.plot(xs, ys, color=series.colour, label=series.name, **kind)
+            axes.plot(xs, ys, color=series.colour, label=series.name, **style)
     if panel.y:
         axes.set_title(panel.y, pad=title_pad)
     axes.set_xlabel(panel.x)
     if panel.low is not None or panel.high is not None:
         axes.set_ylim(panel.low, panel.high)
+    if panel.left is not None:
+        axes.set_xlim(left=panel.left)
     low, high = axes.get_xlim()
-    low = low if panel.left is None else panel.left
-    if high - low < 1:  # a single step or moment
-        low, high = (low - 0.5, high + 0.5) if panel.left is None else (low, low + 1.0)
-    axes.set_xlim(low, high)
+    if panel.whole and high - low < 1:  # around a single step
+        axes.set_xlim(low - 0.5, high + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=panel.whole, min_n_ticks=1 if panel.whole else 2))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.grid(axis="y")
@@ -172,8 +176,7 @@ def mark_places(axes: Axes, marks: Sequence[tuple[float, str]]) -> None:
 def _reading(panel: Panel) -> Reading:
     told: dict[float, list[str]] = {}
     for place, series in enumerate(panel.series):
-        halves = series.spread or [None] * len(series.points)
-        for (x, y), half in thin(list(zip(series.points, halves, strict=True))):
+        for (x, y), half in zip_longest(thin(series.points), thin(series.spread)):
             words = told.setdefault(x, [""] * len(panel.series))
             words[place] = number(y) if half is None else f"{number(y)} ± {number(half)}"
     points = [(x, f"{x:.0f}" if panel.whole else number(x), words) for x, words in sorted(told.items())]
