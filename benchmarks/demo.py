@@ -1,13 +1,13 @@
 """The demo, measured: what it learns, how fast, and what is thrown away, for several seeds.
 
-Shares of groups are of all that were sampled to their end. `stale_share` counts finished groups that
-were dropped as too old, `stale_token_share` tokens that were sampled and thrown away, for whatever
-reason; `length_bias` is how far the mean length of one staleness is from that of the same batches, at
-most (of staleness that at least 5% of the groups have). `filtered_share` counts groups whose rewards were
-all the same. `idle_share` is the learner's time without a batch. `drafts_rested_share`: of the tokens that
-were sampled while over 0.8 of the newest drafts were right, the share sampled without drafts. The base
-model was taught the careful method and then had it buried (docs/concepts/demo-model.md), so the score
-says how fast a buried habit comes back.
+`filtered_share`, `stale_share`, `staleness_mean`, `idle_share`, `loop_s` and `drafting_*` are the run's own
+figures (docs/concepts/figures.md). `stale_token_share` counts tokens that were sampled and thrown away, for
+whatever reason; `length_bias` is how far the mean length of one staleness is from that of the same
+batches, at most (of staleness that at least 5% of the groups have). `drafts_rested_share`: of the tokens
+that were sampled while over 0.8 of the newest drafts were right, the share sampled without drafts. The base
+model was
+taught the careful method and then had it buried (docs/concepts/demo-model.md), so the score says how fast a
+buried habit comes back.
 
     .venv/bin/python benchmarks/demo.py --seeds 5
 
@@ -96,7 +96,7 @@ def other_job(home: Path, checkout: Path | None, words: Sequence[str]) -> JobRun
 def measured(job: JobRun, home: Path) -> dict[str, float]:
     """Return what one run shows."""
     metrics, timings = job.metrics(), job.timings()
-    drafting = timings["drafting"]
+    drafting, figures = timings["drafting"], timings["figures"]
     groups = count_groups(home, timings["run_id"])
     scores = [evaluation["pass_at_1"] for evaluation in metrics["evaluations"]]
     last = scores[1:][-LAST:] or scores
@@ -106,21 +106,21 @@ def measured(job: JobRun, home: Path) -> dict[str, float]:
         "pass_gain": metrics["pass_after"] - metrics["pass_before"],
         "pass_last_three": sum(last) / len(last),
         "pass_best_minus_last": max(scores) - scores[-1],
-        "filtered_share": groups.filtered / groups.finished,
-        "stale_share": groups.dropped / groups.finished,
+        "filtered_share": figures["groups_filtered_share"],
+        "stale_share": figures["groups_dropped_stale_share"],
         "stale_token_share": groups.stale_token_share,
         "length_bias": max(
             abs(ratio - 1.0)
             for age, ratio in groups.length_by_staleness.items()
             if groups.staleness_shares[age] >= COMMON
         ),
-        "staleness_mean": sum(age * share for age, share in groups.staleness_shares.items()),
-        "idle_share": timings["learner_idle_share"],
+        "staleness_mean": figures["staleness_mean"],
+        "idle_share": figures["learner_idle_share"],
         "wall_s": job.seconds,
-        "loop_s": timings["loop_s"],
+        "loop_s": figures["wall_s"],
         "cpu_s": job.cpu_s,
         "peak_memory_gb": job.peak_gb,
-        **{f"drafting_{name}": drafting[name] for name in ("acceptance", "tokens_per_pass") if drafting},
+        **{name: figures[name] for name in ("drafting_acceptance", "drafting_tokens_per_pass") if drafting},
         **({"drafts_rested_share": drafting["rested_share"]} if drafting else {}),
     }
 

@@ -186,7 +186,7 @@ def _finished_run(label: str, overrides: Sequence[str], results: Path) -> dict[s
             "label": label,
             "overrides": list(overrides),
             "seconds": round(job.seconds, 1),
-            "loop_s": round(timings["loop_s"], 2),
+            "loop_s": round(timings["figures"]["wall_s"], 2),
             "rewards": _rewards(home),
             "pass_before": metrics["pass_before"],
             "pass_after": metrics["pass_after"],

@@ -46,7 +46,7 @@ def main() -> int:
         turn = number % len(VARIANTS)
         found = {name: run_variant(name, overrides) for name in (*VARIANTS[turn:], *VARIANTS[:turn])}
         for variant, (_, timings) in found.items():
-            if bool(timings["records"]) == (variant == "no_records"):
+            if bool(timings["records"]["writers"]) == (variant == "no_records"):
                 violated.append(f"round {number + 1}: the job {variant} recorded {timings['records']}")
         compared = compare(found, arguments.steps)
         print(f"round {number + 1}: {compared}", flush=True)
@@ -79,7 +79,7 @@ def compare(found: Mapping[str, tuple[JobRun, dict[str, Any]]], steps: int) -> d
     """
     wall = {name: job.seconds for name, (job, _) in found.items()}
     cpu = {name: job.cpu_s for name, (job, _) in found.items()}
-    loop = {name: timings["loop_s"] for name, (_, timings) in found.items()}
+    loop = {name: timings["figures"]["wall_s"] for name, (_, timings) in found.items()}
     records = found["shipped"][1]["records"]
 
     def share(of: Mapping[str, float], without: str) -> float:

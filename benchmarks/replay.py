@@ -119,7 +119,7 @@ def main() -> int:
             "steps_equal_share": found["steps_equal_share"],
             "logprobs_equal_share": found["logprobs_equal_share"],
             "replay_seconds": round(seconds, 1),
-            "train_seconds": round(outcome["loop_s"], 1),
+            "train_seconds": round(outcome["figures"]["wall_s"], 1),
             "logprobs": found["logprobs"],
             "largest_logprob_difference": found["largest_logprob_difference"],
             "first_difference": found["first_difference"],

@@ -34,6 +34,7 @@ def status(
     """
     from antiphon.core.config import load_config
     from antiphon.core.reporting.alarms import audit_alarm
+    from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
     from antiphon.runs.directory import find_run, home_directory, list_runs
@@ -53,7 +54,7 @@ def status(
         alarms.append(unaudited)
     if as_json:
         plain = dataclasses.asdict(found) | {"alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
-        print(json.dumps(plain, indent=2))
+        print(json.dumps(plain | {"figures": read_figures(directory).plain()}, indent=2))
         return 0
 
     from rich.console import Console
@@ -64,6 +65,8 @@ def status(
     history = RunHistory()
     history.take(found)
     Console().print(picture(found, planes_of(found, {}), history, None))
+    for line in read_figures(directory).lines():
+        print(line)
     for alarm in alarms:
         print(alarm_line(alarm))
     print(f"coordinator: {address}")
@@ -103,19 +106,24 @@ def _watch(address: str, run_id: str, credentials: "Credentials | None") -> int:
 
 def _show_resting(directory: Path, as_json: bool) -> int:
     """Say what is known of a run that is not running; exit code 1 when it is unfinished."""
+    from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.directory import is_finished
+    from antiphon.runs.outcome import RunOutcome
 
+    figures = read_figures(directory)
     if not is_finished(directory):
+        said = {"run_id": directory.name, "finished": False, "figures": figures.plain()}
+        lines = f"run {directory.name}: " + "\n".join(figures.lines())
+        print(json.dumps(said, indent=2) if as_json else lines)
         raise AntiphonError(
             f"run {directory.name} is not running and not finished; continue it with "
             f"`antiphon run {directory / 'config.yaml'} --resume {directory.name}`"
         )
     outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
+    outcome |= {"figures": figures.plain()}  # those of outcome.json, computed anew
     if as_json:
         print(json.dumps(outcome, indent=2))
         return 0
-    from antiphon.runs.outcome import RunOutcome
-
     for line in RunOutcome.from_summary(outcome).lines(directory / "report.html"):
         print(line)
     return 0

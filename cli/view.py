@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from antiphon.core.reporting.figures import share
 from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of
 from antiphon.core.status import RunStatus
 
@@ -41,11 +42,6 @@ def sparkline(values: Sequence[float], width: int = HISTORY) -> str:
     if span <= 0:
         return SPARKS[0] * len(shown)
     return "".join(SPARKS[round((v - low) / span * (len(SPARKS) - 1))] for v in shown)
-
-
-def percent(share: float | None) -> str:
-    """Write a share as a percentage, or a dash when it is unknown."""
-    return "–" if share is None else f"{share:.1%}"
 
 
 def minutes(seconds: float) -> str:
@@ -118,7 +114,7 @@ def picture(
     step.add_row(bar, f"{status.committed_steps} of {status.steps_total}   {clock}")
     rows.add_row("step", step)
     rewards = [history.rewards[s] for s in sorted(history.rewards)]
-    rows.add_row("reward", f"{percent(rewards[-1] if rewards else None):>6}  {sparkline(rewards)}")
+    rows.add_row("reward", f"{share(rewards[-1] if rewards else None):>6}  {sparkline(rewards)}")
     rows.add_row("held-out pass@1", _score_words(history.scores))
     rows.add_row("staleness", staleness_words(status.staleness_histogram))
     if drafts := drafting_words(status.last_commit):
@@ -143,8 +139,8 @@ def _score_words(scores: Mapping[int, float]) -> str:
         return "–"
     ordered = sorted(scores)
     values = [scores[v] for v in ordered]
-    last = f"{percent(values[-1]):>6}  {sparkline(values)}"
-    return last if len(ordered) == 1 else f"{last}  from {percent(values[0])} at version {ordered[0]}"
+    last = f"{share(values[-1]):>6}  {sparkline(values)}"
+    return last if len(ordered) == 1 else f"{last}  from {share(values[0])} at version {ordered[0]}"
 
 
 class LiveView:
@@ -166,7 +162,7 @@ class LiveView:
 
     def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         for version in self._history.take(status):
-            self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")
+            self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
         if self._live is not None:
             elapsed_s = time.perf_counter() - self._started_s
             self._live.update(picture(status, planes, self._history, elapsed_s))
@@ -207,7 +203,7 @@ class PlainView:
     def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         """Print a line when a step was made, or when nothing was printed for PLAIN_INTERVAL_S."""
         for version in self._history.take(status):
-            self.message(f"held-out pass@1 of version {version}: {percent(self._history.scores[version])}")
+            self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
         if status.paused_reason and status.paused_reason != self._paused:
             self._paused = status.paused_reason
             self.message(f"paused: {status.paused_reason}")
@@ -217,7 +213,7 @@ class PlainView:
         self._step = status.committed_steps
         waits = [f"{p.name} waits for {p.waits_for}" for p in planes.values() if p.waits_for]
         rates = [f"{p.name} {p.rate:,.0f} tokens/s" for p in planes.values() if p.rate]
-        reward = percent(reward_of(status.last_commit))
+        reward = share(reward_of(status.last_commit))
         stale = max(status.staleness_histogram, default=0)
         head = f"{minutes(now - self._started_s)} step {status.committed_steps}/{status.steps_total}"
         drafts = drafting_words(status.last_commit)

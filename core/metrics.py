@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from antiphon.core.drafting.statistics import drafting_rates
 from antiphon.core.records import BatchRef
+from antiphon.core.reporting.figures import FIGURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,10 @@ STALENESS_METRICS: tuple[Metric, ...] = (
 """What a learner step also reports for each staleness that occurs in its batch."""
 
 TOTAL_METRICS: tuple[Metric, ...] = (
-    Metric("tokens_total", "tokens", "completion tokens trained on until the version was made"),
-    Metric("wall_s", "s", "seconds the run had lasted when the version was made, breaks left out"),
-    Metric("cost_dollars", "USD", "wall_s at the prices of record.worker_usd_per_hour and its like"),
+    Metric("tokens_total", "tokens", "tokens_sampled until the version was made"),
+    Metric("tokens_trained_total", "tokens", "tokens_trained until the version was made"),
+    Metric("wall_s", "s", "wall_s until the version was made"),
+    Metric("cost_dollars", "USD", "dollars until the version was made"),
 )
 """What a policy version had cost when it was made; as x axis they make runs comparable."""
 
@@ -89,37 +91,24 @@ REWARD_LEVELS: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9)
 """Held-out rewards of which a summary says when they were reached."""
 
 SUMMARY_METRICS: tuple[Metric, ...] = (
-    Metric("steps", "steps", "learner steps recorded"),
-    Metric("wall_s", "s", "seconds until the last version was made, breaks left out"),
-    Metric("tokens", "tokens", "completion tokens trained on"),
-    Metric("dollars", "USD", "what those seconds cost"),
-    Metric("tokens_per_s", "tokens/s", "tokens over wall_s"),
-    Metric("reward_first", "reward", "held-out reward of the first evaluated version"),
-    Metric("reward_last", "reward", "held-out reward of the last evaluated version"),
-    Metric("reward_best", "reward", "best held-out reward of an evaluated version"),
+    *(Metric(figure.name, figure.unit, figure.meaning) for figure in FIGURES),
     *(
         Metric(f"{name}_to_reward_{level:g}", unit, f"{words} the first version that scored {level:g}")
         for level in REWARD_LEVELS
         for name, unit, words in (
             ("steps", "steps", "learner steps until"),
-            ("wall_s", "s", "seconds until"),
-            ("tokens", "tokens", "tokens trained on until"),
-            ("dollars", "USD", "cost until"),
+            ("wall_s", "s", "wall_s until"),
+            ("tokens", "tokens", "tokens_sampled until"),
+            ("tokens_trained", "tokens", "tokens_trained until"),
+            ("dollars", "USD", "dollars until"),
         )
     ),
-    Metric("staleness_mean", "versions", "mean staleness of all trajectories trained on"),
-    Metric("staleness_max", "versions", "largest staleness of a trajectory trained on"),
-    Metric("groups_dropped_stale", "groups", "finished groups dropped beyond the bound"),
-    Metric("learner_busy_share", "1", "share of wall_s that the learner spent in steps"),
-    Metric("drafting_gain", "1", "drafting_gain, mean of the steps that have one, weighted by tokens"),
-    Metric("drafting_acceptance", "1", "drafting_acceptance, mean of steps, weighted by tokens"),
-    Metric("drafting_tokens_per_pass", "1", "drafting_tokens_per_pass, mean of steps, weighted by tokens"),
     Metric("workers", "workers", "mean number of workers in a step's batch"),
     Metric("workers_seen", "workers", "different workers in all batches"),
     Metric("worker_share.NAME", "1", "share of the trajectories trained on that the worker NAME sampled"),
 )
-"""What a run says of itself at its end, each under `summary/`; a reward that was never reached
-and drafting that never was are left out."""
+"""What a run says of itself at its end, each under `summary/`: its figures, and what only MLflow has; a
+reward that was never reached and drafting that never was are left out."""
 
 SYSTEM_METRICS: tuple[Metric, ...] = (
     Metric("cpu_utilization_percentage", "%", "all cores of the machine"),

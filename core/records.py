@@ -10,6 +10,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.run_clock import RunTimes
 from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.core.voided_batch import VoidedBatch
 
@@ -319,10 +320,8 @@ class BatchRef:
     timings_digest: str
     """blake3 of the Parquet file beside it: timings, worker and lease ids."""
     trajectories: int
-    groups: int
-    """Groups in the file, after filtering."""
-    groups_filtered: int
-    """Groups without reward variance that were left out."""
+    groups: int  # in the file, after filtering
+    groups_filtered: int  # without reward variance, and left out
     groups_dropped_stale: int
     """Finished groups dropped beyond the bound since the batch before."""
     tokens: int
@@ -341,6 +340,7 @@ class BatchRef:
     """Batches of this step that were voided before, oldest first."""
     trajectories_failed: int = 0
     """Trajectories of the step that could not be scored; no mean counts them."""
+    tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,3 +397,4 @@ class StepCommit:
     """Names as in `core.metrics`."""
     published: bool = False
     """Whether the version is (to be) published as a snapshot."""
+    times: RunTimes | None = None  # of the run, when the coordinator took it; None before that

@@ -46,8 +46,18 @@ _log = structlog.get_logger(__name__)
 TRACK_S = 60.0
 """Longest wait for MLflow; a table is never lost to it, since the files are written first."""
 
-RUN_METRICS = ("pass_before", "pass_after", "steps", "loop_s", "total_s", "dropped_stale_share")
-"""Numbers of a run's outcome that go to the table as they are."""
+RUN_METRICS = {
+    "reward_first": "pass_before",
+    "reward_last": "pass_after",
+    "steps": "steps",
+    "wall_s": "wall_s",
+    "seconds_per_step": "seconds_per_step",
+    "learner_idle_share": "learner_idle_share",
+    "groups_dropped_stale_share": "dropped_stale_share",
+    "drafting_acceptance": "drafting_acceptance",
+    "drafting_tokens_per_pass": "tokens_per_pass",
+}
+"""Figure of a run -> its name in the table."""
 
 
 class BenchmarkPlan(BaseModel):
@@ -144,15 +154,12 @@ def measure_run(config: RunConfig) -> dict[str, Any]:
 
 
 def run_metrics(outcome: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of a finished run; seconds per step from the first stage to the last."""
-    metrics = {name: outcome.get(name) for name in RUN_METRICS}
-    metrics["learner_idle_share"] = outcome.get("learner_idle_share")
-    metrics["seconds_per_step"] = outcome["loop_s"] / max(1, outcome["steps"])
-    if outcome.get("pass_before") is not None:
-        metrics["pass_gain"] = outcome["pass_after"] - outcome["pass_before"]
-    drafting = outcome.get("drafting") or {}
-    metrics["drafting_acceptance"] = drafting.get("acceptance")
-    metrics["tokens_per_pass"] = drafting.get("tokens_per_pass")
+    """Return the metrics of a finished run, from its outcome."""
+    figures = outcome["figures"]
+    metrics = {name: figures.get(figure) for figure, name in RUN_METRICS.items()}
+    metrics["total_s"] = outcome.get("total_s")
+    if figures.get("reward_first") is not None:
+        metrics["pass_gain"] = figures["reward_last"] - figures["reward_first"]
     return flatten(metrics)
 
 

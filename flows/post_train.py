@@ -5,7 +5,6 @@ flow moves handles: tokens and weights travel between the services.
 """
 
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
@@ -113,11 +112,10 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
             target=watch_cancellation, args=(live.context, flow_run_id), name="cancel", daemon=True
         )
         watcher.start()
-        started = time.perf_counter()
         try:
             stages = PrefectStages(live.context.run_id)
             drive(live.context, stages, live.committed)
-            outcome: RunOutcome = live.finish(time.perf_counter() - started)
+            outcome: RunOutcome = live.finish()
         except AntiphonError:
             if live.context.stop_reason == CANCEL_REASON:
                 return Cancelled(message="The run was cancelled; start it again to continue it.")

@@ -24,6 +24,7 @@ from prefect.exceptions import PrefectException
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
 from antiphon.runs.context import RunContext, StageSpan
 
@@ -105,9 +106,9 @@ class RunPage:
         except AntiphonError as error:
             _log.warning("page.failed", error=str(error))
             return
-        content = page_content(
-            run.config, status, self._commits, list(run.spans), links(run.run_dir, self._home)
-        )
+        figures = RunFigures() if run.recorder is None else run.recorder.figures()
+        found = links(run.run_dir, self._home)
+        content = page_content(run.config, status, self._commits, list(run.spans), found, figures)
         self._try(lambda: self._write(client, content, whole))
 
     def _write(self, client: SyncPrefectClient, content: PageContent, whole: bool) -> None:
@@ -160,13 +161,14 @@ def page_content(
     commits: Sequence[StepCommit],
     spans: Sequence[StageSpan],
     links: Mapping[str, str],
+    figures: RunFigures,
 ) -> PageContent:
     """Draw a run's page from what is known at this moment; decides nothing and waits for nothing."""
     scores = {e.version: e.reward_mean for e in status.evaluations if e.complete}
     return PageContent(
         percent=round(100.0 * status.committed_steps / max(1, status.steps_total), 1),
         versions=[_row(commit, scores) for commit in reversed(commits[-TABLE_VERSIONS:])],
-        plan=_plan(config, status, spans, links),
+        plan=_plan(config, status, spans, links, figures),
     )
 
 
@@ -174,8 +176,8 @@ def _row(commit: StepCommit, scores: Mapping[int, float]) -> dict[str, Any]:
     metrics = commit.metrics
     return {
         "version": commit.version,
-        "reward": _rounded(metrics.get("reward_mean")),
-        "held-out pass@1": _rounded(scores.get(commit.version)),
+        "reward": share(metrics.get("reward_mean")),
+        "held-out pass@1": share(scores.get(commit.version)),
         "loss": _rounded(metrics.get("loss")),
         "largest staleness": int(metrics.get("staleness_max", 0)),
         "tokens": int(metrics.get("completion_tokens", 0)),
@@ -189,7 +191,13 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _plan(config: RunConfig, status: RunStatus, spans: Sequence[StageSpan], links: Mapping[str, str]) -> str:
+def _plan(
+    config: RunConfig,
+    status: RunStatus,
+    spans: Sequence[StageSpan],
+    links: Mapping[str, str],
+    figures: RunFigures,
+) -> str:
     loop = config.loop
     asked = {
         "steps": str(config.run.steps),
@@ -203,13 +211,13 @@ def _plan(config: RunConfig, status: RunStatus, spans: Sequence[StageSpan], link
         "workers": ", ".join(f"{w.worker_id} ({w.state})" for w in status.workers) or "none",
         "waiting for": status.paused_reason or status.waiting or "nothing",
         "not scored": f"{status.trajectories_failed} answers",
-        "dropped as stale": f"{status.groups_dropped_stale} groups",
     }
     measured = {stage: f"{seconds:.2f} s" for stage, seconds in stage_seconds(spans).items()}
     parts = [
         f"# {status.run_id}",
         _table("plan", asked.items()),
         _table("now", now.items()),
+        _table("figures up to the last recorded step", figures.rows()),
         _table(f"median of the last {RECENT_STEPS} steps, waiting included", measured.items()),
         _table("where", links.items()),
     ]

@@ -19,6 +19,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
+from antiphon.core.reporting.figures import FiguresFold, RunFigures
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
@@ -112,6 +113,7 @@ class Recorder:
         self._timed = _Timed()
         self._batches: dict[int, BatchRef] = {}
         self._log = RunLog(run_dir)
+        self._figures = FiguresFold(config)
         self._pins: DocumentPins | None = None
         self._order: Sequencer[_Record] = Sequencer()
         self._ledger_writer = Writer("ledger") if self._project else None
@@ -145,6 +147,7 @@ class Recorder:
         with self._timed:
             batch = self._batches.pop(commit.step, None)
             line = self._log.add_step(commit, batch, self._workers(batch))
+            self._figures.add(line)
             self._tell_step(line)
             if manifest is not None:
                 self._pin_weights(manifest)
@@ -170,6 +173,12 @@ class Recorder:
         with self._timed:
             if self._tracker is not None:
                 self._tracker.attach(path, plots)
+
+    def figures(self) -> RunFigures:
+        """Return the run's figures up to the last step that was recorded without a gap."""
+        with self._timed.lock:
+            held = sorted(self._log.evaluations.items())
+            return self._figures.figures([line for _, line in held])
 
     def report(self) -> RecorderReport:
         """Return what recording cost so far."""
@@ -229,6 +238,7 @@ class Recorder:
                 timings, digest = line["timings"], line["batch_digest"]
                 files = (digest, timings["timings_digest"])
                 self._tell_batch(line["step"], *files, line["batch"], timings["at"])
+            self._figures.add(line)
             self._tell_step(line)
         for line in self._log.evaluations.values():
             self._tell_evaluation(line)

@@ -9,7 +9,6 @@ ledger missed can be brought in from it later.
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,15 +37,11 @@ class RunLog:
         _drop_torn_line(self._evaluations_path)
         self.steps = {int(line["step"]): line for line in read_steps(run_dir)}
         self.evaluations = {int(line["version"]): line for line in read_evaluations(run_dir)}
-        self._opened_s = time.monotonic()
-        self._before_s = max(
-            (line["timings"].get("wall_s", 0.0) for line in self.steps.values()), default=0.0
-        )
 
     @property
     def wall_s(self) -> float:
-        """Seconds the run has been going, those after its last step before a break left out."""
-        return self._before_s + time.monotonic() - self._opened_s
+        """Return the seconds of work up to the last step (`core.run_clock`); 0 before the first."""
+        return max((line["timings"].get("wall_s", 0.0) for line in self.steps.values()), default=0.0)
 
     def add_base(self, weights_digest: str) -> dict[str, Any]:
         """Note once what version 0 was and return it.
@@ -65,7 +60,7 @@ class RunLog:
         """Append a step once and return its line.
 
         Args:
-            commit: the step.
+            commit: the step, as the coordinator has it.
             batch: what it trained on; None when that is not known any more.
             workers: worker id -> trajectories of the batch that it sampled.
 
@@ -74,7 +69,7 @@ class RunLog:
         """
         if commit.step not in self.steps:
             line = step_line(commit, batch)
-            line["timings"] |= {"wall_s": self.wall_s, "workers": dict(workers or {})}
+            line["timings"]["workers"] = dict(workers or {})
             self.steps[commit.step] = line
             _append(self._steps_path, line)
         return self.steps[commit.step]
@@ -111,6 +106,8 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
         "batch": None,
         "timings": {**timings, "at": now()},
     }
+    if commit.times is not None:
+        line["timings"] |= dataclasses.asdict(commit.times)
     if batch is not None:
         line["batch"] = {
             "trajectories": batch.trajectories,
@@ -119,12 +116,15 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
             "groups_filtered": batch.groups_filtered,
             "groups_dropped_stale": batch.groups_dropped_stale,
             "tokens": batch.tokens,
+            "tokens_dropped_stale": batch.tokens_dropped_stale,
             "reward_mean": batch.reward_mean,
             "completion_tokens_mean": batch.completion_tokens_mean,
             "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
         }
         line["batch"] |= replaced_batches(batch)
         line["timings"]["timings_digest"] = batch.timings_digest
+        if batch.drafting is not None:
+            line["timings"]["drafting"] = dataclasses.asdict(batch.drafting)
     return line
 
 

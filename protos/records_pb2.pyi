@@ -281,7 +281,7 @@ class VoidedBatch(_message.Message):
     def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., trajectories: _Optional[int] = ..., reason: _Optional[str] = ..., operator: _Optional[str] = ...) -> None: ...
 
 class BatchRef(_message.Message):
-    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std", "replaced", "trajectories_failed")
+    __slots__ = ("step", "digest", "timings_digest", "trajectories", "groups", "groups_filtered", "groups_dropped_stale", "tokens", "reward_mean", "staleness_histogram", "completion_tokens_mean", "drafting", "reward_std", "replaced", "trajectories_failed", "tokens_dropped_stale")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class BatchRef(_message.Message):
     REWARD_STD_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORIES_FAILED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_DROPPED_STALE_FIELD_NUMBER: _ClassVar[int]
     step: int
     digest: str
     timings_digest: str
@@ -319,7 +320,8 @@ class BatchRef(_message.Message):
     reward_std: float
     replaced: _containers.RepeatedCompositeFieldContainer[VoidedBatch]
     trajectories_failed: int
-    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ...) -> None: ...
+    tokens_dropped_stale: int
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., tokens_dropped_stale: _Optional[int] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "length")
@@ -366,7 +368,7 @@ class SnapshotManifest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[ChunkEntry, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., origin: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class StepCommit(_message.Message):
-    __slots__ = ("step", "version", "weights_digest", "batch_digest", "metrics", "published")
+    __slots__ = ("step", "version", "weights_digest", "batch_digest", "metrics", "published", "times")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -380,13 +382,27 @@ class StepCommit(_message.Message):
     BATCH_DIGEST_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     step: int
     version: int
     weights_digest: str
     batch_digest: str
     metrics: _containers.ScalarMap[str, float]
     published: bool
-    def __init__(self, step: _Optional[int] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., batch_digest: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., published: _Optional[bool] = ...) -> None: ...
+    times: RunTimes
+    def __init__(self, step: _Optional[int] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., batch_digest: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., published: _Optional[bool] = ..., times: _Optional[_Union[RunTimes, _Mapping]] = ...) -> None: ...
+
+class RunTimes(_message.Message):
+    __slots__ = ("wall_s", "startup_s", "break_s", "breaks")
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    STARTUP_S_FIELD_NUMBER: _ClassVar[int]
+    BREAK_S_FIELD_NUMBER: _ClassVar[int]
+    BREAKS_FIELD_NUMBER: _ClassVar[int]
+    wall_s: float
+    startup_s: float
+    break_s: float
+    breaks: int
+    def __init__(self, wall_s: _Optional[float] = ..., startup_s: _Optional[float] = ..., break_s: _Optional[float] = ..., breaks: _Optional[int] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()

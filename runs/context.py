@@ -213,7 +213,8 @@ class RunContext:
 
     def record(self, step: int) -> None:
         """Queue the batch of `step` and the version it made for MLflow and the ledger."""
-        batch, commit = self.batches.pop(step), self.step_results[step].commit
+        batch = self.batches.pop(step)
+        (commit, *_) = self.call(partial(self.coordinator.commits_after, step - 1)).commits  # with its times
         if batch.digest != commit.batch_digest:  # it was voided after the reward stage
             batch = self.call(partial(self.coordinator.await_stage, "reward", step, 0.0)).batch or batch
         manifest = self.manifests.pop(commit.version, None)

@@ -24,6 +24,7 @@ from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import RunDrawer
+from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
@@ -33,7 +34,7 @@ from antiphon.runs import directory as run_directory
 from antiphon.runs.attach import draw_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
-from antiphon.runs.outcome import RunOutcome, summarise, write_results
+from antiphon.runs.outcome import RunOutcome, write_results
 from antiphon.runs.prefect_server import password_file, server_password
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
@@ -99,11 +100,10 @@ class LiveRun:
     view: RunView
     options: RunOptions
 
-    def finish(self, loop_s: float) -> RunOutcome:
+    def finish(self) -> RunOutcome:
         """Close a run whose last step is done: records, report, outcome."""
         run = self.context
         status = run.call(lambda: run.coordinator.status())
-        learner = run.call(lambda: run.learner.status())
         commits = run.commits()
         drawer = RunDrawer()
         picture = run.call(lambda: draw_events(run.coordinator, drawer), None)
@@ -113,12 +113,11 @@ class LiveRun:
         if run.uploader is not None:
             run.uploader.flush(RECORD_TIMEOUT_S)
             records["uploads"] = asdict(run.uploader.report())
-        outcome = summarise(
-            run,
-            status=status,
-            learner=learner,
-            commits=commits,
-            loop_s=loop_s,
+        outcome = RunOutcome(
+            run_id=run.run_id,
+            run_dir=str(run.run_dir),
+            weights_digest=commits[-1].weights_digest if commits else "",
+            figures=read_figures(run.run_dir),
             total_s=time.perf_counter() - self.opened_s,
             restarts=self.supervisor.restarts(),
             records=records,
@@ -196,20 +195,19 @@ def open_run(
         if config.record.artifact_url is not None:
             context.uploader = Uploader(open_store(context.store_root, config.record))
             stack.callback(_close_queue, context.uploader, place.directory)
-        if config.record.mlflow or config.record.dvc:
-            chunks = ChunkStore(place.directory / "chunks")
-            context.recorder = Recorder(
-                place.run_id,
-                config,
-                place.directory,
-                home,
-                context.store_root,
-                read_chunk=chunks.get,
-                decode=decoder(config),
-            )
-            stack.callback(_close_queue, context.recorder, place.directory)
-            if place.resumed:
-                catch_up(context)
+        chunks = ChunkStore(place.directory / "chunks")
+        context.recorder = Recorder(
+            place.run_id,
+            config,
+            place.directory,
+            home,
+            context.store_root,
+            read_chunk=chunks.get,
+            decode=decoder(config),
+        )
+        stack.callback(_close_queue, context.recorder, place.directory)
+        if place.resumed:
+            catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         live = LiveRun(context, supervisor, committed, opened, view, options)
         stack.callback(show_progress(context, view, supervisor.begin_anew))

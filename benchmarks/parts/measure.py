@@ -236,12 +236,6 @@ def tail(log: Path, lines: int = 20) -> str:
 class GroupCounts:
     """What became of the groups of a run, from its journal."""
 
-    used: int
-    """Trained."""
-    filtered: int
-    """Finished and left out, because their rewards were all the same."""
-    dropped: int
-    """Finished and dropped, because they were older than the bound by then."""
     stale_token_share: float
     """Tokens of dropped groups and of leases that were given up without being continued, of all tokens."""
     length_by_staleness: dict[int, float]
@@ -250,15 +244,9 @@ class GroupCounts:
     staleness_shares: dict[int, float]
     """Staleness -> share of the groups that used up a place in a batch."""
 
-    @property
-    def finished(self) -> int:
-        """Groups that were sampled to their end."""
-        return self.used + self.filtered + self.dropped
-
 
 def count_groups(home: Path, run_id: str) -> GroupCounts:
     """Count the groups of a finished run."""
-    used = filtered = dropped = 0
     tokens_trained = tokens_lost = 0
     tokens: dict[str, int] = {}
     submitted: dict[str, tuple[int, float]] = {}
@@ -271,16 +259,12 @@ def count_groups(home: Path, run_id: str) -> GroupCounts:
             tokens[event["group_id"]] = sum(counts)
             tokens_trained += sum(counts)
         elif kind == "batch.sealed":
-            used += len(event["group_ids"])
-            filtered += len(event["filtered_ids"])
             batch = [submitted[group_id] for group_id in (*event["group_ids"], *event["filtered_ids"])]
             for version, length in batch:
                 age = event["step"] - version
                 found.setdefault(age, []).append(length)
                 expected[age] = expected.get(age, 0.0) + sum(other for _, other in batch) / len(batch)
         elif kind == "group.dropped":
-            filtered += event["reason"] == "filtered"
-            dropped += event["reason"] != "filtered"
             if event["reason"] != "filtered":
                 lost = tokens[event["group_id"]]
                 tokens_trained, tokens_lost = tokens_trained - lost, tokens_lost + lost
@@ -288,9 +272,6 @@ def count_groups(home: Path, run_id: str) -> GroupCounts:
             tokens_lost += max(0, event["tokens"] - event["kept"])
     groups = max(1, sum(map(len, found.values())))
     return GroupCounts(
-        used,
-        filtered,
-        dropped,
         tokens_lost / max(1, tokens_trained + tokens_lost),
         {age: sum(lengths) / expected[age] for age, lengths in sorted(found.items())},
         {age: len(lengths) / groups for age, lengths in sorted(found.items())},

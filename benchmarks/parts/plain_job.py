@@ -4,7 +4,6 @@ python -m antiphon.benchmarks.parts.plain_job CONFIG [KEY=VALUE ...] --results F
 """
 
 import argparse
-import time
 from pathlib import Path
 
 from antiphon.benchmarks.parts.plain_stages import PlainStages
@@ -27,9 +26,8 @@ def main() -> None:
     with surrounded(Surroundings(options=options)), open_run(config, None, home_directory()) as live:
         run_id = live.context.run_id
         stages = PlainStages(lambda stage, number: TASKS[stage].fn(run_id, number))
-        started = time.perf_counter()
         drive(live.context, stages, live.committed)
-        live.finish(time.perf_counter() - started)
+        live.finish()
         stages.close()
 
 

@@ -169,8 +169,8 @@ def accept_rewards(
     return found
 
 
-def accept_commit(state: RunState, commit: StepCommit) -> list[e.JournalEvent]:
-    """Return the event of a commit, or nothing when it is a repetition.
+def accept_commit(state: RunState, commit: StepCommit, now: float) -> list[e.JournalEvent]:
+    """Return the event of a commit at `now`, or nothing when it is a repetition.
 
     Raises:
         IntegrityError: for a step out of order, another batch, or another digest.
@@ -203,7 +203,8 @@ def accept_commit(state: RunState, commit: StepCommit) -> list[e.JournalEvent]:
             f"step {commit.step} was trained on batch {commit.batch_digest[:12]}, "
             f"but the sealed batch is {sealed[:12]}; train on the sealed one"
         )
-    return [e.StepCommitted(**dataclasses.asdict(commit))]
+    told = {name: value for name, value in dataclasses.asdict(commit).items() if name != "times"}
+    return [e.StepCommitted(**told, at_s=now)]
 
 
 def accept_snapshot(state: RunState, manifest: SnapshotManifest) -> list[e.JournalEvent]:

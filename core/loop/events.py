@@ -42,12 +42,16 @@ class RunOpened(JournalEvent):
     run_id: str
     pinned: dict[str, str]
     """Configuration values that may not change while the run lasts, as JSON, by field."""
+    at_s: float | None = None
 
 
 @_event("run.resumed")
 @dataclass(frozen=True, slots=True)
 class RunResumed(JournalEvent):
     """A coordinator opened the journal again; a pause ends with it."""
+
+    at_s: float | None = None
+    break_s: float = 0.0  # since the event before it, on the wall clock
 
 
 @_event("run.paused")
@@ -83,10 +87,8 @@ class GroupOpened(JournalEvent):
     prompt_index: int
     """Place in the train split."""
     epoch: int
-    step: int | None
-    """Fixed mode: the step that will train on it."""
-    version: int | None
-    """Fixed mode: the version that must sample it."""
+    step: int | None  # fixed mode: the one that will train on it
+    version: int | None  # fixed mode: the one that must sample it
     refill: bool  # fixed mode: one of the step's spare prompts
 
 
@@ -102,8 +104,7 @@ class LeaseGranted(JournalEvent):
     held_version: int
     """Version that the worker held, or the oldest one of the tokens that it continues from, if older."""
     at_s: float
-    continued: int = 0
-    """Tokens that it continues from."""
+    continued: int = 0  # tokens that it continues from
 
 
 @_event("lease.duplicated")
@@ -116,8 +117,7 @@ class LeaseDuplicated(JournalEvent):
     worker_id: str
     attempt: int
     at_s: float
-    continued: int = 0
-    """Tokens that it continues from."""
+    continued: int = 0  # tokens that it continues from
 
 
 @_event("lease.expired")
@@ -210,12 +210,12 @@ class BatchSealed(JournalEvent):
     tokens: int
     reward_mean: float
     completion_tokens_mean: float
-    staleness: tuple[tuple[int, int], ...]
-    """(staleness, trajectories) pairs."""
+    staleness: tuple[tuple[int, int], ...]  # (staleness, trajectories) pairs
     drafting: DraftingStatistics | None = None
     """What drafting did for the rewarded trajectories; None where no engine could draft."""
     trajectories_failed: int = 0
     """Trajectories of used and filtered groups that could not be scored; no mean counts them."""
+    tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
 
 
 @_event("batch.voided")
@@ -240,6 +240,7 @@ class StepCommitted(JournalEvent):
     batch_digest: str
     metrics: dict[str, float]
     published: bool
+    at_s: float | None = None
 
 
 @_event("snapshot.announced")
@@ -310,8 +311,7 @@ class GroupAudited(JournalEvent):
     worker_name: str
     tokens: int
     missed: int
-    drift: float
-    """Mean |auditor - worker| logprob of the worst trajectory, nats."""
+    drift: float  # mean |auditor - worker| logprob of the worst trajectory, nats
     near: int = 0
     most: bool = True
     """It sampled most of the group's tokens; a smaller part makes no one more trusted."""

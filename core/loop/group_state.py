@@ -167,16 +167,17 @@ class Tally:
     filtered: list[GroupOutcome] = field(default_factory=list)
     """Groups without variance; they count in the step's means."""
     groups_stale: int = 0
+    tokens_stale: int = 0
 
     def copy(self) -> "Tally":
-        return self.without(0, 0)
+        return self.without(0, 0, 0)
 
-    def without(self, filtered: int, stale: int) -> "Tally":
+    def without(self, filtered: int, stale: int, tokens_stale: int) -> "Tally":
         """Return what is left once a batch has booked its first groups.
 
         Groups may leave while the files of a batch are being written; they count with the next.
         """
-        return Tally(self.filtered[filtered:], self.groups_stale - stale)
+        return Tally(self.filtered[filtered:], self.groups_stale - stale, self.tokens_stale - tokens_stale)
 
 
 def newest_failures(before: Sequence[bool], samples: int, failed: Collection[int]) -> list[bool]:
@@ -208,6 +209,7 @@ def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[
         drafting=event.drafting,
         replaced=tuple(batch for batch in voided if batch.step == event.step),
         trajectories_failed=event.trajectories_failed,
+        tokens_dropped_stale=event.tokens_dropped_stale,
     )
 
 

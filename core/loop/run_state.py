@@ -25,6 +25,7 @@ from antiphon.core.loop.group_state import (
 )
 from antiphon.core.loop.work_account import Use, WorkAccounts
 from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.run_clock import RunClock
 from antiphon.core.trust.audit import Sums
 from antiphon.core.trust.reputation import Standing
 from antiphon.core.trust.worker_names import name_of_worker
@@ -40,8 +41,7 @@ class RunState:
     run_id: str = ""
     pinned: dict[str, str] = field(default_factory=dict)
     opened_steps: int = 0
-    next_number: int = 0
-    """Training groups opened so far in elastic mode."""
+    next_number: int = 0  # training groups opened so far in elastic mode
     groups: dict[str, GroupState] = field(default_factory=dict)
     open_groups: dict[str, GroupState] = field(default_factory=dict)
     """Those of `groups` that wait for a worker; every lease looks here, so it is kept, not searched."""
@@ -55,8 +55,7 @@ class RunState:
     sealed_groups: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Step -> groups whose payloads the journal still keeps; those of voided batches stand last."""
     commits: list[StepCommit] = field(default_factory=list)
-    snapshots: dict[int, str] = field(default_factory=dict)
-    """Announced version -> digest of its weights."""
+    snapshots: dict[int, str] = field(default_factory=dict)  # announced version -> digest of its weights
     newest_version: int | None = None  # the newest announced one
     evaluations: dict[int, EvaluationState] = field(default_factory=dict)
     since_seal: Tally = field(default_factory=Tally)
@@ -69,9 +68,9 @@ class RunState:
     registrations: dict[str, int] = field(default_factory=dict)
     sampling_rule: str = ""  # of the first worker; "" also in journals from before there was a choice
     revoked: dict[str, str] = field(default_factory=dict)  # token id or worker name -> why
-    standings: dict[str, Standing] = field(default_factory=dict)
-    """What is known of each worker, by name."""
+    standings: dict[str, Standing] = field(default_factory=dict)  # what is known of each worker, by name
     work_accounts: WorkAccounts = field(default_factory=WorkAccounts)
+    clock: RunClock = field(default_factory=RunClock)
     paused_reason: str = ""
     finished: bool = False
 
@@ -261,6 +260,7 @@ def _group_dropped(event: e.GroupDropped, state: RunState) -> None:
             state.receipts[event.group_id] = dataclasses.replace(receipt, stale=True)
         state.groups_dropped_stale += 1
         state.since_seal.groups_stale += 1
+        state.since_seal.tokens_stale += sum(group.token_counts)
         return
     state.groups_filtered += 1
     state.since_seal.filtered.append(GroupOutcome.of(group))
@@ -270,8 +270,8 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
     again = event.step in state.reopened
     if not again and event.step != len(state.sealed):
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was sealed out of order")
-    dropped = event.groups_filtered - len(event.filtered_ids)
-    booked = state.since_seal.filtered[:dropped]
+    gone = event.groups_filtered - len(event.filtered_ids)
+    booked = state.since_seal.filtered[:gone]
     for group_id in (*event.group_ids, *event.filtered_ids):
         booked.append(GroupOutcome.of(state._group(group_id, GroupPhase.REWARDED)))
         del state.groups[group_id]
@@ -287,7 +287,7 @@ def _batch_sealed(event: e.BatchSealed, state: RunState) -> None:
         state.sealed.append(reference)
     spent = state.sealed_groups.get(event.step, ())
     state.sealed_groups[event.step] = (*event.group_ids, *event.filtered_ids, *spent)
-    state.since_seal = state.since_seal.without(dropped, event.groups_dropped_stale)
+    state.since_seal = state.since_seal.without(gone, event.groups_dropped_stale, event.tokens_dropped_stale)
 
 
 def _batch_voided(event: e.BatchVoided, state: RunState) -> None:
@@ -304,7 +304,7 @@ def _batch_voided(event: e.BatchVoided, state: RunState) -> None:
 def _step_committed(event: e.StepCommitted, state: RunState) -> None:
     if event.step != len(state.commits) or not state.is_sealed(event.step):
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was committed out of order")
-    state.commits.append(StepCommit(**dataclasses.asdict(event)))
+    state.commits.append(StepCommit(*dataclasses.astuple(event)[:-1], state.clock.times()))
     oldest_kept = event.step - state.payload_retention_steps
     state.sealed_groups = {s: ids for s, ids in state.sealed_groups.items() if s >= oldest_kept}
     state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in state.groups}
@@ -320,7 +320,7 @@ def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
     state.evaluating += event.prompts
     for index in range(event.prompts):
         group_id = f"v{event.version:06d}-e{index:04d}"
-        state.groups[group_id] = GroupState(
+        state.groups[group_id] = state.open_groups[group_id] = GroupState(
             group_id=group_id,
             number=index,
             split="heldout",
@@ -330,7 +330,6 @@ def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
             version=event.version,
             evaluation=event.version,
         )
-        state.open_groups[group_id] = state.groups[group_id]
 
 
 def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:
@@ -394,6 +393,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
 
 
 def _apply(event: e.JournalEvent, state: RunState) -> None:
+    state.clock.apply(event)
     handle = _HANDLERS.get(type(event))
     if handle is not None:  # others are for people
         handle(event, state)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.figures import share
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 
 
@@ -89,7 +90,7 @@ def drafting_words(commit: StepCommit | None) -> str:
 
     >>> drafting_words(StepCommit(0, 1, "", "", {"drafting_acceptance": 0.625, "drafting_coverage": 0.5,
     ...     "drafting_tokens_per_pass": 2.25, "drafting_gain": 1.5}))
-    '62% of drafts right, 2.25 tokens per pass, 1.50x as fast as undrafted'
+    '62.5% of drafts right, 2.25 tokens per pass, 1.50x as fast as undrafted'
     >>> drafting_words(StepCommit(0, 1, "", "", {"drafting_acceptance": 0.0, "drafting_coverage": 0.01,
     ...     "drafting_gain": 0.75}))
     'drafts rest, 0.75x as fast as undrafted when tried'
@@ -101,7 +102,7 @@ def drafting_words(commit: StepCommit | None) -> str:
         tried = metrics.get("drafting_gain", 0.0)
         return f"drafts rest, {tried:.2f}x as fast as undrafted when tried" if tried > 0 else "drafts rest"
     said = [
-        f"{metrics['drafting_acceptance']:.0%} of drafts right",
+        f"{share(metrics['drafting_acceptance'])} of drafts right",
         f"{metrics.get('drafting_tokens_per_pass', 0.0):.2f} tokens per pass",
     ]
     gain = metrics.get("drafting_gain", 0.0)

@@ -71,7 +71,7 @@ def timeline_zoom(picture: RunPicture) -> Plot | None:
 
 def break_marks(picture: RunPicture, start_s: float, stop_s: float) -> list[tuple[float, str]]:
     """Return where the clock stood still within a window, for the charts over time."""
-    return [(stop.at_s, "break") for stop in picture.breaks if start_s < stop.at_s < stop_s]
+    return [(at_s, "break") for at_s in picture.breaks if start_s < at_s < stop_s]
 
 
 def _draw(picture: RunPicture, start: float, stop: float, name: str, *, close: bool) -> Plot | None:

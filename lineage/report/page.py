@@ -5,7 +5,6 @@ overlapped, how stale the data was, where the seconds went, what became of the w
 by digest, every version came from.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from markupsafe import Markup
 
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.loop.work_account import Use
+from antiphon.core.reporting.figures import UNKNOWN, RunFigures, seconds, share
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.report import lanes
@@ -22,6 +22,7 @@ from antiphon.lineage.report import plots as draw
 from antiphon.lineage.report.learner_panels import learner_panels
 from antiphon.lineage.report.render import render, standalone
 from antiphon.lineage.report.timeline import RunPicture, find_value
+from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.system.files import write_atomically
@@ -35,23 +36,20 @@ def build_report(
 ) -> dict[str, str]:
     """Write the report of a run as one self-contained HTML file; return its plots, file name -> SVG.
 
-    The configuration comes from `run_dir`, all else from the `picture` of the journal's events and from
-    `status`; the store is only asked whether each batch is still there.
+    The configuration and the run's figures come from `run_dir`, all else from the `picture` of the journal's
+    events and from `status`; the store is only asked whether each batch is still there.
 
     Raises:
         UnavailableError: when the file cannot be written.
     """
-    config = read_run_config(run_dir)
+    config, figures = read_run_config(run_dir), read_figures(run_dir)
     bound = config.get("loop", {}).get("max_staleness")
-    histogram: Counter[int] = Counter()
-    for step in picture.steps:
-        histogram.update(step.staleness)
     plots = {
         "learning": draw.learning_curve(picture),
         "timeline": lanes.timeline(picture),
         "timeline-zoom": lanes.timeline_zoom(picture),
-        "staleness": draw.staleness(histogram, bound),
-        "busy": draw.busy(picture),
+        "staleness": draw.staleness(figures.staleness_histogram, bound),
+        "busy": draw.busy(picture.busy_shares() | {"training": figures.learner_busy_share or 0.0}),
         "throughput": draw.throughput(picture),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
         "drafting": draw.drafting(picture),
@@ -64,14 +62,14 @@ def build_report(
         heading=status.run_id,
         facts=_facts(status, picture, config),
         origin=_origin(run_dir),
-        cards=_cards(picture, status, histogram, bound),
+        cards=_cards(figures, bound),
         plots=plots,
         learner=learner,
         starting=_starting(status),
         drafting=_drafting(picture),
         versions=_versions(picture),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        notes=_notes(picture, status, store),
+        notes=_notes(picture, status, store, figures),
     )
     write_atomically(out, page.encode("utf-8"))
     drawn = [*plots.values(), *(panel.plot for panel in learner)]
@@ -109,35 +107,28 @@ def _origin(run_dir: Path) -> list[tuple[str, Markup, str]]:
 
 
 def _starting(status: RunStatus) -> str:
-    seconds = status.worker_seconds.get(Use.STARTING, 0.0)
-    return (
-        f" The {seconds:,.0f} s until their first leases, in which engines started, are left out."
-        if seconds
-        else ""
-    )
+    started_s = status.worker_seconds.get(Use.STARTING, 0.0)
+    said = f" The {seconds(started_s)} until their first leases, in which engines started, are left out."
+    return said if started_s else ""
 
 
-def _cards(
-    picture: RunPicture, status: RunStatus, histogram: Mapping[int, int], bound: int | None
-) -> list[tuple[str, str, str]]:
-    start, stop = picture.window
-    seconds = max(stop - start, 1e-9)
-    tokens = sum(count for _, count in picture.generated)
-    shares = picture.busy_shares()
-    groups = picture.counts.get("group.submitted", 0)
-    limit = f"bound {bound}" if bound is not None else "versions"
+def _cards(figures: RunFigures, bound: int | None) -> list[tuple[str, str, str]]:
+    said, limit = figures.text, f"bound {bound}" if bound is not None else "versions"
     cards: list[tuple[str, str, str]] = []
-    if picture.evaluations:
-        first, last = picture.evaluations[0].reward_mean, picture.evaluations[-1].reward_mean
-        cards.append(("held-out pass@1", f"{first:.2f} → {last:.2f}", f"{100 * (last - first):+.0f} points"))
-    cards += [
-        ("time", f"{seconds:.0f} s", f"{seconds / max(1, len(picture.steps)):.1f} s per step"),
-        ("sampled tokens", f"{tokens:,}", f"{tokens / seconds:,.0f} per second"),
-        ("staleness", f"at most {max(histogram, default=0)}", limit),
-        ("dropped as stale", f"{status.groups_dropped_stale}", f"of {groups} groups"),
-        ("learner busy", f"{100 * shares['training']:.0f}%", "of the time above"),
+    if figures.reward_first is not None:
+        change = f"{said('reward_first')} → {said('reward_last')}"
+        cards.append(("held-out pass@1", change, f"best {said('reward_best')}"))
+    lost = f"start-up {said('startup_s')}" + (f", breaks {said('break_s')}" if figures.breaks else "")
+    used = f"{said('tokens_trained')} trained, {said('tokens_filtered')} filtered"
+    return [
+        *cards,
+        ("time", said("wall_s"), f"{said('seconds_per_step')} per step; {lost}"),
+        ("tokens sampled", said("tokens_sampled"), f"{said('tokens_per_s')} per second; {used}"),
+        ("staleness", f"at most {said('staleness_max')}", f"mean {said('staleness_mean')}; {limit}"),
+        ("groups filtered", said("groups_filtered_share"), f"{said('groups_filtered')} groups"),
+        ("groups dropped", said("groups_dropped_stale_share"), f"{said('groups_dropped_stale')} groups"),
+        ("learner busy", said("learner_busy_share"), f"idle {said('learner_idle_share')}"),
     ]
-    return cards
 
 
 def _drafting(picture: RunPicture) -> dict[str, Any] | None:
@@ -152,8 +143,8 @@ def _drafting(picture: RunPicture) -> dict[str, Any] | None:
         "rows": [
             (
                 rates.get("epoch", "all"),
-                f"{rates['acceptance']:.1%}",
-                f"{rates['coverage']:.1%}",
+                share(rates["acceptance"]),
+                share(rates["coverage"]),
                 f"{rates['tokens_per_pass']:.2f}",
                 f"{rates['history_share']:.0%}",
                 f"{rates['tokens']:,}",
@@ -165,13 +156,13 @@ def _drafting(picture: RunPicture) -> dict[str, Any] | None:
 
 def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     scores = {e.version: e.reward_mean for e in picture.evaluations}
-    base = (0, "", "", _number(scores.get(0)), "", "", "", "", _digest(picture.base_digest))
+    base = (0, UNKNOWN, UNKNOWN, share(scores.get(0)), *[UNKNOWN] * 4, _digest(picture.base_digest))
     return [base] * bool(picture.base_digest or 0 in scores) + [
         (
             step.step + 1,
-            f"{step.at_s:.1f}",
-            _number(step.reward_mean),
-            _number(scores.get(step.step + 1)),
+            seconds(step.at_s),
+            share(step.reward_mean),
+            share(scores.get(step.step + 1)),
             step.tokens,
             max(step.staleness, default=0),
             _number(find_value(step.metrics, "loss"), 4),
@@ -182,43 +173,40 @@ def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     ]
 
 
-def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list[str]:
+def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures: RunFigures) -> list[str]:
     missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
-    filtered = sum(step.groups_filtered for step in picture.steps)
     lost = picture.counts.get("worker.lost", 0)
-    started = f" (services and engines started in the {picture.startup_s:.0f} s before it)"
-    before = started if picture.startup_s else ""
     notes = [
-        f"Seconds count from the first lease{before}, by the coordinator's wall clock when it wrote an "
-        "event. A bar of the rollout lanes runs from lease to hand-in, so it contains the worker's waiting "
-        "as well as its computing.",
+        "Seconds count from the first lease, without start-ups and breaks. A bar of the rollout lanes runs "
+        "from lease to hand-in, so it contains the worker's waiting as well as its computing.",
         "A stage counts as busy while at least one of its bars covers the moment. Stages that share cores "
         "slow each other down, so busy shares say who had work, not who was fast.",
         "Training reward is measured on prompts sampled for training, by policies up to the staleness bound "
         "behind the step; held-out pass@1 samples once per prompt at the sampling temperature.",
-        f"{filtered} groups had equal rewards throughout and were left out of the batches.",
+        f"{figures.text('groups_filtered')} groups had equal rewards and were left out of the batches.",
     ]
+    if figures.startup_s:
+        notes.append(f"Services and engines started for {figures.text('startup_s')} before they worked.")
     if picture.breaks:
-        closed, starting = (
-            sum(getattr(b, name) for b in picture.breaks) for name in ("break_s", "startup_s")
-        )
         notes.append(
-            f"The run stood still {_times(len(picture.breaks))}, where a dotted line says break: until it "
-            f"was continued {closed:.0f} s, until it worked again {starting:.0f} s. Its clock shows neither."
+            f"The run was interrupted and continued {_times(len(picture.breaks))}, where a dotted line says "
+            f"break; for {figures.text('break_s')} no coordinator had it open."
         )
     if status.trajectories_failed:
         notes.append(
             f"{status.trajectories_failed} answers could not be scored; they trained nothing, and no mean "
             "counts them but that of held-out answers, where they solved nothing. The batch files say why."
         )
-    if status.groups_requeued:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in picture.taken_back.most_common())
+    if picture.offered_again:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in picture.offered_again.most_common())
+        total = sum(picture.offered_again.values())
+        were = "1 group was" if total == 1 else f"{total} groups were"
         notes.append(
-            f"{_counted(status.groups_requeued, 'group')} offered again, as a worker's lease ended without "
-            f"a hand-in ({reasons}). The next worker continues from what was kept; nothing trains twice."
+            f"{were} offered again, as a worker's lease ended without a hand-in ({reasons}). The next worker "
+            "continues from what was kept; nothing trains twice."
         )
     if lost:
-        notes.append(f"{_times(lost).capitalize()} a worker was lost or replaced.")
+        notes.append(f"{_times(lost).capitalize()} a worker left, was lost or replaced.")
     notes += [
         f"{batch.operator} voided batch {batch.digest[:SHORT_DIGEST]} of step {batch.step}, "
         f"{batch.groups} groups that never trained: {batch.reason}"
@@ -233,10 +221,6 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun} was" if count == 1 else f"{count} {noun}s were"
 
 
 def _number(value: float | None, digits: int = 3) -> str:

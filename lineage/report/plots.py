@@ -155,10 +155,9 @@ def throughput(picture: RunPicture) -> Plot | None:
     return draw_panels("throughput", "Tokens per second, sampled and trained on", [panel], small=True)
 
 
-def busy(picture: RunPicture) -> Plot | None:
-    """Draw each stage's busy share of the run; None before the first step."""
-    shares = picture.busy_shares()
-    if not picture.steps or not shares:
+def busy(shares: Mapping[str, float]) -> Plot | None:
+    """Draw the share of the run in which each worker and stage was busy; None where none was."""
+    if not any(shares.values()):
         return None
 
     def draw(figure: Figure, narrow: bool) -> list[tuple[Axes, Reading]]:
@@ -168,7 +167,7 @@ def busy(picture: RunPicture) -> Plot | None:
             axes.barh(row, value, color=COLOURS.get(name, BLUE), height=0.4)
             axes.barh(row, 100 - value, left=value, color=GRID, height=0.4)
             axes.text(0, row + 0.26, name, color=INK, va="bottom")
-            axes.text(100, row + 0.26, f"{value:.0f}%", color=INK, va="bottom", ha="right")
+            axes.text(100, row + 0.26, f"{value:.1f}%", color=INK, va="bottom", ha="right")
         axes.set(xlim=(0, 100), ylim=(-0.4, len(rows) - 0.2), yticks=[])
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("% of the seconds from first lease to last commit")

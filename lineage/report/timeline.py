@@ -1,7 +1,7 @@
 """Run picture: what a run's journal says about time, folded into bars, curves and totals.
 
-All instants are seconds of the run clock: from the first lease, breaks left out, on the coordinator's
-wall clock. That is good enough to look at, and nothing decides by it.
+All instants are seconds of work since the run's first lease, as `core.run_clock` counts them: start-ups
+and breaks take none, so that an instant after a break follows the one before it.
 """
 
 import json
@@ -15,10 +15,13 @@ from typing import Any, TypeVar
 
 from antiphon.core.drafting.statistics import StatisticsSum
 from antiphon.core.records import DraftingStatistics
+from antiphon.core.run_clock import RunClock
 from antiphon.core.status import Event
-from antiphon.lineage.report.run_clock import Break, RunClock
 
+_NUMBER = re.compile(r" for [\d.]+ s")
 _T = TypeVar("_T")
+_Drafted = tuple[int, DraftingStatistics]
+"""Epoch, and what drafting did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,15 @@ class RunPicture:
     generated: Sequence[tuple[float, int]] = field(default_factory=list)
     """(seconds, completion tokens) of each group handed in."""
     drafting_by_epoch: dict[int, DraftingStatistics] = field(default_factory=dict)
-    """Epoch -> sum over its training groups that were handed in, also those that never trained."""
+    """Epoch -> sum over its groups that were trained or filtered."""
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
-    startup_s: float = 0.0
-    """Seconds from the first event to the first lease."""
-    taken_back: Counter[str] = field(default_factory=Counter)
-    """Leases that ended without a hand-in, by reason, but those of duplicates."""
-    breaks: list[Break] = field(default_factory=list)
     base_digest: str = ""
     """Digest of the weights of version 0, once its snapshot was announced."""
+    breaks: list[float] = field(default_factory=list)
+    """Seconds at which the clock stood still, since the run was interrupted."""
+    offered_again: Counter[str] = field(default_factory=Counter)
+    """Why leases ended without a hand-in, numbers left out -> groups that were offered again for it."""
 
     def epoch_starts(self) -> list[tuple[int, int]]:
         """Return (step, epoch) for the first step that trained on each epoch after the first."""
@@ -109,7 +111,7 @@ class RunPicture:
         """From the first lease to the last commit, seconds."""
         starts = [bar.start_s for bars in self.rollout.values() for bar in bars]
         stops = [step.at_s for step in self.steps]
-        return (min(starts, default=0.0), max(stops, default=max(starts, default=0.0)))
+        return (0.0, max(stops, default=max(starts, default=0.0)))
 
     def busy_shares(self) -> dict[str, float]:
         """Return the share of the window in which each plane was at work, 0..1."""
@@ -200,17 +202,38 @@ class RunDrawer:
         self._opened: dict[int, tuple[float, int]] = {}
         self._sealed: dict[int, tuple[float, Mapping[str, Any]]] = {}
         self._epochs: dict[str, int] = {}
+        self._clock = RunClock()
+        self._timed = 0.0
+        """Unix seconds of the last event that the clock counted."""
+        self._drafted: dict[str, _Drafted] = {}
+        """Training group -> what drafting did for it, until a batch books it."""
+        self._filtered: list[_Drafted] = []
+        """Of groups that were filtered before their batch was sealed."""
+        self._booked: dict[int, list[_Drafted]] = {}
+        """Step -> what its batch booked, until it is committed."""
         self._drafting: dict[int, StatisticsSum] = {}
 
     def take(self, event: Event) -> None:
         """Draw the next event."""
-        picture = self._picture
         self.seq = event.seq
-        picture.counts[event.kind] += 1
-        at_s = self._clock.read(event.kind, event.at)
+        self._picture.counts[event.kind] += 1
+        data = json.loads(event.data_json)
+        at = self._instant(event, data)
         handler = getattr(self, "_on_" + event.kind.replace(".", "_"), None)
         if handler is not None:
-            handler(at_s, json.loads(event.data_json))
+            handler(at, data)
+
+    def _instant(self, event: Event, data: Mapping[str, Any]) -> float:
+        before = self._clock.times()
+        self._clock.take(event.kind, data)
+        times = self._clock.times()
+        wall_s = times.wall_s
+        if times.breaks > before.breaks:
+            self._picture.breaks.append(before.wall_s)
+        if data.get("at_s") is not None or self._clock.working_s is None:
+            self._timed = event.at
+            return wall_s
+        return wall_s + max(0.0, event.at - self._timed)
 
     def finish(self) -> RunPicture:
         """Return the picture of all events so far, with what only the end can close; call it once."""
@@ -225,7 +248,6 @@ class RunDrawer:
             if (whole := parts.total()) is not None:
                 picture.drafting_by_epoch[epoch] = whole
         picture.rollout, picture.reward, picture.generated = {**self._rollout}, self._reward, self._generated
-        picture.startup_s, picture.breaks = self._clock.startup_s, self._clock.breaks
         return picture
 
     def _on_group_opened(self, at: float, data: Mapping[str, Any]) -> None:
@@ -235,8 +257,8 @@ class RunDrawer:
         self._leases[data["group_id"]] = (at, data["worker_id"], int(data["held_version"]))
 
     def _on_lease_expired(self, at: float, data: Mapping[str, Any]) -> None:
-        if data.get("waste") != "duplicate":
-            self._picture.taken_back[re.sub(r" for [\d.]+ s", "", data["reason"])] += 1
+        if data.get("waste") != "duplicate":  # then another holder handed the group in
+            self._picture.offered_again[_NUMBER.sub("", str(data["reason"]))] += 1
 
     def _on_group_submitted(self, at: float, data: Mapping[str, Any]) -> None:
         leased, _, version = self._leases.pop(data["group_id"], (at, "", int(data["oldest_version"])))
@@ -246,7 +268,7 @@ class RunDrawer:
         self._submitted[data["group_id"]] = at
         statistics, epoch = _drafting(data), self._epochs.get(data["group_id"])
         if statistics is not None and epoch is not None:  # evaluations belong to no epoch
-            self._drafting.setdefault(epoch, StatisticsSum()).add(statistics)
+            self._drafted[data["group_id"]] = (epoch, statistics)
 
     def _on_group_rewarded(self, at: float, data: Mapping[str, Any]) -> None:
         submitted = self._submitted.pop(data["group_id"], None)
@@ -254,18 +276,27 @@ class RunDrawer:
             self._reward.add(submitted, at, 0)
 
     def _on_group_dropped(self, at: float, data: Mapping[str, Any]) -> None:
+        drafted = self._drafted.pop(data["group_id"], None)
+        if drafted is not None and data["reason"] == "filtered":
+            self._filtered.append(drafted)
         for known in (self._leases, self._submitted, self._epochs):
             known.pop(data["group_id"], None)
 
     def _on_batch_sealed(self, at: float, data: Mapping[str, Any]) -> None:
         groups = (*data.get("group_ids", ()), *data.get("filtered_ids", ()))
         epochs = [self._epochs.pop(group) for group in groups if group in self._epochs]
+        early = int(data.get("groups_filtered", 0)) - len(data.get("filtered_ids", ()))
+        booked, self._filtered = self._filtered[:early], self._filtered[early:]
+        found = (self._drafted.pop(group, None) for group in groups)
+        self._booked[int(data["step"])] = [*booked, *(drafted for drafted in found if drafted is not None)]
         kept = {name: value for name, value in data.items() if name not in ("group_ids", "filtered_ids")}
         more = {"epoch": max(epochs, default=None), "groups": len(data.get("group_ids", ()))}
         self._sealed[int(data["step"])] = (at, kept | more)
 
     def _on_step_committed(self, at: float, data: Mapping[str, Any]) -> None:
         step = int(data["step"])
+        for epoch, statistics in self._booked.pop(step, ()):
+            self._drafting.setdefault(epoch, StatisticsSum()).add(statistics)
         sealed_at, batch = self._sealed.pop(step, (at, {}))
         facts = StepFacts(
             step=step,

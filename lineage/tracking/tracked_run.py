@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ContractError
+from antiphon.core.reporting.figures import VersionTotals
 from antiphon.lineage.tracking.system_metrics import SystemSample
-from antiphon.lineage.tracking.totals import VersionTotals
+from antiphon.lineage.tracking.totals import total_metrics
 from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
 from antiphon.system.files import write_atomically
 
@@ -139,7 +140,7 @@ class TrackedRun:
         new = [known for known in totals if known.version not in self.totals]
         for known in new:
             model_id = self.models.get(model_name(known.version))
-            entries += _metrics(known.metrics(), known.version, known.at, model_id)
+            entries += _metrics(total_metrics(known), known.version, known.at, model_id)
         if entries:
             self.client.log_batch(self.run_id, metrics=entries)
         self.steps.add(step)

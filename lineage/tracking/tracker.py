@@ -11,21 +11,22 @@ from typing import Any
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.schedule import is_evaluated
+from antiphon.core.reporting.figures import FiguresFold
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.champion import crown
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.lineage.tracking.system_metrics import SystemSampler
-from antiphon.lineage.tracking.totals import TotalsFold, summarise
+from antiphon.lineage.tracking.totals import summarise
 from antiphon.lineage.tracking.traces import read_trajectories
 from antiphon.lineage.tracking.tracked_run import HELDOUT, TrackedRun
 from antiphon.lineage.writer import FIRST_PAUSE_S
 
 SAMPLES_PER_STEP = 100
 """Most samples of the machine that are written with one step; MLflow takes 1,000 metrics in a call."""
-_CLOCKS = frozenset({"at", "wall_s"})
-"""Timings of a line that are logged as totals of its version, not as metrics of its step."""
+_CLOCKS = frozenset({"at", "wall_s", "startup_s", "break_s", "breaks"})
+"""Timings of a line that say something of the run so far, not of its step."""
 
 
 class Tracker:
@@ -48,7 +49,7 @@ class Tracker:
         shown. `first_pause_s` passes before a second attempt; it doubles with each further one.
         """
         self._config, self._store, self._log, self._decode = config, store, log, decode
-        self._totals = TotalsFold(config)
+        self._totals = FiguresFold(config)
         self._shown: set[int] = set()
         tags = {"antiphon.run_id": run_id, "antiphon.mode": config.loop.mode}
         self.mlflow = MlflowWriter(

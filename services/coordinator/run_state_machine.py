@@ -116,12 +116,12 @@ class RunStateMachine:
         """
         pinned = pinned_values(self.config, model_digest_of(self.prompts))
         if self.journal.empty:
-            opening: list[e.JournalEvent] = [e.RunOpened(self.run_id, pinned)]
+            opening: list[e.JournalEvent] = [e.RunOpened(self.run_id, pinned, self.clock())]
         else:
             fold(self.state, self.journal.replay(after=self._snapshots.restore()))
             check_same_run(self.run_id, self.state.pinned, pinned)
             check_totals(self.state, self.journal.totals())
-            opening = [] if self.state.finished else [e.RunResumed()]
+            opening = [] if self.state.finished else [e.RunResumed(self.clock(), self.journal.silent_s())]
         known = await self.journal.payload(payloads.LEASE_KEY)
         self.lease_key = known or self.lease_key
         await self._take_up_leases()

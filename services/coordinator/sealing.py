@@ -84,6 +84,7 @@ def seal_batch(
         staleness=tuple(sorted(staleness.items())),
         drafting=add_statistics([group.drafting for group in outcomes]),
         trajectories_failed=sum(group.failed for group in outcomes),
+        tokens_dropped_stale=since_seal.tokens_stale,
     )
 
 

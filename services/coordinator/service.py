@@ -187,7 +187,7 @@ class CoordinatorService(Coordinator):
     async def commit_step(self, commit: StepCommit) -> None:
         state_machine = self.state_machine
         state_machine.check_open()
-        found = acceptance.accept_commit(self._state, commit)
+        found = acceptance.accept_commit(self._state, commit, state_machine.clock())
         oldest_kept = commit.step - self._state.payload_retention_steps
         kept = self._state.sealed_groups
         forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []

@@ -1,6 +1,7 @@
 """Wire steps: sealed batches, commits and snapshots, as records and as messages."""
 
 from antiphon.core import records as r
+from antiphon.core.run_clock import RunTimes
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.protos import learner_pb2, records_pb2
 from antiphon.services.learner import api as learner_api
@@ -14,5 +15,6 @@ codec(r.ChunkEntry, records_pb2.ChunkEntry)
 snapshot_manifest_to_proto, snapshot_manifest_from_proto = codec(
     r.SnapshotManifest, records_pb2.SnapshotManifest
 )
+codec(RunTimes, records_pb2.RunTimes)
 step_commit_to_proto, step_commit_from_proto = codec(r.StepCommit, records_pb2.StepCommit)
 codec(learner_api.StepResult, learner_pb2.StepResult)

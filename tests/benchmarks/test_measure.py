@@ -64,7 +64,6 @@ def test_groups_are_counted_from_the_journal(tmp_path: Path) -> None:
         connection.executemany("INSERT INTO events (kind, body) VALUES (?, ?)", rows)
     connection.close()
     found = count_groups(tmp_path, "r-1")
-    assert (found.used, found.filtered, found.dropped, found.finished) == (2, 2, 1, 5)
     assert found.stale_token_share == pytest.approx(50 / 210)
     assert found.length_by_staleness == {0: pytest.approx(30 / 25), 1: pytest.approx(15 / 25)}
     assert found.staleness_shares == {0: pytest.approx(2 / 3), 1: pytest.approx(1 / 3)}

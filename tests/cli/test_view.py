@@ -74,7 +74,7 @@ def test_the_picture_names_every_figure() -> None:
 def test_drafting_is_told_in_a_few_words_and_only_where_an_engine_drafts() -> None:
     metrics = {"drafting_acceptance": 0.61, "drafting_tokens_per_pass": 2.125, "drafting_gain": 1.9}
     drafted = status_at(3, last_commit=StepCommit(2, 3, "a" * 64, "b" * 64, metrics))
-    said = "61% of drafts right, 2.12 tokens per pass, 1.90x as fast as undrafted"
+    said = "61.0% of drafts right, 2.12 tokens per pass, 1.90x as fast as undrafted"
     for status in (drafted, status_at(3), status_at(0)):
         output = io.StringIO()
         view = make_view(Console(file=output, width=200))

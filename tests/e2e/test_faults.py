@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from antiphon.core.reporting.figures import RunFigures
+from antiphon.lineage.run_figures import read_figures
 from antiphon.runs.prefect_server import server_password
-from tests.support.main_job import SMALL, Job, all_gone, check_batches, make_home
+from tests.support.figure_views import check_views
+from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, make_home
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -68,7 +71,7 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     home = make_home(tmp_path_factory.mktemp("stopped"))
-    overrides = [f"run.steps={STEPS}", f"loop.max_staleness={STALENESS}", *SMALL, *QUIET]
+    overrides = [f"run.steps={STEPS}", f"loop.max_staleness={STALENESS}", "record.dvc=false", *SMALL]
 
     job = Job(home, overrides)
     try:
@@ -82,6 +85,10 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
         job.close()
     kept = job.journal.events("step.committed")
     assert 2 <= len(kept) < STEPS
+    resting = command(home, "status")
+    assert resting.returncode == 1 and "not running and not finished" in resting.stderr
+    for line in read_figures(job.run_dir).lines():
+        assert line in resting.stdout
 
     job = Job(home, overrides)
     try:
@@ -116,8 +123,21 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
     finally:
         job.close()
     assert flow_run_states(job)[-1] == "COMPLETED"
+    figures = check_views(job, tmp_path_factory.mktemp("views"))
+    assert figures.steps == STEPS and figures.breaks == 3
+    assert_the_seconds_add_up(job, figures)
     assert [commit["step"] for commit in job.journal.events("step.committed")] == list(range(STEPS))
     check_batches(job.batches(), STALENESS)
+
+
+def assert_the_seconds_add_up(job: Job, figures: RunFigures) -> None:
+    """Work, start-ups and breaks are all of the time from the run's opening to its last commit."""
+    with closing(sqlite3.connect(f"file:{job.run_dir / 'journal.db'}?mode=ro", uri=True)) as connection:
+        query = "SELECT at FROM events WHERE kind IN ('run.opened', 'step.committed') ORDER BY seq"
+        first, *_, last = (at for (at,) in connection.execute(query))
+    told = figures.wall_s + figures.startup_s + figures.break_s
+    # What a killed coordinator did after its last event with a time belongs to none of them.
+    assert told <= last - first + 1.0 and told >= 0.9 * (last - first), (told, last - first)
 
 
 def cancel_as_the_page_does(job: Job) -> None:

@@ -17,6 +17,7 @@ from antiphon.lineage.ledger.pins import Ledger, dvc_cache
 from antiphon.lineage.ledger.verify import check_run
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.support.damage import files_of_run, flipped
+from tests.support.figure_views import check_against_the_journal, check_views
 from tests.support.main_job import MAIN_STALENESS as STALENESS
 from tests.support.main_job import MAIN_STEPS as STEPS
 from tests.support.main_job import Job, all_gone, check_batches, command
@@ -44,9 +45,10 @@ def test_the_outcome_says_what_was_done(job: Job) -> None:
     outcome = outcome_of(job)
     commits = job.journal.events("step.committed")
     assert [commit["step"] for commit in commits] == list(range(STEPS))
-    assert outcome["steps"] == STEPS
+    figures = outcome["figures"]
+    assert figures["steps"] == STEPS
     assert outcome["weights_digest"] == commits[-1]["weights_digest"]
-    assert 0.0 <= outcome["pass_before"] <= 1.0 and 0.0 <= outcome["pass_after"] <= 1.0
+    assert 0.0 <= figures["reward_first"] <= 1.0 and 0.0 <= figures["reward_last"] <= 1.0
     assert outcome["records"]["complete"] is True
     assert set(outcome["restarts"].values()) == {0}
     metrics = json.loads((job.results / "metrics.json").read_text())
@@ -60,7 +62,10 @@ def test_the_outcome_says_what_was_done(job: Job) -> None:
 def test_nothing_is_trained_twice_or_too_old(job: Job) -> None:
     batches = job.batches()
     check_batches(batches, STALENESS)
-    histogram = {int(staleness): count for staleness, count in outcome_of(job)["staleness_histogram"].items()}
+    histogram = {
+        int(staleness): count
+        for staleness, count in outcome_of(job)["figures"]["staleness_histogram"].items()
+    }
     assert max(histogram) <= STALENESS
     assert sum(histogram.values()) == sum(len(batch) for batch in batches)
 
@@ -163,6 +168,12 @@ def test_one_altered_bit_is_found_and_named(job: Job) -> None:
             assert any(identity(p) == place for p in names), f"seed {FLIP_SEED}, flip {number} of {path}"
 
 
+def test_every_view_has_the_same_figures(job: Job, tmp_path: Path) -> None:
+    figures = check_views(job, tmp_path)
+    check_against_the_journal(job, figures)
+    assert figures.staleness_max == STALENESS and figures.steps == STEPS
+
+
 def test_the_report_needs_nothing_else(job: Job) -> None:
     page = (job.run_dir / "report.html").read_text()
     assert job.run_dir.name in page
@@ -182,7 +193,7 @@ def test_status_report_and_evaluate_answer_afterwards(job: Job, tmp_path: Path) 
     assert scores.returncode == 0, scores.stderr
     told = json.loads((tmp_path / "scores.json").read_text())
     assert [entry["version"] for entry in told["evaluations"]] == [0, STEPS]
-    assert told["evaluations"][-1]["pass_at_1"] == outcome_of(job)["pass_after"]
+    assert told["evaluations"][-1]["pass_at_1"] == outcome_of(job)["figures"]["reward_last"]
     unknown = command(job.home, "evaluate", run_id, "--version", "3")
     assert unknown.returncode == 2
     assert unknown.stderr.splitlines()[-1].endswith(f"evaluated versions: 0, {STEPS}")

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.regressions import Verdict
 from antiphon.flows.benchmark import (
     BenchmarkPlan,
@@ -144,11 +146,11 @@ def test_a_lost_group_is_a_regression() -> None:
 
 
 def test_a_run_gives_its_figures() -> None:
-    outcome = {"loop_s": 40.0, "steps": 20, "pass_before": 0.25, "pass_after": 0.75, "drafting": {}}
-    figures = run_metrics(outcome | {"learner_idle_share": 0.5, "drafting": {"acceptance": 0.5}})
-    assert figures["seconds_per_step"] == 2.0 and figures["pass_gain"] == 0.5
+    known = RunFigures(steps=20, seconds_per_step=2.0, reward_first=0.25, reward_last=0.75)
+    figures = run_metrics({"total_s": 9.0, "figures": replace(known, drafting_acceptance=0.5).plain()})
+    assert figures["seconds_per_step"] == 2.0 and figures["pass_gain"] == 0.5 and figures["total_s"] == 9.0
     assert figures["drafting_acceptance"] == 0.5 and "tokens_per_pass" not in figures
-    assert "pass_gain" not in run_metrics(outcome | {"pass_before": None, "pass_after": None})
+    assert "pass_gain" not in run_metrics({"figures": RunFigures().plain()})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.flows.hooks import end_services, find_run_of, how_to_continue, remember_flow_run
 from antiphon.flows.run_page import TABLE_VERSIONS, artifact_key, links, page_content, stage_seconds
@@ -53,20 +54,22 @@ def commits(count: int) -> list[StepCommit]:
 
 def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
     spans = [StageSpan("step", n, float(n), n + 0.5) for n in range(100)]
-    content = page_content(RunConfig(), status(160), commits(160), spans, {"folder": "`a|b`"})
+    figures = RunFigures(steps=160, wall_s=320.0, learner_idle_share=0.25)
+    content = page_content(RunConfig(), status(160), commits(160), spans, {"folder": "`a|b`"}, figures)
     assert content.percent == 80.0
     assert len(content.versions) == TABLE_VERSIONS and content.versions[0]["version"] == 160
-    assert {row["held-out pass@1"] for row in content.versions} == {None, 0.5}
+    assert {row["held-out pass@1"] for row in content.versions} == {"–", "50.0%"}
     assert content.versions[0]["loss"] == 0.1235
     assert "| staleness bound | 2 versions, elastic mode |" in content.plan
     assert "| step | 0.50 s |" in content.plan and "| folder | `a/b` |" in content.plan
     assert "| workers | worker-0 (active) |" in content.plan
     assert "| waiting for | worker-0 |" in content.plan
+    assert "| time | 320.0 s |" in content.plan and "| learner idle | 25.0% |" in content.plan
     assert json.loads(json.dumps(content.versions)) == content.versions
 
 
 def test_a_run_that_has_nothing_yet_has_a_page() -> None:
-    content = page_content(RunConfig(), status(0), [], [], {})
+    content = page_content(RunConfig(), status(0), [], [], {}, RunFigures())
     assert content.percent == 0.0 and content.versions == [] and "demo-s0-ab-1" in content.plan
 
 

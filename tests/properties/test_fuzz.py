@@ -31,7 +31,7 @@ def test_a_share_of_the_fuzz_finds_nothing(tmp_path: Path) -> None:
 def test_a_commit_of_a_step_below_0_is_refused() -> None:
     state = RunState(group_size=2, payload_retention_steps=2)
     with pytest.raises(IntegrityError, match="steps begin at 0"):
-        accept_commit(state, StepCommit(-1, 0, "a", "b"))
+        accept_commit(state, StepCommit(-1, 0, "a", "b"), 0.0)
 
 
 def test_a_worker_state_of_another_version_is_refused_in_words() -> None:

@@ -12,8 +12,7 @@ from antiphon.core.config import build_config
 from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.runs.context import ClientLoop, RunContext, RunStopped
-from antiphon.services.coordinator.api import StageReply
-from antiphon.services.learner.api import StepResult
+from antiphon.services.coordinator.api import CommitsReply, StageReply
 
 
 @pytest.fixture
@@ -107,6 +106,10 @@ def test_what_is_recorded_of_a_step_is_the_batch_that_was_trained(clients: Clien
     class Coordinator:
         asked = 0
 
+        async def commits_after(self, after: int) -> CommitsReply:
+            assert after == 2
+            return CommitsReply((StepCommit(3, 4, "w", "new"), StepCommit(4, 5, "v", "next")), False)
+
         async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
             assert (stage, number, wait_s) == ("reward", 3, 0.0)
             self.asked += 1
@@ -124,7 +127,6 @@ def test_what_is_recorded_of_a_step_is_the_batch_that_was_trained(clients: Clien
 
     run = context(clients)
     run.coordinator, run.recorder = cast("Any", Coordinator()), cast("Any", Recorder())
-    run.step_results[3] = StepResult(StepCommit(3, 4, "w", "new"), 0.0, 0.0)
     for seen in ("voided", "new"):
         run.batches[3] = batch(seen)
         run.record(3)

@@ -287,7 +287,7 @@ class LoopModel:
         commit = StepCommit(
             step, version, light_manifest(version).weights_digest, self.state.sealed[step].digest
         )
-        self.record(*acceptance.accept_commit(self.state, commit))
+        self.record(*acceptance.accept_commit(self.state, commit, self.clock))
         return True
 
     def publish(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
+from antiphon.core.run_clock import RunTimes
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.rollout_table import count_workers, encode_batch, encode_timings
 from antiphon.lineage.run_log import RunLog
@@ -76,8 +77,9 @@ class TrackedRunFixture:
     def tell_step(self, tracker: Tracker, step: int) -> None:
         """Tell of a step's batch, version and figures."""
         batch = self.batch(step)
+        times = RunTimes(wall_s=1.5 * (step + 1), startup_s=20.0, break_s=0.0, breaks=0)
         metrics = {"loss": 1.0 / (step + 1), "reward_mean": 0.5, "staleness_mean": 0.0, "train_s": 0.25}
-        commit = StepCommit(step, step + 1, f"{step + 1:064x}", batch.digest, metrics, True)
+        commit = StepCommit(step, step + 1, f"{step + 1:064x}", batch.digest, metrics, True, times)
         line = tracker._log.add_step(commit, batch, count_workers(self.store.get(batch.timings_digest)))
         self.tell_line(tracker, line)
 

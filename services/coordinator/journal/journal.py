@@ -129,6 +129,11 @@ class Journal:
         """Return the number of the newest event that was enqueued, 0 for none."""
         return self._next_seq - 1
 
+    def silent_s(self) -> float:
+        """Return the seconds since the newest event, on the wall clock; call it before any is appended."""
+        newest = self._wait_for(self._store.events, self.last_seq - 1, 1)
+        return max(0.0, self._wall_clock() - newest[0].at) if newest else 0.0
+
     def snapshots(self) -> list[StateRow]:
         """Return the kept snapshots of the state, newest first; call it before anything is appended."""
         return self._wait_for(self._store.snapshots)

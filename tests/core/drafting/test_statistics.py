@@ -241,7 +241,7 @@ def test_a_sealed_batch_sums_the_groups_it_judged(tmp_path: Path) -> None:
 def test_figures_of_groups_that_left_early_are_booked_once() -> None:
     tally = Tally([outcome(HONEST), outcome(None)])
     assert tally.copy() == tally
-    assert tally.without(1, 0).filtered == [outcome(None)]
+    assert tally.without(1, 0, 0).filtered == [outcome(None)]
     state = RunState(group_size=2, payload_retention_steps=2)
     state.apply(e.GroupOpened("g", 0, 0, 0, None, None, False))
     state.apply(e.GroupSubmitted("g", "l", "w", 1, "d", 0, (3, 4), 0.5, 1.0, HONEST))

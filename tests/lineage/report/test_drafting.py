@@ -18,6 +18,7 @@ from antiphon.core.loop.events import (
     dump_event,
 )
 from antiphon.core.records import DraftingStatistics
+from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.report import plots
 from antiphon.lineage.report.line_panels import MOST_MARKS
@@ -117,7 +118,7 @@ def test_the_results_keep_drafting_among_the_timings(tmp_path: Path) -> None:
     from antiphon.core.drafting.statistics import drafting_summary
 
     drafting = drafting_summary(fold(journal(8)).drafting_by_epoch)
-    bare = RunOutcome("r", "d", 8, "w" * 64, None, None, {0: 8}, 0.0, 1.0, 2.0, 0.5)
+    bare = RunOutcome("r", "d", "w" * 64, RunFigures(steps=8, staleness_histogram={0: 8}), 2.0)
     status = RunStatus("r", 8, 8, 8, 8, 8, 0, 0, 0, 0, 0, 0, 0, {})
     written = {}
     for name, outcome in (("bare", bare), ("drafted", dataclasses.replace(bare, drafting=drafting))):
@@ -132,5 +133,5 @@ def test_the_results_keep_drafting_among_the_timings(tmp_path: Path) -> None:
     ]
     assert json.loads((tmp_path / "bare/timings.json").read_text())["drafting"] == {}
     lines = dataclasses.replace(bare, drafting=drafting).lines(tmp_path)
-    assert any("by epoch 0: 0.0%, 1: 25.0%" in line for line in lines)
-    assert not any(line.startswith("drafting") for line in bare.lines(tmp_path))
+    assert any("by epoch: 0: 0.0%, 1: 25.0%" in line for line in lines)
+    assert not any(line.startswith("draft") for line in bare.lines(tmp_path))

@@ -22,10 +22,12 @@ from antiphon.core.loop.events import (
     LeaseExpired,
     LeaseGranted,
     RunOpened,
+    RunResumed,
     SnapshotAnnounced,
     StepCommitted,
     WorkerLoaded,
     dump_event,
+    load_event,
 )
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
@@ -34,6 +36,7 @@ from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import Bar, RunDrawer, RunPicture, fold, merge
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.support.loop_model import LoopModel, make_config, run_to_end
+from tests.support.run_logs import write_run_log
 
 STEP_S, GROUPS, STARTUP_S = 4.0, 6, 60.0
 
@@ -45,7 +48,7 @@ METRICS |= {"effective_sample_share": 0.99, "gradient_norm": 0.3, "ratio_max": 2
 
 def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) -> list[Event]:
     """A plausible overlapped run: sampling never stops, training and broadcast run beside it."""
-    opening = (RunOpened("demo-1", {}), SnapshotAnnounced(0, BASE, "127.0.0.1:1"))
+    opening = (RunOpened("demo-1", {}, -STARTUP_S), SnapshotAnnounced(0, BASE, "127.0.0.1:1"))
     moments: list[tuple[float, JournalEvent]] = [(-STARTUP_S, event) for event in opening]
     for step in range(steps):
         began = 2.0 + step * STEP_S
@@ -69,7 +72,7 @@ def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) ->
         metrics = {"train/loss": 0.1 / (step + 1), "train/train_s": 2.5} | METRICS
         moments += [
             (sealed, batch),
-            (committed, StepCommitted(step, step + 1, f"{step:064x}", digest, metrics, True)),
+            (committed, StepCommitted(step, step + 1, f"{step:064x}", digest, metrics, True, committed)),
             (committed + 0.3, SnapshotAnnounced(step + 1, f"{step:064x}", "127.0.0.1:1")),
             *((committed + 0.9 + w / 2, WorkerLoaded(f"worker-{w}", step + 1)) for w in range(workers)),
         ]
@@ -97,7 +100,9 @@ def make(tmp_path: Path) -> Callable[..., str]:
     def build(steps: int, picture: RunPicture | None = None, **changes: object) -> str:
         (tmp_path / "config.yaml").write_text(dump_config(build_config({"run": {"name": "demo"}})))
         store = ArtifactStore(tmp_path / "store")
-        picture = picture or fold(journal(steps, store=store) if steps >= 0 else [])
+        events = journal(steps, store=store) if steps >= 0 else []
+        write_run_log(tmp_path, [load_event(event.kind, event.data_json) for event in events])
+        picture = picture or fold(events)
         out = tmp_path / "report.html"
         build_report(tmp_path, store, picture, status(max(steps, 0), **changes), out)
         return out.read_text()
@@ -140,7 +145,7 @@ def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -
     assert len(outline.ids) == len(set(outline.ids))
     assert not re.findall(r"url\((?!#)", page) and "@import" not in page
     assert not re.findall(r"\b(?:fetch|XMLHttpRequest|WebSocket|import)\b\s*\(", page)
-    for words in ("demo-1", "20 of 20 steps", "0.20 → 0.80", "+60 points", "bound 2", "max_staleness: 2"):
+    for words in ("demo-1", "20 of 20 steps", "20.0% → 80.0%", "best 80.0%", "bound 2", "max_staleness: 2"):
         assert words in page, words
     assert page.count("<tr>") == 22 and f"{19:064x}" in page
     assert not re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page), "a colour that follows no palette"
@@ -150,24 +155,23 @@ def test_the_versions_begin_with_the_one_that_the_run_began_with(make: Callable[
     rows = re.findall(r"<tr>(<td>.*?)</tr>", make(5))
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
     assert [row[0] for row in cells] == ["0", "1", "2", "3", "4", "5"]
-    assert cells[0][3] == "0.200" and BASE in cells[0][8] and cells[0][1] == cells[0][2] == ""
-    assert [row[3] for row in cells[1:]] == ["", "", "", "", "0.800"]
+    assert cells[0][3] == "20.0%" and BASE in cells[0][8] and cells[0][1] == cells[0][2] == "–"
+    assert [row[3] for row in cells[1:]] == ["–", "–", "–", "–", "80.0%"]
 
 
-def test_seconds_count_from_the_first_lease_without_breaks(make: Callable[..., str]) -> None:
-    page = make(4)
-    assert "the 60 s before it" in page and "stood still" not in page
+def test_the_clock_stands_still_in_a_break(make: Callable[..., str]) -> None:
     events = journal(4)
     half = len(events) // 2
-    resumed = Event(0, events[half - 1].at + 3600.0, "run.resumed", "{}")
-    late = [dataclasses.replace(event, at=event.at + 3650.0) for event in events[half:]]
-    told = [*events[:half], resumed, *late]
+    before = events[half - 1].at
+    resumed = RunResumed(at_s=before - 1.7e9, break_s=3600.0)
+    late = [dataclasses.replace(event, at=event.at + 3600.0) for event in events[half:]]
+    told = [*events[:half], Event(0, before + 3600.0, resumed.kind, dump_event(resumed)), *late]
     picture, whole = fold(told), fold(events)
-    (stop,) = picture.breaks
-    assert stop.break_s == pytest.approx(3600.0) and 0.0 <= stop.startup_s - 50.0 < STEP_S
-    gap = whole.window[1] - picture.window[1]
-    assert 0.0 <= gap < STEP_S, "less the pause between the two events around the break"
-    assert lanes.break_marks(picture, *picture.window) == [(stop.at_s, "break")]
+    assert lanes.break_marks(picture, *picture.window) == [(pytest.approx(before - 1.7e9 - 0.5), "break")]
+    assert 0.0 < whole.window[1] - picture.window[1] < STEP_S, "less the start-up after the break"
+    assert "interrupted and continued once" in make(4, picture=picture)
+    page = make(4)
+    assert "started for 60.5 s before they worked" in page and "interrupted" not in page
 
 
 def test_the_page_shows_what_became_of_the_work(make: Callable[..., str]) -> None:
@@ -177,7 +181,7 @@ def test_the_page_shows_what_became_of_the_work(make: Callable[..., str]) -> Non
     for words in ("useful: 300 s, 12,345 tokens", "preempted: 60 s, 600 tokens", "idle: 40 s"):
         assert words in section, words
     assert "stale:" not in section and "starting:" not in section
-    assert "The 70 s until their first leases" in section
+    assert "The 70.0 s until their first leases" in section
     assert "What became of the work" not in make(3)
 
 
@@ -213,8 +217,8 @@ def test_groups_that_were_offered_again_are_explained(make: Callable[..., str]) 
         )
     ]
     picture = fold([*events, *(Event(0, at, event.kind, dump_event(event)) for event in told)])
-    assert picture.taken_back == {"no sign of life": 2, "handed over by its worker": 1}
-    page = make(2, picture=picture, groups_requeued=3)
+    assert picture.offered_again == {"no sign of life": 2, "handed over by its worker": 1}
+    page = make(2, picture=picture)
     assert "3 groups were offered again" in page
     assert "(2 x no sign of life, 1 x handed over by its worker)" in page
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from antiphon.core.config import build_config, dump_config
+from antiphon.core.loop.events import load_event
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import fold
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.lineage.report.test_page import journal, status
 from tests.support.browser import Browser
 from tests.support.report_page import point_at_charts, press_in_first_chart, smallest_letters, width
+from tests.support.run_logs import write_run_log
 
 DESKTOP, PHONE = 1280, 360
 
@@ -23,10 +25,11 @@ def browser(
     folder = tmp_path_factory.mktemp("report")
     config = build_config({"run": {"name": "demo"}})
     (folder / "config.yaml").write_text(dump_config(config))
-    picture, tokens = fold(journal(12, workers=3)), {"useful": 1234, "filtered": 567}
+    events, tokens = journal(12, workers=3), {"useful": 1234, "filtered": 567}
+    write_run_log(folder, [load_event(event.kind, event.data_json) for event in events])
     seconds = {"useful": 30.0, "idle": 5.0, "starting": 60.0}
     facts = status(12, worker_seconds=seconds, tokens_by_use=tokens)
-    build_report(folder, ArtifactStore(folder / "store"), picture, facts, folder / "report.html")
+    build_report(folder, ArtifactStore(folder / "store"), fold(events), facts, folder / "report.html")
     with Browser(needs_system("chromium"), folder / "profile") as opened:
         opened.go((folder / "report.html").as_uri())
         opened.shows("demo-1", "How to read this")

@@ -62,7 +62,9 @@ def test_a_run_says_all_that_a_comparison_asks(whole: TrackedRunFixture, client:
         assert steps == [0, 1, 2, 3, 4]
         assert {step for step, _ in points["heldout/pass_at_1"]} <= set(steps)
         assert {step for step, _ in points["loss"]} <= set(steps)
-    assert points["tokens_total"] == [(version, 24.0 * version) for version in range(5)]
+    for name in ("tokens_total", "tokens_trained_total"):
+        assert points[name] == [(version, 24.0 * version) for version in range(5)]
+    assert points["wall_s"] == [(version, 1.5 * version) for version in range(5)]
     # Two workers at a dollar a second each.
     assert points["cost_dollars"][-1][1] == pytest.approx(2 * points["wall_s"][-1][1])
     assert points["heldout/pass_at_1"] == [(0, 0.25), (2, 0.75), (4, 0.5)]
