@@ -149,6 +149,9 @@ def _svg(
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}):
         figure = Figure(figsize=size, layout="constrained")
         read = draw(figure, narrow)
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)  # once; while it is in force, saving would do so twice
+            figure.set_layout_engine("none")
         sink = io.StringIO()
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None})
     places = [_place(axes, size) for axes, _ in read]

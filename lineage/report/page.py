@@ -49,7 +49,7 @@ def build_report(
         "timeline": lanes.timeline(picture),
         "timeline-zoom": lanes.timeline_zoom(picture),
         "staleness": draw.staleness(figures.staleness_histogram, bound),
-        "busy": draw.busy(picture.busy_shares() | {"training": figures.learner_busy_share or 0.0}),
+        "busy": draw.busy(_busy(picture, figures)),
         "throughput": draw.throughput(picture),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
         "drafting": draw.drafting(picture),
@@ -110,6 +110,11 @@ def _starting(status: RunStatus) -> str:
     started_s = status.worker_seconds.get(Use.STARTING, 0.0)
     said = f" The {seconds(started_s)} until their first leases, in which engines started, are left out."
     return said if started_s else ""
+
+
+def _busy(picture: RunPicture, figures: RunFigures) -> dict[str, float]:
+    shares, learner = picture.busy_shares(), figures.learner_busy_share
+    return shares if learner is None else shares | {"training": learner}
 
 
 def _cards(figures: RunFigures, bound: int | None) -> list[tuple[str, str, str]]:

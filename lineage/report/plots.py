@@ -162,7 +162,7 @@ def busy(shares: Mapping[str, float]) -> Plot | None:
 
     def draw(figure: Figure, narrow: bool) -> list[tuple[Axes, Reading]]:
         axes = figure.subplots()
-        rows = [(name, 100 * share) for name, share in reversed(shares.items())]
+        rows = [(name, 100 * share) for name, share in reversed([*shares.items()])]
         for row, (name, value) in enumerate(rows):
             axes.barh(row, value, color=COLOURS.get(name, BLUE), height=0.4)
             axes.barh(row, 100 - value, left=value, color=GRID, height=0.4)
