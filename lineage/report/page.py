@@ -1,7 +1,8 @@
 """Report: a run on one page that needs nothing else, no network and no server.
 
-It shows what was learned, how far the planes overlapped, how stale the data was, where the
-seconds went, what became of the work, and which artifacts, by digest, every version came from.
+It shows what made the run, what was learned, how sound the learner's steps were, how far the stages
+overlapped, how stale the data was, where the seconds went, what became of the work, and which artifacts,
+by digest, every version came from.
 """
 
 from collections.abc import Mapping
@@ -12,13 +13,17 @@ import yaml
 from markupsafe import Markup
 
 from antiphon.core.drafting.statistics import drafting_summary
-from antiphon.core.reporting.figures import RunFigures, seconds, share
+from antiphon.core.loop.work_account import Use
+from antiphon.core.reporting.figures import UNKNOWN, RunFigures, seconds, share
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
+from antiphon.lineage.report import lanes
 from antiphon.lineage.report import plots as draw
+from antiphon.lineage.report.learner_panels import learner_panels
 from antiphon.lineage.report.render import render, standalone
 from antiphon.lineage.report.timeline import RunPicture, find_value
 from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.system.files import write_atomically
 
@@ -41,30 +46,34 @@ def build_report(
     bound = config.get("loop", {}).get("max_staleness")
     plots = {
         "learning": draw.learning_curve(picture),
-        "timeline": draw.timeline(picture),
-        "timeline-zoom": draw.timeline_zoom(picture),
+        "timeline": lanes.timeline(picture),
+        "timeline-zoom": lanes.timeline_zoom(picture),
         "staleness": draw.staleness(figures.staleness_histogram, bound),
-        "busy": draw.busy(picture.busy_shares() | {"training": figures.learner_busy_share or 0.0}),
+        "busy": draw.busy(_busy(picture, figures)),
         "throughput": draw.throughput(picture),
-        "length": draw.completion_length(picture),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
         "drafting": draw.drafting(picture),
     }
+    learner = learner_panels(picture)
     page = render(
         "report.html",
         title=status.run_id,
         brand="Antiphon run",
         heading=status.run_id,
         facts=_facts(status, picture, config),
+        origin=_origin(run_dir),
         cards=_cards(figures, bound),
         plots=plots,
+        learner=learner,
+        starting=_starting(status),
         drafting=_drafting(picture),
         versions=_versions(picture),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         notes=_notes(picture, status, store, figures),
     )
     write_atomically(out, page.encode("utf-8"))
-    return {f"{name}.svg": standalone(svg) for name, svg in plots.items() if svg}
+    drawn = [*plots.values(), *(panel.plot for panel in learner)]
+    return {f"{plot.name}.svg": standalone(plot.wide) for plot in drawn if plot is not None}
 
 
 def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -> list[str]:
@@ -80,6 +89,32 @@ def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) ->
         state,
     ]
     return [fact for fact in facts if fact]
+
+
+def _origin(run_dir: Path) -> list[tuple[str, Markup, str]]:
+    """Return (name, value, more) of what made the run, as far as it is known."""
+    starts = read_starts(run_dir)
+    if not starts:
+        return []
+    first, *later = starts
+    again = f"continued {_times(len(later))}" if later else ""
+    rows = [("command", Markup("{}").format(first.command), again)] if first.command else []
+    for start, name in ((first, "git commit"), (starts[-1], "continued with")):
+        if start.commit and (name == "git commit" or start.commit != first.commit):
+            commit = Markup('<span title="{}">{}</span>').format(start.commit, start.commit[:SHORT_DIGEST])
+            rows.append((name, commit, "with uncommitted changes" if start.modified else ""))
+    return rows
+
+
+def _starting(status: RunStatus) -> str:
+    started_s = status.worker_seconds.get(Use.STARTING, 0.0)
+    said = f" The {seconds(started_s)} until their first leases, in which engines started, are left out."
+    return said if started_s else ""
+
+
+def _busy(picture: RunPicture, figures: RunFigures) -> dict[str, float]:
+    shares, learner = picture.busy_shares(), figures.learner_busy_share
+    return shares if learner is None else shares | {"training": learner}
 
 
 def _cards(figures: RunFigures, bound: int | None) -> list[tuple[str, str, str]]:
@@ -126,7 +161,8 @@ def _drafting(picture: RunPicture) -> dict[str, Any] | None:
 
 def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     scores = {e.version: e.reward_mean for e in picture.evaluations}
-    return [
+    base = (0, UNKNOWN, UNKNOWN, share(scores.get(0)), *[UNKNOWN] * 4, _digest(picture.base_digest))
+    return [base] * bool(picture.base_digest or 0 in scores) + [
         (
             step.step + 1,
             seconds(step.at_s),
@@ -145,40 +181,51 @@ def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
 def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore, figures: RunFigures) -> list[str]:
     missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
     lost = picture.counts.get("worker.lost", 0)
-    resumed = picture.counts.get("run.resumed", 0)
     notes = [
-        "Times are the coordinator's wall clock at the moment it wrote an event; a bar of the rollout lanes "
-        "runs from lease to hand-in, so it contains the worker's waiting as well as its computing.",
-        "A plane counts as busy while at least one of its bars covers the moment. Planes that share cores "
+        "Seconds count from the first lease, without start-ups and breaks. A bar of the rollout lanes runs "
+        "from lease to hand-in, so it contains the worker's waiting as well as its computing.",
+        "A stage counts as busy while at least one of its bars covers the moment. Stages that share cores "
         "slow each other down, so busy shares say who had work, not who was fast.",
         "Training reward is measured on prompts sampled for training, by policies up to the staleness bound "
         "behind the step; held-out pass@1 samples once per prompt at the sampling temperature.",
         f"{figures.text('groups_filtered')} groups had equal rewards and were left out of the batches.",
     ]
+    if figures.startup_s:
+        notes.append(f"Services and engines started for {figures.text('startup_s')} before they worked.")
+    if picture.breaks:
+        notes.append(
+            f"The run was interrupted and continued {_times(len(picture.breaks))}, where a dotted line says "
+            f"break; for {figures.text('break_s')} no coordinator had it open."
+        )
     if status.trajectories_failed:
         notes.append(
             f"{status.trajectories_failed} answers could not be scored; they trained nothing, and no mean "
             "counts them but that of held-out answers, where they solved nothing. The batch files say why."
         )
     if picture.offered_again:
-        reasons = ", ".join(
-            f"{count} because of: {why}" for why, count in picture.offered_again.most_common()
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in picture.offered_again.most_common())
+        total = sum(picture.offered_again.values())
+        were = "1 group was" if total == 1 else f"{total} groups were"
+        notes.append(
+            f"{were} offered again, as a worker's lease ended without a hand-in ({reasons}). The next worker "
+            "continues from what was kept; nothing trains twice."
         )
-        notes.append(f"Groups whose lease ended without a hand-in were offered again, {reasons}.")
     if lost:
-        notes.append(f"{lost} times a worker left, was lost or replaced.")
+        notes.append(f"{_times(lost).capitalize()} a worker left, was lost or replaced.")
     notes += [
         f"{batch.operator} voided batch {batch.digest[:SHORT_DIGEST]} of step {batch.step}, "
         f"{batch.groups} groups that never trained: {batch.reason}"
         for batch in status.voided
     ]
-    if resumed:
-        notes.append(f"The journal was opened again {resumed} times; gaps in the timeline are such breaks.")
     if len(picture.steps) < status.steps_total:
         notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: metrics are partial.")
     if missing:
         notes.append(f"The batch files of steps {missing[:10]} are no longer in the store.")
     return notes
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _number(value: float | None, digits: int = 3) -> str:

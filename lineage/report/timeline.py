@@ -47,6 +47,8 @@ class StepFacts:
     reward_mean: float | None = None
     completion_tokens_mean: float | None = None
     tokens: int = 0
+    groups: int = 0
+    """Groups it trained on."""
     groups_filtered: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -89,6 +91,10 @@ class RunPicture:
     """Epoch -> sum over its groups that were trained or filtered."""
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
+    base_digest: str = ""
+    """Digest of the weights of version 0, once its snapshot was announced."""
+    breaks: list[float] = field(default_factory=list)
+    """Seconds at which the clock stood still, since the run was interrupted."""
     offered_again: Counter[str] = field(default_factory=Counter)
     """Why leases ended without a hand-in, numbers left out -> groups that were offered again for it."""
 
@@ -184,6 +190,7 @@ class RunDrawer:
         self.seq = 0
         """The last event that was drawn."""
         self._picture = RunPicture()
+        self._clock = RunClock()
         self._rollout: dict[str, Rows[Bar]] = {}
         self._reward = _bars()
         self._generated: Rows[tuple[float, int]] = Rows(2, lambda at, tokens: (at, int(tokens)))
@@ -217,8 +224,12 @@ class RunDrawer:
             handler(at, data)
 
     def _instant(self, event: Event, data: Mapping[str, Any]) -> float:
+        before = self._clock.times()
         self._clock.take(event.kind, data)
-        wall_s = self._clock.times().wall_s
+        times = self._clock.times()
+        wall_s = times.wall_s
+        if times.breaks > before.breaks:
+            self._picture.breaks.append(before.wall_s)
         if data.get("at_s") is not None or self._clock.working_s is None:
             self._timed = event.at
             return wall_s
@@ -279,7 +290,8 @@ class RunDrawer:
         found = (self._drafted.pop(group, None) for group in groups)
         self._booked[int(data["step"])] = [*booked, *(drafted for drafted in found if drafted is not None)]
         kept = {name: value for name, value in data.items() if name not in ("group_ids", "filtered_ids")}
-        self._sealed[int(data["step"])] = (at, kept | {"epoch": max(epochs, default=None)})
+        more = {"epoch": max(epochs, default=None), "groups": len(data.get("group_ids", ()))}
+        self._sealed[int(data["step"])] = (at, kept | more)
 
     def _on_step_committed(self, at: float, data: Mapping[str, Any]) -> None:
         step = int(data["step"])
@@ -292,6 +304,7 @@ class RunDrawer:
             reward_mean=batch.get("reward_mean"),
             completion_tokens_mean=batch.get("completion_tokens_mean"),
             tokens=batch.get("tokens", 0),
+            groups=batch.get("groups", 0),
             groups_filtered=batch.get("groups_filtered", 0),
             staleness={int(k): int(n) for k, n in batch.get("staleness", ())},
             metrics={sys.intern(name): value for name, value in data["metrics"].items()},
@@ -307,6 +320,8 @@ class RunDrawer:
         self._committed[step + 1] = at
 
     def _on_snapshot_announced(self, at: float, data: Mapping[str, Any]) -> None:
+        if int(data["version"]) == 0:
+            self._picture.base_digest = str(data["weights_digest"])
         self._announced.setdefault(int(data["version"]), at)
 
     def _on_worker_loaded(self, at: float, data: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ from antiphon.runs.prefect_server import server_password
 from tests.support.browser import Browser
 from tests.support.main_job import PROJECT as ROOT
 from tests.support.main_job import command, environment
+from tests.support.report_page import SHOWN, point_at_charts, smallest_letters, width
 from tests.support.tracked_runs import TrackedRunFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
@@ -220,6 +221,14 @@ def test_the_report_draws_what_was_learned(site: Site) -> None:
     browser = site.browser
     browser.go((site.home / "runs" / site.run / "report.html").as_uri())
     browser.shows(site.run, "held-out pass@1", "What was learned", "How the stages overlapped")
-    drawn = browser.run("Array.from(document.querySelectorAll('svg'), e => e.getBoundingClientRect().height)")
+    browser.shows("What the learner saw", "KL between engine and learner", "git commit")
+    drawn = browser.run(f"{SHOWN}.map(e => e.getBoundingClientRect().height)")
     assert len(drawn) >= 2 and min(drawn) > 50
     browser.picture(site.pictures / "report.png")
+    browser.resize(360, 740)
+    assert width(browser) == 360
+    size, text = smallest_letters(browser)
+    assert size >= 10.0, text
+    assert all(point_at_charts(browser, "touch").values())
+    browser.picture(site.pictures / "report-phone.png")
+    browser.resize(1280, 800)

@@ -107,6 +107,11 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._ask("Emulation.setDeviceMetricsOverride", size)
 
+    def prefer(self, palette: str) -> None:
+        """Tell the page that its reader prefers `light` or `dark` colours."""
+        wish = {"name": "prefers-color-scheme", "value": palette}
+        self._ask("Emulation.setEmulatedMedia", {"features": [wish]})
+
     def go(self, url: str) -> None:
         """Open an address; what it draws is waited for with `shows`."""
         answer = self._ask("Page.navigate", {"url": url})
