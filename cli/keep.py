@@ -1,5 +1,7 @@
 """keep: let git and DVC's commands see a run's ledger, so that it can be committed, pushed and pulled."""
 
+import os
+
 from antiphon.core.errors import ConfigError
 
 
@@ -23,7 +25,7 @@ def keep(run: str | None = None, /) -> int:
             f"there is no ledger {name} in {' or '.join(map(str, folders)) or 'any DVC project'}; "
             f"there are: {', '.join(known) or 'none'}"
         )
-    files = " ".join(map(str, kept))
+    files = " ".join(os.path.relpath(path) for path in kept)
     print(f"git and DVC see {files} now; others get the run with:")
     print(f"  git add {files} && git commit -m 'Keep {name}' && git push && dvc push {files}")
     print(f"  git pull && dvc pull {files}     # in another clone; then `antiphon report {name}`")

@@ -155,7 +155,7 @@ def list_runs(home: Path) -> list[Path]:
     runs = home / "runs"
     if not runs.is_dir():
         return []
-    found = [d for d in runs.iterdir() if (d / "config.yaml").exists()]
+    found = [d for d in runs.iterdir() if d.name[0] != "." and (d / "config.yaml").exists()]
     return sorted(found, key=lambda d: (d / "config.yaml").stat().st_mtime)
 
 

@@ -90,7 +90,7 @@ def take_in(home: Path, store_root: Path, run_id: str) -> Path:
     making = Path(tempfile.mkdtemp(dir=home / "runs", prefix=".taking-"))
     try:
         for rel, path in files.items():
-            if rel.startswith(f"{RUN_FOLDER}/"):
+            if rel.startswith(f"{RUN_FOLDER}/") and path.name != EVENTS_FILE:
                 shutil.copyfile(path, making / path.name)
         shutil.copyfile(files[RUN], making / RUN)
         directory = home / "runs" / run_id
@@ -98,10 +98,11 @@ def take_in(home: Path, store_root: Path, run_id: str) -> Path:
         write_atomically(
             making / OUTCOME_FILE, (json.dumps(outcome, indent=2, sort_keys=True) + "\n").encode()
         )
-        recorded = (making / EVENTS_FILE).read_bytes()
+        recorded = files[f"{RUN_FOLDER}/{EVENTS_FILE}"].read_bytes()
         make_journal(making / JOURNAL_NAME, run_id, recorded)
         began = next(read_events(recorded)).at
         os.utime(making / "config.yaml", (began, began))  # runs are listed by when they began
+        making.chmod(0o755)
         os.replace(making, directory)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)

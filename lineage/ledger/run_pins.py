@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 OUTCOME_FILE = "outcome.json"
 RUN_FILES = (
-    *("config.yaml", "base.json", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"),
+    *("config.yaml", "starts.json", "base.json", "metrics.jsonl", "evaluations.jsonl"),
     *("metrics.json", "timings.json", "final.json"),
 )
-"""Files of a run's folder that are pinned as they are, where the run has them. None names this machine."""
+"""Files of a run's folder that are pinned as they are, where the run has them: all that its report reads."""
 
 
 def pin_run_files(ledger: "Ledger", run_dir: Path, events: bytes) -> None:

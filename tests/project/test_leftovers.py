@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from antiphon.cli.app import execute
 from tests.support.artifacts import RecordedRun
 from tests.support.checkout import begin_history, changes, copy_checkout
@@ -27,7 +29,9 @@ def clone_in(folder: Path) -> Path:
     return folder
 
 
-def test_a_run_leaves_what_git_sees_as_it_was_until_it_is_kept(tmp_path: Path, monkeypatch: object) -> None:
+def test_a_run_leaves_what_git_sees_as_it_was_until_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clone = clone_in(tmp_path / "clone")
     run = CloneRun(clone)
     run.complete(2)

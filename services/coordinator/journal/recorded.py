@@ -28,6 +28,8 @@ def make_journal(place: Path, run_id: str, recorded: bytes) -> None:
         UnavailableError: when it cannot be written.
     """
     events = [StoredEvent(e.seq, e.at, e.kind, e.data_json) for e in read_events(recorded)]
+    if not events:
+        raise IntegrityError("the recorded events are none at all; take another copy of them")
     store = open_sql_store(place, run_id)
     try:
         store.write(WriteBatch(events=events, trained=_trained(events)))
@@ -47,6 +49,6 @@ def _trained(events: Iterable[StoredEvent]) -> list[TrainedRow]:
             step = json.loads(event.body)
             if step["step"] not in groups:
                 raise IntegrityError(f"the recorded events commit step {step['step']} before its batch")
-            names = ("step", "version", "weights_digest", "batch_digest")
-            found.append(TrainedRow(*(step[name] for name in names), groups[step["step"]]))
+            digests = step["weights_digest"], step["batch_digest"]
+            found.append(TrainedRow(step["step"], step["version"], *digests, groups[step["step"]]))
     return found
