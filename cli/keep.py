@@ -21,6 +21,10 @@ def keep(run: str | None = None, /) -> int:
     kept = [path for folder in folders for path in layout.keep(folder, name)]
     if not kept:
         known = sorted({known for folder in folders for known in layout.ledger_names(folder)})
+        if name in known:
+            raise ConfigError(
+                f"the ledger of {name} has no list of its files yet; `antiphon record {name}` writes it"
+            )
         raise ConfigError(
             f"there is no ledger {name} in {' or '.join(map(str, folders)) or 'any DVC project'}; "
             f"there are: {', '.join(known) or 'none'}"

@@ -41,9 +41,9 @@ def lineage(
         return _verify(home, named, rest, as_json)
     from antiphon.lineage.documents.graph import build_graph
     from antiphon.lineage.documents.graph_reader import all_documents
-    from antiphon.runs.audit import ledger_of
     from antiphon.runs.directory import find_run
     from antiphon.runs.pulled import pulled_runs
+    from antiphon.runs.verify_all import ledger_of
 
     pulled = None if named is None else pulled_runs(home).get(named)
     run_dir = find_run(home, named) if pulled is None else home / "runs" / str(named)
@@ -70,11 +70,11 @@ def _is_run(home: Path, word: str) -> bool:
 
 def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
     from antiphon.core.errors import ConfigError
-    from antiphon.runs.audit import audit
+    from antiphon.runs.verify_all import verify_all
 
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
-    found = audit(home, named)
+    found = verify_all(home, named)
     checked = [(entry.what, entry.result) for entry in found if entry.result is not None]
     if as_json:
         print(json.dumps([_verified(what, result) for what, result in checked], indent=2))

@@ -11,8 +11,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from antiphon.core.config import RunConfig, load_config
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.ledger.layout import (
     find_project,
     kept_pointer_of,
@@ -34,8 +35,9 @@ def ledger_folders(home: Path) -> list[Path]:
         project = find_project(None, home)
     except ConfigError:
         return []
-    configs = [path for path in (home / "runs").glob("*/config.yaml")]
-    named = {RunConfig().record.ledger, *(load_config(path).record.ledger for path in configs)}
+    usual = RunConfig().record.ledger
+    configs = [read_run_config(path.parent) for path in (home / "runs").glob("*/config.yaml")]
+    named = {usual, *(str(config.get("record", {}).get("ledger", usual)) for config in configs)}
     return [folder for name in sorted(named) if (folder := project / name).is_dir()]
 
 

@@ -57,3 +57,19 @@ def test_a_copy_of_the_checkout_has_none_of_it(tmp_path: Path) -> None:
         str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()
     )
     assert found == sorted(RULES)
+
+
+def test_what_cannot_be_kept_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clone = clone_in(tmp_path / "clone")
+    run = CloneRun(clone)
+    run.complete(1)
+    monkeypatch.setenv("ANTIPHON_HOME", str(run.home))
+    assert execute(["keep", "demo-2"]) == 2
+    assert "there is no ledger demo-2 in" in (said := capsys.readouterr().err) and "there are: demo-1" in said
+    (clone / "ledger" / "demo-1.pointer").unlink()
+    assert execute(["keep"]) == 2
+    assert "`antiphon record demo-1` writes it" in capsys.readouterr().err
+    run.complete(1)
+    assert execute(["keep"]) == 0

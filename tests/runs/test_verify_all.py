@@ -1,4 +1,4 @@
-"""An audit looks at every run and every ledger that is here, and never passes on nothing."""
+"""`lineage --verify` looks at every run and every ledger that is here, and never passes on nothing."""
 
 import json
 import shutil
@@ -8,16 +8,16 @@ import pytest
 
 from antiphon.cli.app import execute
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.runs.audit import audit
 from antiphon.runs.directory import find_run
 from antiphon.runs.pulled import pulled_runs
+from antiphon.runs.verify_all import verify_all
 from tests.support.artifacts import RecordedRun
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     """A recorded run that no test changes."""
-    run = RecordedRun(tmp_path_factory.mktemp("audit") / "home")
+    run = RecordedRun(tmp_path_factory.mktemp("verified") / "home")
     run.complete(3)
     return run
 
@@ -60,7 +60,9 @@ def test_a_start_that_died_with_an_empty_ledger_is_left_out(run: RecordedRun) ->
     (ledger / "origins").mkdir(parents=True)
     shutil.copy(run.ledger / "demo-1/origins/code.json", ledger / "origins")
     (run.ledger / "died-1.journal").write_text("")
-    (left,) = [entry.left_out for entry in audit(run.home, None) if entry.what == f"run {directory.name}"]
+    (left,) = [
+        entry.left_out for entry in verify_all(run.home, None) if entry.what == f"run {directory.name}"
+    ]
     assert left == "run died-1 ended before anything was recorded"
 
 
@@ -72,19 +74,19 @@ def test_a_run_killed_before_its_ledger_was_published_is_sound(tmp_path: Path) -
     pointer = killed.ledger / "demo-1.dvc"
     body = pointer.read_bytes()
     pointer.unlink()
-    results = [entry.result for entry in audit(killed.home, None)]
+    results = [entry.result for entry in verify_all(killed.home, None)]
     assert all(result is not None and not result.findings for result in results)
     pointer.write_bytes(body)
     (killed.run_dir / "outcome.json").write_text("{}")
     pointer.unlink()  # that of a finished run is missed
-    (found, _) = audit(killed.home, None)
+    (found, _) = verify_all(killed.home, None)
     assert found.result is not None and "is missing" in found.result.findings[0].problem
 
 
 def test_a_missing_ledger_of_a_recorded_run_is_no_such_case(run: RecordedRun) -> None:
     for path in run.ledger.glob("demo-1*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (found, _) = audit(run.home, None)
+    (found, _) = verify_all(run.home, None)
     assert found.result is not None and found.result.findings[0].problem == "is missing"
 
 
@@ -109,7 +111,7 @@ def test_every_ledger_that_is_here_is_read_without_its_run(
 def test_nothing_to_verify_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "home" / ".dvc").mkdir(parents=True)
     with pytest.raises(AntiphonError, match=r"there is nothing to verify: .*home has no run") as caught:
-        audit(tmp_path / "home", None)
+        verify_all(tmp_path / "home", None)
     assert caught.value.exit_code == 1
 
 

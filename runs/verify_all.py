@@ -1,4 +1,4 @@
-"""Audit: every run and every ledger that is here is verified, and what is left out is named."""
+"""Verify all: every run and every ledger that is here is verified, and what is left out is named."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from antiphon.runs.pulled import ledger_folders, missing_run
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class Verified:
     """What was looked at: what was found, or why it was left out."""
 
     what: str
@@ -23,7 +23,7 @@ class Audited:
     left_out: str = ""
 
 
-def audit(home: Path, run_id: str | None) -> list[Audited]:
+def verify_all(home: Path, run_id: str | None) -> list[Verified]:
     """Verify one run, or every run, every ledger that is here, and the whole store.
 
     A run that ended before anything was recorded is left out, and so is a ledger of which only the ``.dvc``
@@ -33,9 +33,9 @@ def audit(home: Path, run_id: str | None) -> list[Audited]:
         AntiphonError: when there was nothing to verify.
         ConfigError: when there is no such run.
     """
-    found = [_audited(*place, home) for place in _places(home, run_id)]
+    found = [_verified(*place, home) for place in _places(home, run_id)]
     if run_id is None:
-        found.append(Audited("the store", verify_store(store_directory(home))))
+        found.append(Verified("the store", verify_store(store_directory(home))))
     if not any(entry.result and entry.result.files for entry in found):
         reasons = "; ".join(entry.left_out for entry in found if entry.left_out)
         raise AntiphonError(
@@ -69,13 +69,13 @@ def _places(home: Path, run_id: str | None) -> Iterator[tuple[str, Path, Path | 
             raise ConfigError(missing_run(home, name))
 
 
-def _audited(what: str, run_dir: Path, project: Path | None, folder: str, home: Path) -> Audited:
+def _verified(what: str, run_dir: Path, project: Path | None, folder: str, home: Path) -> Verified:
     shards = [] if project is None else shard_directories(project / folder, run_dir.name)
     if not run_dir.is_dir() and not any(shard.is_dir() for shard in shards):
-        return Audited(
+        return Verified(
             what, None, f"{what} was not pulled: `dvc pull {kept_pointer_of(shards[0])}` brings it"
         )
     begun = (run_dir / BASE_FILE).exists() or any((shard / version_entry(0)).exists() for shard in shards)
     if run_dir.is_dir() and not begun:
-        return Audited(what, None, f"{what} ended before anything was recorded")
-    return Audited(what, verify_run(run_dir, store_directory(home), project, folder))
+        return Verified(what, None, f"{what} ended before anything was recorded")
+    return Verified(what, verify_run(run_dir, store_directory(home), project, folder))
