@@ -39,11 +39,11 @@ def lineage(
     named, rest = _split(home, words)
     if verify:
         return _verify(home, named, rest, as_json)
+    from antiphon.cli.verify_all import ledger_of
     from antiphon.lineage.documents.graph import build_graph
     from antiphon.lineage.documents.graph_reader import all_documents
     from antiphon.runs.directory import find_run
     from antiphon.runs.pulled import pulled_runs
-    from antiphon.runs.verify_all import ledger_of
 
     pulled = None if named is None else pulled_runs(home).get(named)
     run_dir = find_run(home, named) if pulled is None else home / "runs" / str(named)
@@ -69,8 +69,8 @@ def _is_run(home: Path, word: str) -> bool:
 
 
 def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
+    from antiphon.cli.verify_all import verify_all
     from antiphon.core.errors import ConfigError
-    from antiphon.runs.verify_all import verify_all
 
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")

@@ -84,6 +84,8 @@ class OutsideEnvironment:
                     f"{', '.join(METHODS)}"
                 )
         self.only_compares = getattr(self._inner, "only_compares", False) is True
+        if callable(explain := getattr(self._inner, "explain", None)):
+            self.explain = explain  # why a completion got its reward, where the class can say so
         self.about = (inspect.getdoc(made) or "").partition("\n")[0]
         """The first line of the class's docstring."""
         self.defaults = dict(getattr(made, "defaults", {}))

@@ -274,3 +274,15 @@ def test_the_record_has_a_digest_of_the_package_and_ours_stays_as_it_was(
     split = origin_facts(config, before, {})["origins/train.json"]
     assert split["package"] == before["environment"]
     assert "environment" not in build_manifest(build_config({}), "demo-1", source_tree())
+
+
+def test_a_class_may_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(
+        tmp_path,
+        f"{HEAD}    def explain(self, problem, completion, reward): return completion.upper()\n",
+        monkeypatch,
+    )
+    environment = outside("mine:Task")
+    assert environment.explain(environment.problem("train", 0), "why", 0.0) == "WHY"
+    write(tmp_path, HEAD, monkeypatch)
+    assert not hasattr(outside("mine:Task"), "explain")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.app import execute
+from antiphon.cli.verify_all import verify_all
 from antiphon.core.errors import AntiphonError, ConfigError
 from antiphon.runs.directory import find_run
 from antiphon.runs.pulled import pulled_runs
-from antiphon.runs.verify_all import verify_all
 from tests.support.artifacts import RecordedRun
 
 
