@@ -36,6 +36,7 @@ for _verb, _place, _help in (
     ("evaluate", "evaluate:evaluate", "Print or write the held-out scores of a run's versions."),
     ("lineage", "lineage:lineage", "Show what an artifact came from, or check that all are as recorded."),
     ("record", "record:record", "Bring in what MLflow or the ledger missed of a run."),
+    ("keep", "keep:keep", "Let git and DVC see a run's ledger, so that others can pull it."),
     ("up", "up:up", "Serve the pages of what was recorded and, with --s3, a bucket."),
     ("down", "up:down", "Stop what `up` serves."),
     ("deploy", "deploy:deploy", "Put the flows on a Prefect server, with forms and schedules."),

@@ -29,7 +29,8 @@ def lineage(
         words: a run's id (by default the newest run), then what to show of it: v12, batch 7,
             evaluation 10, code, machine, model, train, heldout, or the first digits of a digest.
         verify: instead, read every artifact of the run and compare it with its digest; without
-            a run, of all runs and the whole store.
+            a run, of all runs, of every ledger that is here, and the whole store. What ended before
+            anything was recorded is left out; nothing to verify is an error.
         as_json: print one JSON document.
     """
     from antiphon.runs.directory import home_directory
@@ -38,12 +39,16 @@ def lineage(
     named, rest = _split(home, words)
     if verify:
         return _verify(home, named, rest, as_json)
+    from antiphon.cli.verify_all import ledger_of
     from antiphon.lineage.documents.graph import build_graph
     from antiphon.lineage.documents.graph_reader import all_documents
+    from antiphon.runs.directory import find_run
+    from antiphon.runs.pulled import pulled_runs
 
-    run_dir = _run_directory(home, named)
-    project, folder = _ledger_of(run_dir, home)
-    ledger = None if project is None else project / folder
+    pulled = None if named is None else pulled_runs(home).get(named)
+    run_dir = find_run(home, named) if pulled is None else home / "runs" / str(named)
+    project, folder = ledger_of(run_dir, home)
+    ledger = pulled or (None if project is None else project / folder)
     graph = build_graph(all_documents(run_dir, ledger))
     node = graph.find(" ".join(rest) or "run")
     if as_json:
@@ -63,60 +68,26 @@ def _is_run(home: Path, word: str) -> bool:
     return (home / "runs" / word / "config.yaml").exists()
 
 
-def _run_directory(home: Path, named: str | None) -> Path:
-    """Return the run's directory; one that is only in a ledger has none, but the place is its own."""
-    from antiphon.runs.directory import find_run
-
-    if named is not None and not _is_run(home, named) and _is_in_ledger(home, named):
-        return home / "runs" / named
-    return find_run(home, named)
-
-
-def _is_in_ledger(home: Path, run_id: str) -> bool:
-    from antiphon.core.config import RunConfig
-    from antiphon.core.errors import ConfigError
-    from antiphon.lineage.ledger.layout import find_project, shard_directories
-
-    try:
-        return bool(shard_directories(find_project(None, home) / RunConfig().record.ledger, run_id))
-    except ConfigError:
-        return False  # no DVC project here, hence no ledgers
-
-
-def _ledger_of(run_dir: Path, home: Path) -> tuple[Path | None, str]:
-    """Return the DVC project of a run's ledger, None where it keeps none, and the folder in it."""
-    from antiphon.core.config import RunConfig, load_config
-    from antiphon.lineage.ledger.layout import find_project
-
-    path = run_dir / "config.yaml"
-    record = (load_config(path) if path.exists() else RunConfig()).record
-    return (find_project(None, home) if record.dvc else None), record.ledger
-
-
 def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
+    from antiphon.cli.verify_all import verify_all
     from antiphon.core.errors import ConfigError
-    from antiphon.lineage.ledger.verify import Verification, verify_run, verify_store
-    from antiphon.runs.directory import list_runs, store_directory
 
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
-    store = store_directory(home)
-    places = [_run_directory(home, named)] if named else list_runs(home)
-    found: list[tuple[str, Verification]] = []
-    for run_dir in places:
-        project, folder = _ledger_of(run_dir, home)
-        found.append((f"run {run_dir.name}", verify_run(run_dir, store, project, folder)))
-    if named is None:
-        found.append(("the store", verify_store(store)))
+    found = verify_all(home, named)
+    checked = [(entry.what, entry.result) for entry in found if entry.result is not None]
     if as_json:
-        print(json.dumps([_verified(what, result) for what, result in found], indent=2))
-    for what, result in found:
+        print(json.dumps([_verified(what, result) for what, result in checked], indent=2))
+    for what, result in checked:
         for finding in () if as_json else result.findings:
             print(finding.sentence)
         sound = f"{result.files} files ({result.bytes / 1e6:.1f} MB) of {what} are as recorded"
-        if not result.findings:
+        if not result.findings and result.files:
             print(sound, file=sys.stderr if as_json else sys.stdout)
-    for what, result in found:
+    for entry in found:
+        if entry.left_out:
+            print(f"left out: {entry.left_out}", file=sys.stderr if as_json else sys.stdout)
+    for what, result in checked:
         result.require_sound(what)
     return 0
 

@@ -1,5 +1,8 @@
 """record: bring in what MLflow or the ledger missed of a run that rests."""
 
+import asyncio
+from pathlib import Path
+
 from antiphon.core.errors import ConfigError, UnavailableError
 
 
@@ -12,7 +15,7 @@ def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
     """
     from antiphon.core.config import load_config
     from antiphon.lineage.recorder import Recorder
-    from antiphon.runs.directory import find_run, home_directory, lock, store_directory
+    from antiphon.runs.directory import find_run, home_directory, is_finished, lock, store_directory
     from antiphon.runs.launch import decoder
 
     home = home_directory()
@@ -30,6 +33,8 @@ def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
         if page.is_file():
             plots = {path.name: path.read_text() for path in sorted((directory / "plots").glob("*.svg"))}
             recorder.attach(page, plots)
+        if is_finished(directory):
+            recorder.record_end(asyncio.run(_events(directory, home)))
         recorder.flush(timeout_s)
         report = recorder.close(1.0)
     for writer in report.writers:
@@ -41,3 +46,11 @@ def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
             "give the same command again when that is fixed"
         )
     return 0
+
+
+async def _events(directory: Path, home: Path) -> bytes:
+    from antiphon.runs.attach import attached, packed_events
+    from antiphon.runs.directory import store_directory
+
+    async with attached(directory, store_directory(home)) as (coordinator, _):
+        return await packed_events(coordinator)

@@ -39,7 +39,8 @@ class EnvironmentSection(Section):
     """Where prompts come from and what rewards the answers."""
 
     name: str = "reasoning/chain_sum"
-    """Environment by name: `reasoning/<task>` takes any task of reasoning-gym."""
+    """Environment by name: `reasoning/<task>` is any task of reasoning-gym, `package.module:Class` a class of
+    your own, a plain name what an installed package calls so; see docs/guides/own-environment.md."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the task, such as its difficulty."""
     seed: int = Field(default=0, ge=0)
@@ -265,6 +266,9 @@ class RecordSection(Section):
     """Pin versions and batches in the DVC-tracked ledger."""
     ledger: str = "ledger"
     """Folder of the DVC-tracked ledger, relative to the project."""
+    keep_ledger: bool = False
+    """Write the ledger's .dvc file, which git and DVC's commands see, from the start; otherwise
+    `antiphon keep RUN` does that for the runs that are worth it, and git sees nothing of the others."""
     checkpoint_stride: int = Field(default=4, ge=0)
     """Every how many-th of the learner's checkpoints enters the ledger, so that a replay of late steps
     can start there; 0 pins none, and replays start from the base model."""

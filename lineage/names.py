@@ -15,7 +15,8 @@ HELDOUT = "origins/heldout.json"
 """Where the ledger keeps the documents there is one of."""
 MODEL_FOLDER = "model"
 CHECKPOINTS = "checkpoints"
-"""Folders of the base model's configuration and of pinned checkpoints."""
+RUN_FOLDER = "run"
+"""Folders of the base model's configuration, of checkpoints, and of a finished run's log and outcome."""
 
 ORIGINS = {
     "code": CODE,
@@ -79,4 +80,6 @@ def name_of(rel: str) -> str:
             return f"{words} {int(match[1])}"
     if rel.startswith("model/"):
         return f"file {rel.removeprefix('model/')} of the base model"
+    if rel.startswith("run/"):
+        return f"file {rel.removeprefix('run/')} of the run"
     return f"entry {rel}"

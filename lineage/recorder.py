@@ -23,8 +23,9 @@ from antiphon.core.reporting.figures import FiguresFold, RunFigures
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
-from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.ledger.layout import PUBLISH_ENTRIES, find_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
+from antiphon.lineage.ledger.run_pins import pin_run_files
 from antiphon.lineage.names import RUN, version_entry
 from antiphon.lineage.rollout_table import count_workers
 from antiphon.lineage.run_log import RunLog, now, replaced_batches
@@ -38,10 +39,8 @@ from antiphon.system.files import write_atomically
 if TYPE_CHECKING:
     from antiphon.lineage.ledger.document_pins import DocumentPins
 
-PUBLISH_ENTRIES = 16
-"""New ledger entries after which the tree is published; a run's tail comes with `close`."""
 PUBLISH_SHARE = 0.05
-"""And at least this share of all entries, so that publishing stays cheap in long runs."""
+"""Publishing waits for this share of all entries, so that publishing stays cheap in long runs."""
 
 _log = structlog.get_logger("antiphon.lineage")
 
@@ -168,6 +167,18 @@ class Recorder:
             if evaluation.complete:
                 self._tell_evaluation(self._log.add_evaluation(evaluation))
 
+    def record_end(self, events: bytes) -> None:
+        """Pin what others need to look at a finished run, the packed events of its journal among it."""
+        run_dir = self._run_dir
+
+        def pin(pins: "DocumentPins") -> str:
+            pin_run_files(pins.ledger, run_dir, events)
+            return ""
+
+        with self._timed:
+            if self._ledger_writer is not None:
+                self._queue([*self._order.release(), _Record("run files", pin, None)])
+
     def attach(self, path: Path, plots: Mapping[str, str] | None = None) -> None:
         """Attach a file, such as the report, to the MLflow run, and its plots (file name -> SVG)."""
         with self._timed:
@@ -250,7 +261,8 @@ class Recorder:
 
         if self._project is None:
             return
-        ledger = Ledger(self._project, self._config.record.ledger, self._run_id)
+        record = self._config.record
+        ledger = Ledger(self._project, record.ledger, self._run_id, kept=record.keep_ledger)
         self._pins = DocumentPins(ledger, self._store, self._run_id)
         self._pins.run(self._config, self._run_dir / RUN)
         pin_model(ledger, self._config.model.path)

@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,12 @@ from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import RunStatus
 from antiphon.lineage.report.timeline import RunDrawer, RunPicture
+from antiphon.lineage.run_events import EventPacker
+from antiphon.runs.directory import is_finished
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.coordinator.journal.pinned import MODEL_FILES
+from antiphon.services.coordinator.prompts import PromptSource, RestingPrompts
 from antiphon.services.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
 from antiphon.services.security.local_run import ensure_local_credentials, local_credentials
 
@@ -111,10 +115,18 @@ async def _client(
 async def _coordinator_on(
     directory: Path, config: RunConfig, store_root: Path, credentials: Credentials
 ) -> AsyncIterator[str]:
+    from antiphon.services.coordinator.journal.journal import journal_place
+    from antiphon.services.coordinator.journal.reading import event_bodies
     from antiphon.services.coordinator.server import serve_coordinator
     from antiphon.system.logs import configure_logs
 
     configure_logs("warning")  # its log is of no use here; standard output is for the answer
+    prompts: PromptSource | None = None
+    if is_finished(directory):
+        # Its model and its environment may not be on this machine, and nobody will ask for a prompt.
+        with closing(event_bodies(journal_place(config, directory), directory.name)) as bodies:
+            opened = json.loads(next(bodies))
+        prompts = RestingPrompts(opened["pinned"].get(MODEL_FILES, ""))
     host = "127.0.0.1"
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(
@@ -126,6 +138,7 @@ async def _coordinator_on(
             host,
             0,
             bound.set_result,
+            prompts,
             credentials=credentials,
             hung_s=None,
         )
@@ -141,6 +154,18 @@ async def _coordinator_on(
     finally:
         serving.cancel()
         await asyncio.wait({serving}, timeout=START_S)
+
+
+async def packed_events(coordinator: Coordinator) -> bytes:
+    """Return the journal's events so far, as the ledger keeps them.
+
+    Raises:
+        UnavailableError: when no page came in time.
+    """
+    packer = EventPacker()
+    async for page in coordinator.event_pages(0, follow=False):
+        packer.add(page)
+    return packer.finish()
 
 
 async def draw_events(coordinator: Coordinator, drawer: RunDrawer) -> RunPicture:

@@ -155,22 +155,28 @@ def list_runs(home: Path) -> list[Path]:
     runs = home / "runs"
     if not runs.is_dir():
         return []
-    found = [d for d in runs.iterdir() if (d / "config.yaml").exists()]
+    found = [d for d in runs.iterdir() if d.name[0] != "." and (d / "config.yaml").exists()]
     return sorted(found, key=lambda d: (d / "config.yaml").stat().st_mtime)
 
 
 def find_run(home: Path, run_id: str | None) -> Path:
-    """Return the directory of a run, or of the newest one.
+    """Return the directory of a run, or of the newest one; a run that was pulled gets one first.
 
     Raises:
-        ConfigError: when there is none.
+        ConfigError: when there is none; the sentence says what brings it where that is known.
     """
-    if run_id is not None:
-        directory = home / "runs" / run_id
-        if not (directory / "config.yaml").exists():
-            raise ConfigError(f"there is no run {run_id} under {home / 'runs'}")
+    directory = home / "runs" / (run_id or "")
+    if run_id is not None and (directory / "config.yaml").exists():
         return directory
-    runs = list_runs(home)
-    if not runs:
-        raise ConfigError(f"there are no runs under {home / 'runs'}; start one with `antiphon demo`")
-    return runs[-1]
+    if run_id is None and (runs := list_runs(home)):
+        return runs[-1]
+    from antiphon.runs.pulled import pulled_runs, take_in
+
+    if run_id is None:
+        pulled = sorted(pulled_runs(home))
+        if len(pulled) != 1:
+            what = f"; name one that was pulled: {', '.join(pulled)}" if pulled else ""
+            start = "" if pulled else "; start one with `antiphon demo`"
+            raise ConfigError(f"there are no runs under {home / 'runs'}{what}{start}")
+        (run_id,) = pulled
+    return take_in(home, store_directory(home), run_id)

@@ -31,7 +31,7 @@ from antiphon.lineage.store.uploader import Uploader
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
-from antiphon.runs.attach import draw_events
+from antiphon.runs.attach import draw_events, packed_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.outcome import RunOutcome, write_results
@@ -136,6 +136,8 @@ class LiveRun:
         # Last, so that a run which is interrupted in its records finds its services ready to continue.
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
+        if run.recorder is not None:
+            run.recorder.record_end(run.call(lambda: packed_events(run.coordinator), None))
         self.view.finished(outcome.lines(report))
         return outcome
 

@@ -56,6 +56,8 @@ class RunOutcome:
         if waiting := self.records.get("uploads", {}).get("pending", 0):
             said.append(f"{waiting} artifacts are not in the remote store yet: ./antiphon push sends them")
         said.append(f"final weights {self.weights_digest}")
+        if any(writer["name"] == "ledger" for writer in self.records.get("writers", ())):
+            said.append(f"for git and for others to pull: ./antiphon keep {self.run_id}")
         said.append(f"report: {report}")
         said.append("look around: ./antiphon up   (Prefect and MLflow pages; ./antiphon down stops them)")
         return said

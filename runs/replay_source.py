@@ -8,13 +8,15 @@ from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.names import RUN
 from antiphon.runs.directory import find_run, is_finished, list_runs
+from antiphon.runs.pulled import pulled_runs
 
 
 def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[ReplayCopy, Path | None]:
     """Return the artifacts of a run, and its folder of checkpoints when it ran here.
 
-    Without an id it is the newest finished run below `home`, or the only one of `copy`, a folder with
-    copied artifacts; without a copy they are those in the ledger of the project here.
+    Without an id it is the newest finished run below `home`, else the only one that was pulled, or the only
+    one of `copy`, a folder with copied artifacts; without a copy they are those in the ledger of the
+    project here, whether the run has a folder below `home` or was pulled.
 
     Raises:
         ConfigError: when there is no such run, or it has no artifacts.
@@ -22,19 +24,25 @@ def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[Repl
     """
     if copy is not None:
         return find_copy(copy, run), None
-    directory = find_run(home, run) if run is not None else _newest_finished(home)
+    run = run or _newest_finished(home)
+    if (pulled := pulled_runs(home).get(run)) is not None:
+        return find_copy(pulled / run, run), None
+    directory = find_run(home, run)
     config = load_config(directory / "config.yaml")
     ledger = find_project(None, home) / config.record.ledger / directory.name
     if not (ledger / RUN).is_file():
         raise ConfigError(
             f"run {directory.name} has no artifacts in {ledger}; a run with record.dvc=true leaves them "
-            f"there, and `dvc checkout {ledger}.dvc` brings back what was removed"
+            f"there, and after `antiphon keep {directory.name}` `dvc checkout {ledger}.dvc` brings back what "
+            "was removed"
         )
     return find_copy(ledger, directory.name), directory / "checkpoints"
 
 
-def _newest_finished(home: Path) -> Path:
-    finished = [directory for directory in list_runs(home) if is_finished(directory)]
-    if not finished:
-        raise ConfigError(f"no run under {home / 'runs'} is finished; name one, or finish it first")
-    return finished[-1]
+def _newest_finished(home: Path) -> str:
+    finished = [directory.name for directory in list_runs(home) if is_finished(directory)]
+    pulled = sorted(pulled_runs(home))
+    if not finished and len(pulled) != 1:
+        there = f"; pulled are {', '.join(pulled)}" if pulled else ""
+        raise ConfigError(f"no run under {home / 'runs'} is finished{there}; name one, or finish it first")
+    return finished[-1] if finished else pulled[0]

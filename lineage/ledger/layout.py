@@ -1,13 +1,16 @@
 """Ledger layout: the names and bytes of a ledger on disk, without DVC's libraries.
 
-A ledger is a row of shards. The first is ``<run>/`` with ``<run>.dvc`` and ``<run>.journal``;
+A ledger is a row of shards. The first is ``<run>/`` with its pointer and ``<run>.journal``;
 when it is full the next is ``<run>.s001/`` with its own two files, and so on. A shard's tree
 is DVC's directory object: the JSON list of its entries, sorted by path, named by the md5 of
-these bytes.
+these bytes. The pointer names the tree. It is ``<run>.pointer``, which git ignores and DVC does
+not know; a ledger that is kept has ``<run>.dvc`` instead, the same bytes for both of them.
 """
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,13 +23,20 @@ from antiphon.core.errors import ConfigError, IntegrityError
 SHARD_ENTRIES = 4096
 """Entries of a full shard: publishing writes one tree, so its price must not grow with the run."""
 
+PUBLISH_ENTRIES = 16
+"""New entries after which the tree is published."""
+
 GITIGNORE = """\
-# Git keeps the .dvc files; the artifacts they name are DVC's.
+# What runs leave here; `antiphon keep RUN` writes RUN.dvc, which git and DVC see.
 /*/
 /*.journal
+/*.pointer
 /.incoming-*
 """
-"""Written into a new ledger folder. A rule in a parent folder would make DVC overlook the pointers."""
+"""Written into a new ledger folder. A rule for .dvc files would make DVC overlook those that are kept."""
+
+
+_ENDS = (".dvc", ".pointer", ".journal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +86,41 @@ def shard_directories(folder: Path, run_id: str) -> list[Path]:
         found.append(directory)
 
 
+def ledger_names(folder: Path) -> list[str]:
+    """Return the names of all ledgers in a folder of ledgers, whatever of each is there, sorted."""
+    found = [*(path for path in folder.glob("*/")), *(p for e in _ENDS for p in folder.glob(f"*{e}"))]
+    named = {path if path.is_dir() else path.with_suffix("") for path in found}
+    return sorted({run_of(path) for path in named if not path.name.startswith(".")})
+
+
+def run_of(directory: Path) -> str:
+    """Return the run that a shard belongs to.
+
+    >>> run_of(Path("ledger/demo-1.s002")), run_of(Path("ledger/demo-1"))
+    ('demo-1', 'demo-1')
+    """
+    return re.sub(r"\.s\d{3,}$", "", directory.name)
+
+
 def pointer_of(directory: Path) -> Path:
-    """Return where a shard's ``.dvc`` file lies."""
+    """Return where a shard's pointer lies: its ``.dvc`` file where it has one, else one that git ignores."""
+    kept = kept_pointer_of(directory)
+    return kept if kept.exists() else directory.with_name(f"{directory.name}.pointer")
+
+
+def kept_pointer_of(directory: Path) -> Path:
+    """Return where a shard's ``.dvc`` file lies once the ledger is kept."""
     return directory.with_name(f"{directory.name}.dvc")
+
+
+def keep(folder: Path, name: str) -> list[Path]:
+    """Let git and DVC see a ledger, and return its ``.dvc`` files; none for a ledger without pointers."""
+    directories = shard_directories(folder, name)
+    for directory in directories:
+        pointer = pointer_of(directory)
+        if pointer.exists():
+            os.replace(pointer, kept_pointer_of(directory))
+    return [kept for directory in directories if (kept := kept_pointer_of(directory)).exists()]
 
 
 def journal_of(directory: Path) -> Path:
@@ -128,13 +170,13 @@ def read_tree(body: bytes) -> list[Entry]:
 
 
 def pointer_bytes(directory: Path, tree: str, size: int, count: int) -> bytes:
-    """Return a shard's ``.dvc`` file: its tree's name in the cache, bytes and number of all entries."""
+    """Return a shard's pointer, as DVC writes it: its tree in the cache, bytes and number of entries."""
     out = {"md5": tree, "size": size, "nfiles": count, "hash": "md5", "path": directory.name}
     return yaml.safe_dump({"outs": [out]}, sort_keys=False).encode()
 
 
 def read_pointer(body: bytes) -> Mapping[str, Any]:
-    """Return what a ``.dvc`` file says of its one directory.
+    """Return what a pointer says of its one directory.
 
     Raises:
         IntegrityError: when it is no such file.

@@ -1,11 +1,11 @@
 """Pins: every artifact of a run as an entry of DVC-tracked directories, appended in process.
 
-A run's ledger is the directory ``<folder>/<run>`` with its own ``<folder>/<run>.dvc``, and
-further shards of the same form in a long run. Appending hashes one file and adds it to the
-project's DVC cache (about a millisecond, where the command needs seconds); publishing writes
-the tree of the newest shard and its ``.dvc`` file. What was appended and not yet published
-stands in a journal beside them, so a crash between the two loses nothing. ``dvc status``,
-``push``, ``pull``, ``checkout`` and ``gc`` work on the result.
+A run's ledger is the directory ``<folder>/<run>`` with a pointer of its own, and further shards of
+the same form in a long run. Appending hashes one file and adds it to the project's DVC cache (about
+a millisecond, where the command needs seconds); publishing writes the tree of the newest shard and
+its pointer. What was appended and not yet published stands in a journal beside them, so a crash
+between the two loses nothing. ``dvc status``, ``push``, ``pull``, ``checkout`` and ``gc`` work on
+ledgers that are kept.
 """
 
 import fcntl
@@ -23,6 +23,8 @@ from antiphon.lineage.ledger.layout import (
     SHARD_ENTRIES,
     check_rel,
     journal_of,
+    keep,
+    kept_pointer_of,
     shard_directories,
     shard_name,
 )
@@ -33,11 +35,19 @@ from antiphon.system.files import write_atomically
 class Ledger:
     """The pinned artifacts of one run; used by one thread of one process at a time."""
 
-    def __init__(self, project: Path, folder: str, run_id: str, shard_entries: int = SHARD_ENTRIES) -> None:
+    def __init__(
+        self,
+        project: Path,
+        folder: str,
+        run_id: str,
+        shard_entries: int = SHARD_ENTRIES,
+        kept: bool = True,
+    ) -> None:
         """Open a run's ledger in the project's `folder`, continuing where an earlier process stopped.
 
-        `run_id` names the directory and its ``.dvc`` file; after `shard_entries` entries the next
-        directory begins.
+        `run_id` names the directory and its pointer; after `shard_entries` entries the next directory
+        begins. The pointer of a `kept` ledger is a ``.dvc`` file from the start; else `antiphon keep`
+        makes it one.
 
         Raises:
             ConfigError: when `project` is in no DVC project, or another process has the ledger open.
@@ -53,7 +63,11 @@ class Ledger:
             ignore = self._folder / ".gitignore"
             if not ignore.exists():
                 write_atomically(ignore, GITIGNORE.encode())
-            self._shards = [Shard(self._repo, place) for place in shard_directories(self._folder, run_id)]
+            if kept:
+                keep(self._folder, run_id)
+            places = shard_directories(self._folder, run_id)
+            self._kept = kept or kept_pointer_of(self._folder / run_id).exists()
+            self._shards = [Shard(self._repo, place, self._kept) for place in places]
         self._homes = {rel: shard for shard in self._shards for rel in shard.entries}
 
     @property
@@ -63,7 +77,7 @@ class Ledger:
 
     @property
     def pointer(self) -> Path:
-        """Return the ``.dvc`` file of the first shard."""
+        """Return the pointer of the first shard."""
         return self._shards[0].pointer
 
     @property
@@ -102,7 +116,7 @@ class Ledger:
         return md5
 
     def publish(self) -> str:
-        """Write what is new as trees and ``.dvc`` files; return the newest shard's tree.
+        """Write what is new as trees and pointers; return the newest shard's tree.
 
         Raises:
             UnavailableError: when there is no space left.
@@ -126,7 +140,9 @@ class Ledger:
             return newest
         if newest.unpublished:
             newest.publish()  # a full shard is written once more and then never again
-        self._shards.append(Shard(self._repo, self._folder / shard_name(self._run_id, len(self._shards))))
+        kept = self._kept or kept_pointer_of(self.directory).exists()
+        place = self._folder / shard_name(self._run_id, len(self._shards))
+        self._shards.append(Shard(self._repo, place, kept))
         return self._shards[-1]
 
 

@@ -1,7 +1,7 @@
 """Ledger shard: one DVC-tracked directory that only grows, and is whole after a kill at any point.
 
 An entry is first in DVC's cache, then in the directory, then a line of the journal. Publishing
-writes the tree of all entries, flushed to the disk, before the ``.dvc`` file that names it. So
+writes the tree of all entries, flushed to the disk, before the pointer that names it. So
 a pointer never names what is missing, and whatever a process had not finished is finished by
 the next one that appends the same entries.
 """
@@ -25,6 +25,7 @@ from antiphon.lineage.ledger.layout import (
     Entry,
     journal_line,
     journal_of,
+    kept_pointer_of,
     pointer_bytes,
     pointer_of,
     read_journal,
@@ -44,8 +45,8 @@ _log = structlog.get_logger("antiphon.lineage")
 class Shard:
     """The entries of one directory; used by one thread of one process at a time."""
 
-    def __init__(self, repo: Repo, directory: Path) -> None:
-        """Open a shard, continuing where an earlier process stopped.
+    def __init__(self, repo: Repo, directory: Path, kept: bool) -> None:
+        """Open a shard, continuing where an earlier process stopped; a `kept` one has a ``.dvc`` file.
 
         Raises:
             UnavailableError: when its tree is neither in the cache nor in its journal.
@@ -53,7 +54,7 @@ class Shard:
         self._repo = repo
         self._cache: Any = repo.cache.local
         self.directory = directory
-        self.pointer = pointer_of(directory)
+        self._kept = kept
         self._journal = journal_of(directory)
         self.entries: dict[str, Entry] = {}
         self._order: list[str] = []
@@ -64,6 +65,11 @@ class Shard:
         directory.mkdir(parents=True, exist_ok=True)
         self._sweep()
         self._restore()
+
+    @property
+    def pointer(self) -> Path:
+        """Return where its pointer lies; a ledger may be kept while it is written."""
+        return kept_pointer_of(self.directory) if self._kept else pointer_of(self.directory)
 
     def append(self, rel: str, payload: Path | bytes) -> str:
         """Pin one artifact and return its md5; see `pins.Ledger.append`."""
@@ -91,7 +97,7 @@ class Shard:
         return md5
 
     def publish(self) -> str:
-        """Write the tree of all entries and the ``.dvc`` file that names it; return its md5."""
+        """Write the tree of all entries and the pointer that names it; return its md5."""
         body = tree_bytes(self._lines[rel] for rel in self._order)
         tree = tree_name(body)
         place = self._cached(tree)
@@ -146,7 +152,10 @@ class Shard:
     def _published(self, journalled: dict[str, Entry]) -> list[Entry]:
         if not self.pointer.is_file():
             return []
-        with _naming(self.pointer, "git has the file as it was"):
+        kept = self.pointer.suffix == ".dvc"
+        with _naming(
+            self.pointer, "git has the file as it was" if kept else "remove it: the journal has all"
+        ):
             out = read_pointer(self.pointer.read_bytes())
         path = self._cached(out["md5"])
         if path.is_file() and tree_name(body := path.read_bytes()) == out["md5"]:

@@ -19,6 +19,7 @@ from antiphon.lineage.documents.graph import LineageGraph, Node, node_of
 from antiphon.lineage.ledger.findings import FileReader, Finding, Findings, shortened
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.ledger.pins import dvc_cache
+from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
 from antiphon.lineage.ledger.verify_ledger import ShardCheck
 from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
@@ -69,11 +70,12 @@ class RunCheck:
         if ledgers is not None:
             directories = shard_directories(ledgers, self._run_id)
             if not directories and self._run_dir.is_dir():
-                fix = f"`git checkout {ledgers}` and `dvc pull` bring it back"
+                fix = "`dvc checkout` or `dvc pull` bring it back if it was kept; else take a copy of it"
                 name = f"ledger of run {self._run_id}"
                 self._findings.add(name, ledgers / self._run_id, "is missing", fix)
+            unfinished = self._run_dir.is_dir() and not (self._run_dir / OUTCOME_FILE).exists()
             for directory in directories:
-                state = ShardCheck(directory, cached, self._reader, self._findings).check()
+                state = ShardCheck(directory, cached, self._reader, self._findings, unfinished).check()
                 self._files.update(state.intact)
                 self._expected.update(state.expected)
         self._check_documents()

@@ -12,13 +12,16 @@ from pathlib import Path
 from antiphon.core.errors import IntegrityError
 from antiphon.lineage.ledger.findings import FileReader, Findings
 from antiphon.lineage.ledger.layout import (
+    PUBLISH_ENTRIES,
     Entry,
     journal_of,
+    kept_pointer_of,
     pointer_bytes,
     pointer_of,
     read_journal,
     read_pointer,
     read_tree,
+    run_of,
     tree_bytes,
     tree_line,
     tree_name,
@@ -41,8 +44,15 @@ class ShardCheck:
     """Checks one shard."""
 
     def __init__(
-        self, directory: Path, cached: Callable[[str], Path], reader: FileReader, findings: Findings
+        self,
+        directory: Path,
+        cached: Callable[[str], Path],
+        reader: FileReader,
+        findings: Findings,
+        unfinished: bool = False,
     ) -> None:
+        """Prepare; the ledger of an `unfinished` run may be so new that it was never published."""
+        self._unfinished = unfinished
         self._directory = directory
         self._cached = cached
         self._reader = reader
@@ -50,15 +60,23 @@ class ShardCheck:
         self._name = f"ledger {directory.name}"
         self._pointer = pointer_of(directory)
         self._journal = journal_of(directory)
-        self._restore = f"`dvc checkout --force {self._pointer}` brings it back from the DVC cache"
-        self._fetch = f"remove the file, then `dvc pull {self._pointer}` brings it from a remote"
-        self._repair = f"`git checkout {self._pointer}` or `dvc commit --force {self._pointer}` repairs it"
+        kept = kept_pointer_of(directory)
+        # DVC's commands know the pointers of ledgers that are kept.
+        self._dvc = (
+            f"`dvc {{}} {kept}`"
+            if self._pointer == kept
+            else f"`antiphon keep {run_of(directory)}`, then `dvc {{}} {kept}`"
+        )
+        self._restore = f"{self._dvc.format('checkout --force')} brings it back from the DVC cache"
+        self._fetch = f"remove the file, then {self._dvc.format('pull')} brings it from a remote"
+        self._repair = f"`git checkout {kept}` or {self._dvc.format('commit --force')} repairs it"
 
     def check(self) -> ShardState:
         """Read everything and return what is sound."""
         being_written = is_being_written(self._directory)
         journalled = self._read_journal(being_written)
-        tree = self._read_tree(being_written)
+        fresh = self._unfinished and 0 < len(journalled) < PUBLISH_ENTRIES
+        tree = self._read_tree(being_written or fresh)
         expected = dict(tree if tree is not None else journalled)
         if tree is not None:
             self._compare_journal(tree, journalled, expected)
@@ -84,13 +102,14 @@ class ShardCheck:
             self._findings.add(name, self._journal, f"cannot be read: {error}", fix)
             return {}
 
-    def _read_tree(self, being_written: bool) -> dict[str, Entry] | None:
+    def _read_tree(self, expected_missing: bool) -> dict[str, Entry] | None:
         named = f"pointer of {self._name}"
         again = self._repair
         if not self._pointer.is_file():
-            if not being_written:
-                fix = f"`dvc add {self._directory}` writes it"
-                self._findings.add(named, self._pointer, "is missing", fix)
+            if not expected_missing:
+                kept = kept_pointer_of(self._directory)
+                fix = f"`git checkout {kept}` or `dvc add {self._directory}` writes it"
+                self._findings.add(named, kept, f"is missing, and so is {self._pointer}", fix)
             return None
         try:
             tree = str(read_pointer(self._pointer.read_bytes())["md5"])
@@ -100,7 +119,7 @@ class ShardCheck:
         path = self._cached(tree)
         if not path.is_file():
             problem = f"names the tree {tree}, and {path} is missing"
-            self._findings.add(named, self._pointer, problem, f"`dvc pull {self._pointer}`, or {again}")
+            self._findings.add(named, self._pointer, problem, f"{self._dvc.format('pull')}, or {again}")
             return None
         body = path.read_bytes()
         if tree_name(body) != tree:
@@ -142,7 +161,7 @@ class ShardCheck:
         elif not is_whole:
             problem = f"was altered: its md5 is {found.md5} instead of {entry.md5}"
             self._findings.add(name, path, problem, self._restore if cache_is_whole else self._fetch)
-        copy = f"`dvc commit --force {self._pointer}` puts the ledger's file there again"
+        copy = f"{self._dvc.format('commit --force')} puts the ledger's file there again"
         if kept is None:
             fix = copy if is_whole else self._fetch
             self._findings.add(name, cached, "is missing from the DVC cache", fix)
@@ -175,7 +194,7 @@ class ShardCheck:
 
 def is_being_written(directory: Path) -> bool:
     """Return whether some process has the shard's ledger open for appending."""
-    first = directory.with_name(directory.name.rpartition(".s")[0] or directory.name)
+    first = directory.with_name(run_of(directory))
     for journal in {journal_of(directory), journal_of(first)}:
         if not journal.is_file():
             continue

@@ -168,7 +168,7 @@ def pin_table(path: Path, project: Path, ledger: str) -> str:
         UnavailableError: when the cache or the folder cannot be used.
     """
     payload = path.read_bytes()
-    with closing(Ledger(project, ledger, LEDGER_NAME)) as book:
+    with closing(Ledger(project, ledger, LEDGER_NAME, kept=False)) as book:
         return book.append(f"{path.stem}/{digest_bytes(payload)[:16]}.json", payload)
 
 

@@ -68,6 +68,23 @@ class ArtifactStore:
             raise unusable(error, self.root) from error
         return digest
 
+    def take(self, path: Path) -> str:
+        """Store a file that never changes and return its digest; it is linked where the file system can.
+
+        Raises:
+            UnavailableError: as `put`.
+        """
+        digest = digest_file(path)
+        target = self.path(digest)
+        try:
+            self._use()
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, target)
+        except OSError:
+            return self.put(path.read_bytes())  # another file system, or one without links
+        return digest
+
     def get(self, digest: str) -> bytes:
         """Return the object's bytes, checked.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage.ledger.layout import journal_of, read_journal, read_pointer, read_tree
+from antiphon.lineage.ledger.layout import journal_of, read_journal, read_pointer, read_tree, run_of
 from antiphon.lineage.store.outbox import waiting_objects
 
 DOCUMENT_BYTES = 16 << 20
@@ -63,8 +63,8 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
         IntegrityError: when a journal or a pointer cannot be read.
     """
     found: set[str] = set()
-    for pointer in sorted(ledger.glob("*.dvc")):
-        if _run_of(pointer) in without:
+    for pointer in sorted([*ledger.glob("*.dvc"), *ledger.glob("*.pointer")]):
+        if run_of(pointer.with_suffix("")) in without:
             continue
         name = str(read_pointer(pointer.read_bytes())["md5"])
         tree = cache / "files" / "md5" / name[:2] / name[2:]
@@ -77,7 +77,7 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
         if tree.is_file():
             found |= {entry.md5 for entry in read_tree(tree.read_bytes())}
     for journal in sorted(ledger.glob("*.journal")):
-        if _run_of(journal) not in without:
+        if run_of(journal.with_suffix("")) not in without:
             found |= {entry.md5 for entry in read_journal(journal.read_text(encoding="utf-8"))}
     return found
 
@@ -126,10 +126,6 @@ def alone(root: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _run_of(file: Path) -> str:
-    return re.sub(r"\.s\d{3,}$", "", file.stem)
 
 
 def _reach(objects: Path, named: set[str]) -> set[str]:

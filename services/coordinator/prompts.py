@@ -68,6 +68,16 @@ class EnvironmentPrompts:
                 self.prompt(split, index)
 
 
+class RestingPrompts:
+    """Stands for the prompts of a finished run, which are asked for no more."""
+
+    def __init__(self, model_digest: str) -> None:
+        self.model_digest = model_digest
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        raise ConfigError(f"prompt {index} of {split} was asked for, but the run is finished")
+
+
 def token_rules_of(prompts: PromptSource) -> TokenRules | None:
     """Return what is known of the model's tokens; None for prompts without a model."""
     found = getattr(prompts, "rules", None)

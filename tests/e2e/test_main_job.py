@@ -123,9 +123,9 @@ def test_trajectories_of_the_first_version_can_be_read(job: Job) -> None:
 
 def test_the_ledger_pins_every_version_and_batch(job: Job) -> None:
     run_id = job.run_dir.name
-    pointer = (job.home / "ledger" / f"{run_id}.dvc").read_text()
+    pointer = (job.home / "ledger" / f"{run_id}.pointer").read_text()
     assert f"path: {run_id}" in pointer and ".dir" in pointer
-    ledger = Ledger(job.home, "ledger", run_id)
+    ledger = Ledger(job.home, "ledger", run_id, kept=False)
     store = ArtifactStore(job.home / "store")
     try:
         assert ledger.unpublished == 0

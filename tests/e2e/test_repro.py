@@ -4,13 +4,14 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.support.checkout import begin_history, changes, copy_checkout
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -32,22 +33,12 @@ SMALL = {
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in miniature: the tracked files, a git repository, smaller parameters, no run so far."""
     folder = tmp_path_factory.mktemp("repro") / "checkout"
-    tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    for name in filter(None, tracked):
-        run = name.startswith("ledger/") and name.endswith(".dvc")  # of this clone, such as the demo's
-        if (ROOT / name).is_file() and not run:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+    copy_checkout(ROOT, folder)
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
     parameters = yaml.safe_load((folder / "params.yaml").read_text())
     parameters["train"] |= {"config": "small.yaml", "steps": 3}
     (folder / "params.yaml").write_text(yaml.safe_dump(parameters))
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "begin"]):
-        subprocess.run(
-            ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *command], cwd=folder, check=True
-        )
+    begin_history(folder)
     return folder
 
 
@@ -77,7 +68,9 @@ def commands_of_the_guide() -> list[str]:
 
 
 def ledgers(checkout: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in (checkout / "ledger").glob("*.dvc")}
+    """Return the pointer of each ledger, kept or not, by the run's name."""
+    found = (path for path in (checkout / "ledger").iterdir() if path.suffix in (".dvc", ".pointer"))
+    return {path.stem: path.read_text() for path in found}
 
 
 def test_repro_twice_gives_the_same_metrics_and_keeps_both_ledgers(checkout: Path) -> None:
@@ -95,6 +88,7 @@ def test_repro_twice_gives_the_same_metrics_and_keeps_both_ledgers(checkout: Pat
     assert (checkout / "results/train/metrics.json").read_bytes() == metrics
     both = ledgers(checkout)
     assert len(both) == 2 and first.items() <= both.items(), "a run took another run's ledger"
+    assert not [line for line in changes(checkout) if "ledger" in line], "a run changed what git sees"
 
 
 def test_the_guide_goes_on_from_there(checkout: Path) -> None:
@@ -119,3 +113,4 @@ def test_the_guide_goes_on_from_there(checkout: Path) -> None:
     assert "bit for bit" in of("antiphon replay")
     assert "batch" in of("antiphon lineage v2")
     assert len(ledgers(checkout)) == 3
+    assert "ledger/" in of("antiphon keep") and len([*(checkout / "ledger").glob("*.dvc")]) == 1

@@ -105,7 +105,7 @@ def test_every_table_stays_in_the_ledger(tmp_path: Path) -> None:
         pin_table(path, tmp_path, "ledger")
         pin_table(path, tmp_path, "ledger")  # again: the same entry
     assert len(list((tmp_path / "ledger").rglob("aaa/*.json"))) == 2
-    assert list((tmp_path / "ledger").glob("benchmarks*.dvc"))
+    assert list((tmp_path / "ledger").glob("benchmarks*.pointer"))
 
 
 def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     assert set(table["cases"]) == {f"benchmarks/draft_index.py #{n}" for n in (1, 2, 3)}
     assert table["cases"]["benchmarks/draft_index.py #1"]["seconds_per_step"] == 2.0
     assert (results / "index.html").is_file()
-    assert list((site.project / "ledger").glob("benchmarks*.dvc")) or list(
-        (site.home / "ledger").glob("benchmarks*.dvc")
+    assert list((site.project / "ledger").glob("benchmarks*.pointer")) or list(
+        (site.home / "ledger").glob("benchmarks*.pointer")
     )
 
 

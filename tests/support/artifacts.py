@@ -64,7 +64,7 @@ class RecordedRun:
         self.run_dir.mkdir(parents=True)
         self.store = ArtifactStore(folder / "store")
         self.config: RunConfig = build_config(
-            {"run": {"name": "demo", "steps": 4}, "record": {"mlflow": False}, **config}
+            {"run": {"name": "demo", "steps": 4}, "record": {"mlflow": False, "keep_ledger": True}, **config}
         )
         (self.run_dir / "config.yaml").write_text(dump_config(self.config))
         self._chunks: dict[str, bytes] = {}

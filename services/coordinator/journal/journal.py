@@ -57,8 +57,12 @@ __all__ = [
 
 
 def journal_place(config: RunConfig, run_dir: Path) -> Path | str:
-    """Return where a run's journal lies: a file in its folder, or the database of its configuration."""
-    return config.coordinator.journal_url or run_dir / JOURNAL_NAME
+    """Return where a run's journal lies: a file in its folder, or the database of its configuration.
+
+    A run that was pulled from another machine has its journal in a file here, whatever it had there.
+    """
+    file = run_dir / JOURNAL_NAME
+    return file if file.exists() else config.coordinator.journal_url or file
 
 
 class Journal:

@@ -4,7 +4,7 @@ Whoever opens a journal for writing brings it to the present schema and fences o
 that only looks must do neither.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ _ROWS = sa.text("SELECT seq, body FROM events WHERE seq > :after ORDER BY seq LI
 """What every revision of the schema has."""
 
 
-def event_bodies(place: Path | str, run_id: str) -> Iterator[str]:
+def event_bodies(place: Path | str, run_id: str) -> Generator[str]:
     """Yield the body of every event of a run's journal, as JSON, in order; nothing where there is none.
 
     Args:

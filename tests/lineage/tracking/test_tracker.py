@@ -149,7 +149,7 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
         *(f"batches/t{step:06d}.parquet" for step in range(3)),
         *(f"batches/t{step:06d}.timings.parquet" for step in range(3)),
     }
-    out = yaml.safe_load((project.folder / "ledger/demo-1.dvc").read_text())["outs"][0]
+    out = yaml.safe_load((project.folder / "ledger/demo-1.pointer").read_text())["outs"][0]
     assert out["nfiles"] == len(project.entries())
     assert newest.params["dvc_md5"] and len(newest.params["dvc_md5"]) == 32
 

@@ -1,0 +1,82 @@
+"""A run that was kept, pushed and pulled elsewhere is found there by its name, and says the same."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.main_job import MAIN_STEPS, Job, command, make_home
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
+
+
+def dvc(home: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("dvc")), *arguments],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def said(home: Path, *arguments: str) -> str:
+    done = command(home, *arguments, timeout_s=200.0)
+    assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout.replace(str(home), "HOME")
+
+
+@pytest.fixture(scope="module")
+def first(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the home where the run was made."""
+    home = tmp_path_factory.mktemp("first") / "home"
+    shutil.copytree(job.home, home, ignore=shutil.ignore_patterns("*.sock", "prefect", "mlflow", "chunks"))
+    return home
+
+
+def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path: Path) -> None:
+    run, second = job.run_dir.name, make_home(tmp_path / "second")
+    kept = said(first, "keep", run)
+    assert f"ledger/{run}.dvc" in kept and "dvc push" in kept and "dvc pull" in kept
+    for home in (first, second):
+        dvc(home, "remote", "add", "-d", "team", str(tmp_path / "remote"))
+    dvc(first, "push", f"ledger/{run}.dvc")
+    (second / "ledger").mkdir()
+    shutil.copy(first / "ledger" / f"{run}.dvc", second / "ledger")
+
+    pull = f"`dvc pull {second}/ledger/{run}.dvc`"
+    for arguments in (
+        ["report", run],
+        ["replay", run],
+        ["lineage", run, "--verify"],
+        ["lineage", "--verify"],
+    ):
+        refused = command(second, *arguments)
+        assert refused.returncode in (1, 2) and pull in refused.stderr, (arguments, refused.stderr)
+    dvc(second, "pull", f"ledger/{run}.dvc")
+
+    verified = said(second, "lineage", "--verify")
+    files = int(verified.split(" files")[0])
+    assert files > 5 * MAIN_STEPS and f"of ledger {run} are as recorded" in verified
+    assert "policy v1" in said(second, "lineage", run, "v1")
+    assert "bit for bit" in said(second, "replay", "--step", "0")  # the only run there is
+    assert not (second / "runs").exists(), "neither needs more than the ledger"
+
+    for arguments in (["status"], ["status", run, "--json"], ["evaluate", run], ["events", run]):
+        assert said(second, *arguments) == said(first, *arguments), arguments
+    pages = [home / "runs" / run / "report.html" for home in (first, second)]
+    for home in (first, second):
+        said(home, "report", run)
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    assert json.loads((second / "runs" / run / "outcome.json").read_text())["run_dir"] == str(
+        second / "runs" / run
+    )
+    assert "as recorded" in said(second, "lineage", run, "--verify")
+    assert "as recorded" in said(second, "lineage", "--verify")
+    assert dvc(second, "status", f"ledger/{run}.dvc").strip() == "Data and pipelines are up to date."
