@@ -35,6 +35,7 @@ for _verb, _place, _help in (
     ("simulate", "simulate:simulate", "Simulate whole runs with faults and check every event."),
     ("evaluate", "evaluate:evaluate", "Print or write the held-out scores of a run's versions."),
     ("lineage", "lineage:lineage", "Show what an artifact came from, or check that all are as recorded."),
+    ("export", "export:export", "Write a version of a run as a Hugging Face folder."),
     ("record", "record:record", "Bring in what MLflow or the ledger missed of a run."),
     ("up", "up:up", "Serve the pages of what was recorded and, with --s3, a bucket."),
     ("down", "up:down", "Stop what `up` serves."),

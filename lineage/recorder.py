@@ -123,8 +123,8 @@ class Recorder:
     def record_base(self, manifest: SnapshotManifest) -> None:
         """Record version 0, the model the run starts from."""
         with self._timed:
+            self._pin_weights(manifest)  # first, so that whoever hears of the version finds its weights
             self._tell_base(self._log.add_base(manifest.weights_digest))
-            self._pin_weights(manifest)
 
     def record_batch(self, batch: BatchRef) -> None:
         """Record a sealed batch: its two files in the ledger, a dataset in MLflow."""
@@ -145,9 +145,9 @@ class Recorder:
         with self._timed:
             batch = self._batches.pop(commit.step, None)
             line = self._log.add_step(commit, batch, self._workers(batch))
-            self._tell_step(line)
             if manifest is not None:
                 self._pin_weights(manifest)
+            self._tell_step(line)
             self._pin_checkpoint(commit.version)
 
     def has_step(self, step: int) -> bool:
