@@ -1,0 +1,114 @@
+"""Figures of a run: from the lines of its run log alone, whatever came between them."""
+
+import dataclasses
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.config import RunConfig, build_config
+from antiphon.core.records import DraftingStatistics
+from antiphon.core.reporting.figures import FIGURES, FiguresFold, RunFigures, figures_of
+
+GROUP = 4
+
+
+def config(**record: float) -> RunConfig:
+    return build_config({"record": record, "loop": {"group_size": GROUP}, "rollout": {"workers": 2}})
+
+
+def line(step: int, drafted: int = 10, accepted: int = 5, **timings: Any) -> dict[str, Any]:
+    """Six groups of four completions of 10 tokens, two of them filtered."""
+    batch = {
+        "groups": 4,
+        "groups_filtered": 2,
+        "groups_dropped_stale": 1,
+        "tokens": 160,
+        "tokens_dropped_stale": 40,
+        "completion_tokens_mean": 10.0,
+        "staleness_histogram": {"0": 12, "1": 4},
+    }
+    drafting = DraftingStatistics(240, 120, drafted, drafted, accepted, 0, 0.0, 0.0, 2.0)
+    clocks = {
+        "at": 1000.0 + step,
+        "wall_s": 10.0 * (step + 1),
+        "train_s": 4.0,
+        "startup_s": 30.0,
+        "drafting": dataclasses.asdict(drafting),
+    }
+    return {"step": step, "version": step + 1, "batch": batch, "metrics": {}, "timings": clocks | timings}
+
+
+def evaluation(version: int, reward: float) -> dict[str, Any]:
+    return {"version": version, "prompts": 8, "reward_mean": reward, "completion_tokens_mean": 12.5}
+
+
+HELD = [evaluation(0, 0.125), evaluation(2, 0.75), evaluation(3, 0.625)]
+
+
+def test_every_figure_of_three_steps() -> None:
+    steps = [line(0), line(1, drafted=90, accepted=85), line(2)]
+    found = figures_of(steps, HELD, config(worker_usd_per_hour=60.0))
+    assert found == RunFigures(
+        steps=3,
+        wall_s=30.0,
+        seconds_per_step=10.0,
+        startup_s=30.0,
+        dollars=1.0,
+        learner_busy_share=0.4,
+        learner_idle_share=0.6,
+        groups_trained=12,
+        groups_filtered=6,
+        groups_filtered_share=6 / 21,
+        groups_dropped_stale=3,
+        groups_dropped_stale_share=3 / 21,
+        tokens_sampled=840,
+        tokens_trained=480,
+        tokens_filtered=240,
+        tokens_dropped_stale=120,
+        tokens_evaluated=300,
+        tokens_per_s=28.0,
+        staleness_mean=0.25,
+        staleness_max=1,
+        staleness_histogram={0: 36, 1: 12},
+        drafting_acceptance=95 / 110,  # of all drafted tokens, not the mean of the steps
+        drafting_tokens_per_pass=2.0,
+        drafting_gain=2.0,
+        reward_first=0.125,
+        reward_last=0.625,
+        reward_best=0.75,
+        best_version=2,
+    )
+    assert RunFigures.from_plain(json.loads(json.dumps(found.plain()))) == found
+
+
+def test_a_figure_is_written_in_one_way_everywhere() -> None:
+    found = figures_of([line(0), line(1), line(2)], HELD, config())
+    said = "\n".join(found.lines())
+    rows = dict(found.rows())
+    for figure in FIGURES:
+        assert rows[figure.label] == found.text(figure.name) == figure.write(found.numbers()[figure.name])
+        if figure.name not in {"breaks", "break_s", "dollars", "tokens_dropped_stale", "drafting_gain"}:
+            assert found.text(figure.name) in said, figure.name
+    assert "12.5%" in said and "30.0 s" in said and "1 s" not in said
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    nothing = figures_of([], [], config())
+    assert nothing == RunFigures()
+    assert "–" in nothing.lines()[0] and "pass@1" not in "\n".join(nothing.lines())
+    assert "drafts right" not in dict(nothing.rows())
+    earlier = line(0)  # as versions wrote it that did not keep these
+    earlier["timings"] = {"at": 1.0, "wall_s": 5.0}
+    assert figures_of([earlier], [], config()).drafting_acceptance is None
+    earlier["batch"] = None
+    assert figures_of([earlier], [], config()).tokens_sampled == 0
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=4))
+def test_neither_order_nor_repetition_of_lines_changes_a_figure(order: list[int], again: list[int]) -> None:
+    told, straight = FiguresFold(config()), FiguresFold(config())
+    totals = [found for step in (*order, *again) for found in told.add(line(step))]
+    assert totals == [found for step in range(6) for found in straight.add(line(step))]
+    assert told.figures(HELD) == straight.figures(HELD)
