@@ -94,11 +94,9 @@ class RecordedRun:
 
     @property
     def versions(self) -> pd.DataFrame:
-        """One row a version whose weights can be exported, indexed by `version`: `weights_digest`, `weights` (path)."""
+        """One row a version whose weights were kept, indexed by `version`: `weights_digest`, file `weights`."""
         copy = self.artifacts
-        rows = [
-            (version, copy.weights_digest(version), copy.weights(version)) for version in copy.published()
-        ]
+        rows = [(found, copy.weights_digest(found), copy.weights(found)) for found in copy.published()]
         return pd.DataFrame(rows, columns=["version", "weights_digest", "weights"]).set_index("version")
 
     def batch(self, step: int) -> pd.DataFrame:
@@ -110,12 +108,10 @@ class RecordedRun:
             ConfigError: when the step was not recorded.
             IntegrityError: when the file is not the one that the step used.
         """
-        digest = next(
-            (line["batch_digest"] for line in read_steps(self.folder) if line["step"] == step), None
-        )
-        if digest is None:
-            raise ConfigError(f"run {self.id} has no step {step}; it recorded {len(read_steps(self.folder))}")
-        return pd.read_parquet(io.BytesIO(open_store(self.store, self.config.record).get(digest)))
+        digests = {line["step"]: line["batch_digest"] for line in read_steps(self.folder)}
+        if step not in digests:
+            raise ConfigError(f"run {self.id} recorded no step {step}; it has {len(digests)}, from 0 on")
+        return pd.read_parquet(io.BytesIO(open_store(self.store, self.config.record).get(digests[step])))
 
     @property
     def artifacts(self) -> ReplayCopy:
