@@ -94,7 +94,7 @@ class RecordedRun:
 
     @property
     def versions(self) -> pd.DataFrame:
-        """One row a version whose weights were kept, indexed by `version`: `weights_digest`, file `weights`."""
+        """A row for each version with weights, by `version`: `weights_digest` and the file `weights`."""
         copy = self.artifacts
         rows = [(found, copy.weights_digest(found), copy.weights(found)) for found in copy.published()]
         return pd.DataFrame(rows, columns=["version", "weights_digest", "weights"]).set_index("version")

@@ -22,6 +22,8 @@ from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
+from antiphon.lineage.documents.replay_copy import ReplayCopy
+from antiphon.lineage.export import Export, export_version
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.names import RUN, version_entry
@@ -117,7 +119,10 @@ class Recorder:
         self._ledger_writer = Writer("ledger") if self._project else None
         self._tracker: Tracker | None = None
         if config.record.mlflow:
-            self._tracker = Tracker(run_dir, home, run_id, config, self._store, self._log, decode)
+            export = self._export if self._project is not None else None
+            self._tracker = Tracker(
+                run_dir, home, run_id, config, self._store, self._log, decode, export=export
+            )
         self._open()
 
     def record_base(self, manifest: SnapshotManifest) -> None:
@@ -244,6 +249,13 @@ class Recorder:
         self._pins = DocumentPins(ledger, self._store, self._run_id)
         self._pins.run(self._config, self._run_dir / RUN)
         pin_model(ledger, self._config.model.path)
+
+    def _export(self, version: int, folder: Path) -> Export | None:
+        """Write a version as a Hugging Face folder; None when its weights were not pinned."""
+        if self._project is None:
+            return None
+        copy = ReplayCopy(self._project / self._config.record.ledger / self._run_id)
+        return export_version(copy, version, folder, link=True) if version in copy.published() else None
 
     def _tell_base(self, line: Mapping[str, Any]) -> None:
         self._tell(0, self._policy(0, line, step=0), completes=True)
