@@ -39,7 +39,8 @@ class EnvironmentSection(Section):
     """Where prompts come from and what rewards the answers."""
 
     name: str = "reasoning/chain_sum"
-    """Environment by name: `reasoning/<task>` takes any task of reasoning-gym."""
+    """Environment by name: `reasoning/<task>` takes any task of reasoning-gym, `package.module:Class` any
+    class of your own, and a plain name what an installed package calls so; see docs/guides/own-environment.md."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the task, such as its difficulty."""
     seed: int = Field(default=0, ge=0)

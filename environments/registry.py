@@ -1,21 +1,47 @@
 """Registry: an environment by its name, built from its parameters.
 
-A name is `<family>/<task>`. Every process of a run builds the same environment from the same
-five values, so a prompt key means the same problem on each of them.
+`reasoning/<task>` is one of ours, `package.module:Class` a class of any other package, and a plain name one
+that an installed package gives as an entry point. Every process of a run builds the same environment from the
+same five values, so a prompt key means the same problem on each of them.
 """
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Environment
-from antiphon.environments.reasoning import prompts as reasoning
+from antiphon.environments.outside import OutsideEnvironment, installed_names
+from antiphon.system.packages import find_package, reference_of
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What can be said of an environment before it is trained on."""
+
+    name: str
+    about: str
+    """One sentence of its author; empty where there is none."""
+    parameters: dict[str, Any]
+    """What `environment.parameters` may set, with the defaults."""
+    prompt: str
+    """A training prompt under the default parameters."""
+    answer: str
+    """A right answer to it."""
+    package: str = ""
+    """Where it comes from, such as `dice 0.1`; empty for those that come with Antiphon."""
 
 
 def environment_names() -> list[str]:
-    """Return the name of every environment that `make_environment` can build, sorted."""
-    return [f"{reasoning.FAMILY}/{task}" for task in reasoning.task_names()]
+    """Return the names that `make_environment` knows: ours, then those of installed packages, each sorted.
+
+    Any `package.module:Class` can be built besides.
+    """
+    from antiphon.environments.reasoning import prompts as reasoning  # slow to import
+
+    ours = [f"{reasoning.FAMILY}/{task}" for task in reasoning.task_names()]
+    return ours + installed_names()
 
 
 def make_environment(
@@ -24,22 +50,55 @@ def make_environment(
     """Build the environment `name`.
 
     Args:
-        name: `<family>/<task>`, one of `environment_names()`.
+        name: one of `environment_names()`, or `package.module:Class`.
         parameters: the task's own parameters; what is left out takes the task's default.
         seed: names the problems; another seed gives other problems of the same kind.
         train_size: problems of the split "train".
         heldout_size: problems of the split "heldout"; none of them occurs in any train split.
 
     Raises:
-        ConfigError: for an unknown name (the closest ones are listed), a parameter the task does
-            not take or cannot take, or a size that is not positive.
+        ConfigError: for an unknown name (the closest ones are listed), a class that cannot be used, a
+            parameter the task does not take or cannot take, or a size that is not positive.
     """
-    names = environment_names()
-    if name not in names:
-        bare = [f"{reasoning.FAMILY}/{name}"] if f"{reasoning.FAMILY}/{name}" in names else []
-        close = bare or difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"names look like {names[0]}"
-        raise ConfigError(f"environment.name={name!r} is unknown; {hint}")
+    if (reference := reference_of(name)) is not None:
+        return OutsideEnvironment(name, reference, parameters, seed, train_size, heldout_size)
+    from antiphon.environments.reasoning import prompts as reasoning
+
+    if not name.startswith(f"{reasoning.FAMILY}/") or name.partition("/")[2] not in reasoning.task_names():
+        raise ConfigError(_unknown(name))
     return reasoning.ReasoningEnvironment(
         name.partition("/")[2], parameters, seed=seed, train_size=train_size, heldout_size=heldout_size
+    )
+
+
+def describe(name: str) -> Description:
+    """Say what an environment is, what it takes, and show one problem of it.
+
+    Raises:
+        ConfigError: as `make_environment`; also for one that cannot be built with its default parameters.
+    """
+    environment = make_environment(name, {}, seed=0, train_size=1, heldout_size=1)
+    problem = environment.problem("train", 0)
+    if isinstance(environment, OutsideEnvironment):
+        package = find_package(environment.reference)
+        origin = "" if package is None else package.release or str(package.path)
+        return Description(
+            name, environment.about, environment.defaults, problem.text, problem.answer, origin
+        )
+    from antiphon.environments.reasoning import prompts as reasoning
+
+    task = name.partition("/")[2]
+    return Description(
+        name, reasoning.about(task), reasoning.parameters_of(task), problem.text, problem.answer
+    )
+
+
+def _unknown(name: str) -> str:
+    names = environment_names()
+    bare = [known for known in names if known.partition("/")[2] == name]
+    close = bare or difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"names look like {names[0]}"
+    return (
+        f"environment.name={name!r} is unknown; {hint} (`antiphon environments` lists all; "
+        "one of your own is package.module:Class)"
     )

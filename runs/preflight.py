@@ -4,6 +4,7 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.environments.outside import OutsideEnvironment
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
@@ -24,9 +25,9 @@ def preflight(config: RunConfig, home: Path) -> None:
 
     Raises:
         ConfigError: for a missing model, a tokenizer that does not match, an unknown
-            environment, impossible parameters, prompts too long for the engine, an address
-            that cannot be listened on, a ledger outside a DVC project, or a remote store
-            that refuses.
+            environment or one that breaks its contract, impossible parameters, prompts too long
+            for the engine, an address that cannot be listened on, a ledger outside a DVC project,
+            or a remote store that refuses.
         UnavailableError: when the remote store does not answer.
     """
     services = config.services
@@ -51,6 +52,8 @@ def preflight(config: RunConfig, home: Path) -> None:
     environment = make_environment(
         section.name, section.parameters, section.seed, section.train_size, section.heldout_size
     )
+    if isinstance(environment, OutsideEnvironment):
+        environment.try_out()
     prompts = EnvironmentPrompts(
         environment, codec, config.rollout.max_model_tokens - config.sampling.max_tokens
     )

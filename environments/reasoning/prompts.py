@@ -49,6 +49,24 @@ def task_names() -> list[str]:
     return sorted(DATASETS)
 
 
+def about(task: str) -> str:
+    """Return the library's sentence about a task."""
+    dataset, config = DATASETS[task]
+    said = (dataset.__doc__ or config.__doc__ or "").strip().splitlines()
+    return said[0].strip() if said else ""
+
+
+def parameters_of(task: str) -> dict[str, Any]:
+    """Return the parameters that a task takes, with their defaults."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(DATASETS[task][1]):
+        if field.name in RESERVED:
+            continue
+        made = field.default_factory
+        found[field.name] = field.default if made is dataclasses.MISSING else made()
+    return {**found, SUFFIX: ""}
+
+
 def split_of(text: str) -> str:
     """Return the split that a problem's text belongs to: a fixed quarter is held out."""
     return "heldout" if derive_seed("reasoning-split", text) % 4 == 0 else "train"

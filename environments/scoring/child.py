@@ -45,6 +45,7 @@ def main() -> int:
     """Serve until standard input ends."""
     requests, results = sys.stdin.buffer, sys.stdout.buffer
     task = parse_task(requests.readline())
+    sys.path.extend(task.folders)
     try:
         module, _, name = task.factory.partition(":")
         make_environment = getattr(importlib.import_module(module), name)

@@ -34,6 +34,10 @@ class ScoringTask:
     """Address space that scoring one answer may use."""
     factory: str = "antiphon.environments.registry:make_environment"
     """What builds the environment, as `module:function`; it takes the first five of these."""
+    folders: tuple[str, ...] = ()
+    """Further folders in which Python finds the environment's modules."""
+    readable: tuple[str, ...] = ()
+    """Files and folders of them that the sandbox shows."""
 
 
 @dataclass(frozen=True, slots=True)

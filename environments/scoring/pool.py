@@ -294,7 +294,8 @@ def _readable(task: ScoringTask) -> list[Path]:
     packages = {"antiphon.core", "antiphon.environments", "antiphon.system"}
     module = task.factory.partition(":")[0].split(".")
     packages.add(".".join(module[: 2 if module[0] == "antiphon" else 1]))
-    return [*interpreter_paths(), *(_folder(package) for package in sorted(packages))]
+    folders = (_folder(package) for package in sorted(packages))
+    return [*interpreter_paths(), *folders, *map(Path, task.readable)]
 
 
 def _folder(package: str) -> Path:

@@ -109,6 +109,8 @@ def origin_facts(
     """
     environment = config.environment
     problems = {"name": environment.name, "parameters": environment.parameters, "seed": environment.seed}
+    if "environment" in manifest:
+        problems["package"] = manifest["environment"]
     return {
         CODE: {name: manifest.get(name, {}) for name in ("code", "locks")},
         MACHINE: {name: manifest.get(name, {}) for name in ("hardware", "threads", "libraries")},

@@ -18,6 +18,7 @@ import yaml
 from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError
+from antiphon.system.packages import package_facts
 
 MANIFEST_FORMAT = 1
 """Raised when a field changes its meaning."""
@@ -76,8 +77,10 @@ def build_manifest(
 ) -> dict[str, Any]:
     """Describe what a run depends on; plain values, ready for `canonical_json`.
 
-    `project` is the source tree; its git revision and its lock files are noted where it has them.
+    `project` is the source tree; its git revision and its lock files are noted where it has them. The
+    package of an environment from outside is noted apart: its edits are none of our code.
     """
+    package = package_facts(config.environment.name)
     return {
         "format": MANIFEST_FORMAT,
         "run_id": run_id,
@@ -86,6 +89,7 @@ def build_manifest(
         "code": code_revision(project),
         "locks": {name: digest_bytes(body) for name, body in _files(project, locks)},
         "libraries": library_versions(),
+        **({"environment": package} if package else {}),
         "hardware": hardware(),
         "threads": {name: _bare(os.environ[name]) for name in THREAD_VARIABLES if os.environ.get(name)},
     }

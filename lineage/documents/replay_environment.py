@@ -25,6 +25,8 @@ def environment_differences(recorded: Mapping[str, Any], here: Mapping[str, Any]
         f"{name} was {_or_unset(old)} and is {_or_unset(new)}"
         for name, old, new in _changes(recorded.get("threads", {}), here.get("threads", {}))
     ]
+    if (old := recorded.get("environment", {})) != (new := here.get("environment", {})):
+        said.append(f"the environment was {_package(old)} and is {_package(new)}")
     old_code, new_code = recorded.get("code", {}), here.get("code", {})
     if not old_code.get("revision") or not new_code.get("revision"):
         pass  # recorded or replayed outside a git checkout: nothing is known, so nothing differs
@@ -42,6 +44,12 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, 
 
     names = sorted(set(old) | set(new), key=rank)
     return [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
+
+
+def _package(facts: Mapping[str, Any]) -> str:
+    if not facts:
+        return "absent"
+    return " ".join(filter(None, (facts["class"], facts["release"], f"({facts['digest'][:12]})")))
 
 
 def _or_none(value: Any) -> str:

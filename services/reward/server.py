@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from antiphon.core.config import RunConfig
 from antiphon.environments.environment import Environment
+from antiphon.environments.outside import folders_of
 from antiphon.environments.scoring.messages import ScoringTask
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -16,6 +17,7 @@ from antiphon.services.rpc.serving import Security, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
 from antiphon.system.clock import wall_clock
+from antiphon.system.packages import reference_of
 from antiphon.system.processes import StopRequest
 
 
@@ -36,14 +38,17 @@ def scorer_of(config: RunConfig, environment: Environment) -> contextlib.Abstrac
     section, reward = config.environment, config.reward
     if environment.only_compares and reward.sandbox != "always":
         return contextlib.nullcontext(InProcess(environment))
+    folders, readable = folders_of(section.name)
     task = ScoringTask(
-        section.name,
+        reference_of(section.name) or section.name,
         section.parameters,
         section.seed,
         section.train_size,
         section.heldout_size,
         reward.answer_timeout_s,
         reward.memory_mib << 20,
+        folders=folders,
+        readable=readable,
     )
     return ScoringPool(
         task,

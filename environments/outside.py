@@ -1,0 +1,179 @@
+"""Environments from outside: classes of other packages, checked where they are built.
+
+What is wrong with one is a sentence that names it, before anything starts; the class itself stays as it is.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from antiphon.core.errors import AntiphonError, ConfigError, ContractError
+from antiphon.environments.environment import Problem
+from antiphon.environments.scoring.messages import Failed, checked_reward
+from antiphon.system.packages import (
+    ENVIRONMENTS,
+    find_package,
+    named_folders,
+    reference_of,
+    search_working_directory,
+)
+
+METHODS = ("problem", "size", "problem_by_key", "reward")
+ARGUMENTS = "(parameters, seed, train_size, heldout_size)"
+COMPARED = 64
+"""Prompts of each split that are looked at before a run."""
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def installed_names() -> list[str]:
+    """Return the names that installed packages give their environments."""
+    return sorted(name for name in entry_points(group=ENVIRONMENTS).names if reference_of(name))
+
+
+def folders_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return where a scoring process finds an environment from outside, and what it must read of that.
+
+    Those are its package and the folders that PYTHONPATH names; both are empty for one of ours.
+    """
+    reference = reference_of(name)
+    package = None if reference is None else find_package(reference)
+    if package is None:
+        return (), ()
+    named = [str(folder) for folder in named_folders()]
+    return (str(package.root), *named), (str(package.path), *named)
+
+
+class OutsideEnvironment:
+    """An environment of another package; what it does wrong is said in one sentence."""
+
+    def __init__(
+        self,
+        name: str,
+        reference: str,
+        parameters: Mapping[str, Any],
+        seed: int,
+        train_size: int,
+        heldout_size: int,
+    ) -> None:
+        """Import the class and build it.
+
+        Raises:
+            ConfigError: when the module or the class is missing or fails, or lacks what an environment has.
+        """
+        self.name = name
+        self._called = f"environment.name={name}"
+        made = self._class(reference)
+        arguments = (dict(parameters), seed, train_size, heldout_size)
+        try:
+            inspect.signature(made).bind(*arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"{self._called}: {reference} cannot be built from {ARGUMENTS}: {error}"
+            ) from error
+        if lacking := [*getattr(made, "__abstractmethods__", ())]:
+            raise ConfigError(f"{self._called}: {reference} lacks {' and '.join(sorted(lacking))}")
+        self._inner = self._tried("building it", lambda: made(*arguments))
+        for method in METHODS:
+            if not callable(getattr(self._inner, method, None)):
+                raise ConfigError(
+                    f"{self._called}: {reference} has no method {method}; an environment has "
+                    f"{', '.join(METHODS)}"
+                )
+        self.only_compares = getattr(self._inner, "only_compares", False) is True
+        self.about = (inspect.getdoc(made) or "").partition("\n")[0]
+        """The first line of the class's docstring."""
+        self.defaults = dict(getattr(made, "defaults", {}))
+        """Its parameters with their defaults, where it says so."""
+        self.reference = reference
+
+    def problem(self, split: str, index: int) -> Problem:
+        what = f"problem({split!r}, {index})"
+        return self._checked(what, self._tried(what, lambda: self._inner.problem(split, index)))
+
+    def size(self, split: str) -> int:
+        return int(self._tried(f"size({split!r})", lambda: self._inner.size(split)))
+
+    def problem_by_key(self, key: str) -> Problem:
+        what = f"problem_by_key({key[:80]!r})"
+        return self._checked(what, self._tried(what, lambda: self._inner.problem_by_key(key)))
+
+    def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
+        return self._inner.reward(problem, completions)  # type: ignore[no-any-return]
+
+    def try_out(self) -> None:
+        """Ask for some problems and the rewards of harmless answers, as a run will.
+
+        Raises:
+            ConfigError: when a problem does not repeat, splits share one, or a reward is none.
+        """
+        seen: dict[str, str] = {}
+        for split in ("train", "heldout"):
+            for index in range(min(COMPARED, self.size(split))):
+                problem = self.problem(split, index)
+                if self.problem_by_key(problem.key) != problem or self.problem(split, index) != problem:
+                    raise ConfigError(
+                        f"{self._called}: {problem.key} is another problem each time it is asked for"
+                    )
+                other = seen.setdefault(problem.text, problem.key)
+                if other.partition("-")[0] != problem.key.partition("-")[0]:
+                    raise ConfigError(
+                        f"{self._called}: {problem.key} has the same prompt as {other}; held-out problems "
+                        "must not be trained on"
+                    )
+        problem = self.problem("train", 0)
+        answers = [problem.answer, ""]
+        rewards = self._tried("reward(...)", lambda: self._inner.reward(problem, answers))
+        if not isinstance(rewards, Sequence) or len(rewards) != len(answers):
+            raise ConfigError(
+                f"{self._called}: reward(...) returned {rewards!r:.80}, not one number for each answer"
+            )
+        for reward in rewards:
+            if isinstance(verdict := checked_reward(reward), Failed):
+                raise ConfigError(f"{self._called}: {verdict.reason.replace('the scorer', 'reward(...)')}")
+
+    def _class(self, reference: str) -> Any:
+        if not _REFERENCE.fullmatch(reference):
+            raise ConfigError(f"{self._called}: {reference!r} is no package.module:Class")
+        module_name, _, class_name = reference.partition(":")
+        if find_package(module_name) is None:
+            raise ConfigError(
+                f"{self._called}: there is no module {module_name}; install its package beside Antiphon "
+                "(.venv/bin/python -m pip install PATH), or name its folder in PYTHONPATH"
+            )
+        search_working_directory()
+        module = self._tried(f"importing {module_name}", lambda: importlib.import_module(module_name))
+        if not callable(found := getattr(module, class_name, None)):
+            classes = [
+                key
+                for key, value in vars(module).items()
+                if inspect.isclass(value) and value.__module__ == module.__name__
+            ]
+            there = f"it has {', '.join(classes)}" if classes else "it has no class"
+            raise ConfigError(f"{self._called}: module {module_name} has no class {class_name}; {there}")
+        return found
+
+    def _checked(self, what: str, found: Any) -> Problem:
+        if not isinstance(found, Problem):
+            raise ConfigError(f"{self._called}: {what} returned {type(found).__name__} instead of a Problem")
+        for field in ("key", "text", "answer"):
+            if not isinstance(value := getattr(found, field), str):
+                raise ConfigError(
+                    f"{self._called}: {field} of {what} is of type {type(value).__name__} instead of text"
+                )
+        if not found.key or not found.text:
+            raise ConfigError(f"{self._called}: {what} has an empty {'text' if found.key else 'key'}")
+        return found
+
+    def _tried(self, what: str, work: Any) -> Any:
+        try:
+            return work()
+        except AntiphonError as error:
+            kind = ContractError if isinstance(error, ContractError) else ConfigError
+            raise kind(f"{self._called}: {error}") from error
+        except Exception as error:
+            said = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{self._called}: {what} raised {type(error).__name__}: {said}") from error
