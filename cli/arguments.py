@@ -1,6 +1,8 @@
 """Arguments: what several verbs share, found and checked in one place."""
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,18 @@ def shipped(example: str) -> Path:
     if not path.exists():
         raise ConfigError(f"the shipped {example} is not at {path}; run ./antiphon from a checkout")
     return path
+
+
+def command_line() -> str:
+    """Return what was typed, as a shell takes it; empty where another program calls a verb.
+
+    The interpreter's options are no part of it, nor where the command lies.
+    """
+    program = Path(sys.argv[0])
+    if program.name != "antiphon" and program.resolve() != Path(__file__).resolve().with_name("app.py"):
+        return ""
+    checkout = (Path(__file__).resolve().parents[1] / "antiphon").is_file()
+    return shlex.join(["./antiphon" if checkout else "antiphon", *sys.argv[1:]])
 
 
 def check_address(address: str, option: str) -> str:

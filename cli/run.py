@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from antiphon.cli.arguments import command_line
 from antiphon.core.config import RunConfig, load_config
 from antiphon.runs.directory import home_directory
 
@@ -41,7 +42,8 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
 
     use_prefect(home)  # where `up` serves one, since one server on the database is better than two
     try:
-        run_post_train(config, resume, home, view, RunOptions(fresh=fresh, results=results))
+        options = RunOptions(fresh=fresh, results=results, command=command_line())
+        run_post_train(config, resume, home, view, options)
     finally:
         view.close()
     return 0

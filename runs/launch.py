@@ -24,6 +24,7 @@ from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import RunDrawer
+from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.models.codec import TextCodec, resolve_model_path
@@ -67,6 +68,8 @@ class RunOptions:
     """Start the configuration's next run even if an unfinished one exists."""
     results: Path | None = None
     """Folder for metrics.json, timings.json and final.json."""
+    command: str = ""
+    """The command line that asked for it; empty where none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,7 @@ def open_run(
     with ExitStack() as stack:
         stack.enter_context(run_directory.lock(place.directory))
         claimed(place.directory)
+        add_start(place.directory, options.command)
         view.message(f"{'continuing' if place.resumed else 'starting'} run {place.run_id}")
         for sentence in config.idle_keys():
             view.message(f"note: {sentence}")

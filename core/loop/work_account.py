@@ -2,10 +2,12 @@
 
 It follows the run's events and nothing else. A worker's time counts from its registration until it
 leaves or is lost, on the coordinator's clock: what a worker claims plays no part. At each moment a
-worker's second is shared evenly among the leases it holds; without any it is idle. What a lease cost
-stays open until its group is used or dropped. Tokens count as far as the coordinator heard of them.
+worker's second is shared evenly among the leases it holds; without any it is idle, and before its
+first one it is starting. What a lease cost stays open until its group is used or dropped. Tokens count
+as far as the coordinator heard of them.
 
-While no coordinator runs nothing counts: the time from its last event to its restart is left out.
+While no coordinator runs nothing counts: the time from its last event to its restart is left out. Nor
+does the time after the run has finished.
 """
 
 from dataclasses import dataclass, field
@@ -31,8 +33,10 @@ class Use(StrEnum):
     """An operator voided its batch before that was trained."""
     UNTRUSTED = "untrusted"
     """A worker that is in quarantine had sampled some of it."""
+    STARTING = "starting"
+    """The worker held no lease since it registered: its engine starts, and loads its first version."""
     IDLE = "idle"
-    """The worker held no lease."""
+    """The worker held no lease, after its first one."""
     OPEN = "open"
     """Not known yet: the group is being sampled, rewarded, or waits for its batch."""
 
@@ -50,11 +54,16 @@ class WorkAccount:
     def total_s(self) -> float:
         return sum(self.seconds.values())
 
+    @property
+    def leased_s(self) -> float:
+        """Seconds of workers that held a lease."""
+        return self.total_s - self.seconds.get(Use.IDLE, 0.0) - self.seconds.get(Use.STARTING, 0.0)
+
     def wasted_share(self) -> float:
         """Return the share of the seconds with a lease that are known to be wasted; 0 without any."""
         wastes = (Use.STALE, Use.DUPLICATE, Use.PREEMPTED, Use.VOIDED, Use.UNTRUSTED)
-        busy = self.total_s - self.seconds.get(Use.IDLE, 0.0)
-        return sum(self.seconds.get(use, 0.0) for use in wastes) / busy if busy > 0 else 0.0
+        wasted = sum(self.seconds.get(use, 0.0) for use in wastes)
+        return wasted / self.leased_s if self.leased_s > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -68,6 +77,13 @@ class _WorkerHours:
     share_s: float = 0.0
     """Seconds that a lease held all along would have got."""
     gone: bool = False
+    led: bool = False
+    """It has held a lease."""
+
+    @property
+    def unleased(self) -> Use:
+        """What a second without a lease is booked as."""
+        return Use.IDLE if self.led else Use.STARTING
 
 
 @dataclass(slots=True)
@@ -97,7 +113,7 @@ def _no_seconds() -> dict[Use, float]:
 
 
 def _no_tokens() -> dict[Use, int]:
-    return dict.fromkeys((use for use in Use if use not in (Use.OPEN, Use.IDLE)), 0)
+    return dict.fromkeys((use for use in Use if use not in (Use.OPEN, Use.IDLE, Use.STARTING)), 0)
 
 
 @dataclass(slots=True)
@@ -145,8 +161,8 @@ class WorkAccounts:
             case e.WorkerLost():
                 self._advance(event.worker_id, event.at_s)
                 self._leave(event.worker_id)
-            case e.RunResumed():
-                self._resumed()
+            case e.RunResumed() | e.RunFinished():
+                self._stop()
             case _:
                 pass
 
@@ -167,7 +183,7 @@ class WorkAccounts:
             if worker.leases:
                 open_s += passed
             else:
-                seconds[Use.IDLE] += passed
+                seconds[worker.unleased] += passed
         for lease in self._running.values():
             worker_share = self._workers[lease.worker_id].share_s if lease.worker_id else lease.from_s
             open_s += lease.before_s + worker_share - lease.from_s
@@ -187,6 +203,7 @@ class WorkAccounts:
         self._advance(worker_id, now)
         worker = self._workers[worker_id]
         worker.leases += 1
+        worker.led = True
         self._running[lease_id] = _Running(group_id, worker_id, worker.name, worker.share_s)
 
     def _end(self, lease_id: str, now: float | None) -> float:
@@ -240,6 +257,7 @@ class WorkAccounts:
             if not lease.worker_id and lease.worker_name == event.worker_name:
                 lease.worker_id = event.worker_id
                 worker.leases += 1
+                worker.led = True
 
     def _leave(self, worker_id: str) -> None:
         worker = self._workers.get(worker_id)
@@ -249,7 +267,8 @@ class WorkAccounts:
         if not worker.leases:
             del self._workers[worker_id]
 
-    def _resumed(self) -> None:
+    def _stop(self) -> None:
+        """Count nothing from here on until the workers register again."""
         for lease in self._running.values():
             if lease.worker_id:
                 lease.before_s += self._workers[lease.worker_id].share_s - lease.from_s
@@ -264,4 +283,4 @@ class WorkAccounts:
         if worker.leases:
             worker.share_s += passed / worker.leases
         else:
-            self.seconds[Use.IDLE] += passed
+            self.seconds[worker.unleased] += passed

@@ -1,7 +1,8 @@
 """Report: a run on one page that needs nothing else, no network and no server.
 
-It shows what was learned, how far the planes overlapped, how stale the data was, where the
-seconds went, what became of the work, and which artifacts, by digest, every version came from.
+It shows what made the run, what was learned, how sound the learner's steps were, how far the stages
+overlapped, how stale the data was, where the seconds went, what became of the work, and which artifacts,
+by digest, every version came from.
 """
 
 from collections import Counter
@@ -13,11 +14,15 @@ import yaml
 from markupsafe import Markup
 
 from antiphon.core.drafting.statistics import drafting_summary
+from antiphon.core.loop.work_account import Use
 from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
+from antiphon.lineage.report import lanes
 from antiphon.lineage.report import plots as draw
+from antiphon.lineage.report.learner_panels import learner_panels
 from antiphon.lineage.report.render import render, standalone
 from antiphon.lineage.report.timeline import RunPicture, find_value
+from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.system.files import write_atomically
 
@@ -43,30 +48,34 @@ def build_report(
         histogram.update(step.staleness)
     plots = {
         "learning": draw.learning_curve(picture),
-        "timeline": draw.timeline(picture),
-        "timeline-zoom": draw.timeline_zoom(picture),
+        "timeline": lanes.timeline(picture),
+        "timeline-zoom": lanes.timeline_zoom(picture),
         "staleness": draw.staleness(histogram, bound),
         "busy": draw.busy(picture),
         "throughput": draw.throughput(picture),
-        "length": draw.completion_length(picture),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
         "drafting": draw.drafting(picture),
     }
+    learner = learner_panels(picture)
     page = render(
         "report.html",
         title=status.run_id,
         brand="Antiphon run",
         heading=status.run_id,
         facts=_facts(status, picture, config),
+        origin=_origin(run_dir),
         cards=_cards(picture, status, histogram, bound),
         plots=plots,
+        learner=learner,
+        starting=_starting(status),
         drafting=_drafting(picture),
         versions=_versions(picture),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         notes=_notes(picture, status, store),
     )
     write_atomically(out, page.encode("utf-8"))
-    return {f"{name}.svg": standalone(svg) for name, svg in plots.items() if svg}
+    drawn = [*plots.values(), *(panel.plot for panel in learner)]
+    return {f"{plot.name}.svg": standalone(plot.wide) for plot in drawn if plot is not None}
 
 
 def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) -> list[str]:
@@ -82,6 +91,30 @@ def _facts(status: RunStatus, picture: RunPicture, config: Mapping[str, Any]) ->
         state,
     ]
     return [fact for fact in facts if fact]
+
+
+def _origin(run_dir: Path) -> list[tuple[str, Markup, str]]:
+    """Return (name, value, more) of what made the run, as far as it is known."""
+    starts = read_starts(run_dir)
+    if not starts:
+        return []
+    first, *later = starts
+    again = f"continued {len(later)} time{'s' * (len(later) > 1)}" if later else ""
+    rows = [("command", Markup("{}").format(first.command), again)] if first.command else []
+    for start, name in ((first, "git commit"), (starts[-1], "continued with")):
+        if start.commit and (name == "git commit" or start.commit != first.commit):
+            commit = Markup('<span title="{}">{}</span>').format(start.commit, start.commit[:SHORT_DIGEST])
+            rows.append((name, commit, "with uncommitted changes" if start.modified else ""))
+    return rows
+
+
+def _starting(status: RunStatus) -> str:
+    seconds = status.worker_seconds.get(Use.STARTING, 0.0)
+    return (
+        f" The {seconds:,.0f} s until their first leases, in which engines started, are left out."
+        if seconds
+        else ""
+    )
 
 
 def _cards(
@@ -132,7 +165,8 @@ def _drafting(picture: RunPicture) -> dict[str, Any] | None:
 
 def _versions(picture: RunPicture) -> list[tuple[object, ...]]:
     scores = {e.version: e.reward_mean for e in picture.evaluations}
-    return [
+    base = (0, "", "", _number(scores.get(0)), "", "", "", "", _digest(picture.base_digest))
+    return [base] * bool(picture.base_digest or 0 in scores) + [
         (
             step.step + 1,
             f"{step.at_s:.1f}",
@@ -152,38 +186,57 @@ def _notes(picture: RunPicture, status: RunStatus, store: ArtifactStore) -> list
     missing = [s.step for s in picture.steps if s.batch_digest and not store.has(s.batch_digest)]
     filtered = sum(step.groups_filtered for step in picture.steps)
     lost = picture.counts.get("worker.lost", 0)
-    resumed = picture.counts.get("run.resumed", 0)
+    started = f" (services and engines started in the {picture.startup_s:.0f} s before it)"
+    before = started if picture.startup_s else ""
     notes = [
-        "Times are the coordinator's wall clock at the moment it wrote an event; a bar of the rollout lanes "
-        "runs from lease to hand-in, so it contains the worker's waiting as well as its computing.",
-        "A plane counts as busy while at least one of its bars covers the moment. Planes that share cores "
+        f"Seconds count from the first lease{before}, by the coordinator's wall clock when it wrote an "
+        "event. A bar of the rollout lanes runs from lease to hand-in, so it contains the worker's waiting "
+        "as well as its computing.",
+        "A stage counts as busy while at least one of its bars covers the moment. Stages that share cores "
         "slow each other down, so busy shares say who had work, not who was fast.",
         "Training reward is measured on prompts sampled for training, by policies up to the staleness bound "
         "behind the step; held-out pass@1 samples once per prompt at the sampling temperature.",
         f"{filtered} groups had equal rewards throughout and were left out of the batches.",
     ]
+    if picture.breaks:
+        closed, starting = (
+            sum(getattr(b, name) for b in picture.breaks) for name in ("break_s", "startup_s")
+        )
+        notes.append(
+            f"The run stood still {_times(len(picture.breaks))}, where a dotted line says break: until it was "
+            f"continued {closed:.0f} s, until it worked again {starting:.0f} s. Its clock shows neither."
+        )
     if status.trajectories_failed:
         notes.append(
             f"{status.trajectories_failed} answers could not be scored; they trained nothing, and no mean "
             "counts them but that of held-out answers, where they solved nothing. The batch files say why."
         )
-    if status.groups_requeued or lost:
+    if status.groups_requeued:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in picture.taken_back.most_common())
         notes.append(
-            f"{status.groups_requeued} groups were offered again after a lease was lost; "
-            f"{lost} times a worker was lost or replaced."
+            f"{_counted(status.groups_requeued, 'group')} offered again, as a worker's lease ended without "
+            f"a hand-in ({reasons}). The next worker continues from what was kept; nothing trains twice."
         )
+    if lost:
+        notes.append(f"{_times(lost).capitalize()} a worker was lost or replaced.")
     notes += [
         f"{batch.operator} voided batch {batch.digest[:SHORT_DIGEST]} of step {batch.step}, "
         f"{batch.groups} groups that never trained: {batch.reason}"
         for batch in status.voided
     ]
-    if resumed:
-        notes.append(f"The journal was opened again {resumed} times; gaps in the timeline are such breaks.")
     if len(picture.steps) < status.steps_total:
         notes.append(f"The run has {len(picture.steps)} of {status.steps_total} steps: metrics are partial.")
     if missing:
         notes.append(f"The batch files of steps {missing[:10]} are no longer in the store.")
     return notes
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun} was" if count == 1 else f"{count} {noun}s were"
 
 
 def _number(value: float | None, digits: int = 3) -> str:

@@ -27,15 +27,17 @@ def standalone(svg: str) -> str:
     head, _, rest = svg.partition(">")
     if "xmlns=" not in head:
         head += ' xmlns="http://www.w3.org/2000/svg"'
-    return f"{head}><style>svg{{{LIGHT};background:#fff}}</style>{rest}\n"
+    return f"{head}><style>svg{{{LIGHT};background:#fff;font-family:sans-serif}}</style>{rest}\n"
 
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    return environment

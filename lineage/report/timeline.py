@@ -1,10 +1,11 @@
 """Run picture: what a run's journal says about time, folded into bars, curves and totals.
 
-All instants are seconds since the run's first event, on the coordinator's wall clock: good
-enough to look at, and nothing decides by it.
+All instants are seconds of the run clock: from the first lease, breaks left out, on the coordinator's
+wall clock. That is good enough to look at, and nothing decides by it.
 """
 
 import json
+import re
 import sys
 from array import array
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from antiphon.core.drafting.statistics import StatisticsSum
 from antiphon.core.records import DraftingStatistics
 from antiphon.core.status import Event
+from antiphon.lineage.report.run_clock import Break, RunClock
 
 _T = TypeVar("_T")
 
@@ -42,6 +44,8 @@ class StepFacts:
     reward_mean: float | None = None
     completion_tokens_mean: float | None = None
     tokens: int = 0
+    groups: int = 0
+    """Groups it trained on."""
     groups_filtered: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -84,8 +88,13 @@ class RunPicture:
     """Epoch -> sum over its training groups that were handed in, also those that never trained."""
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind."""
-    started: float = 0.0
-    """Unix seconds of the first event."""
+    startup_s: float = 0.0
+    """Seconds from the first event to the first lease."""
+    taken_back: Counter[str] = field(default_factory=Counter)
+    """Leases that ended without a hand-in, by reason, but those of duplicates."""
+    breaks: list[Break] = field(default_factory=list)
+    base_digest: str = ""
+    """Digest of the weights of version 0, once its snapshot was announced."""
 
     def epoch_starts(self) -> list[tuple[int, int]]:
         """Return (step, epoch) for the first step that trained on each epoch after the first."""
@@ -179,6 +188,7 @@ class RunDrawer:
         self.seq = 0
         """The last event that was drawn."""
         self._picture = RunPicture()
+        self._clock = RunClock()
         self._rollout: dict[str, Rows[Bar]] = {}
         self._reward = _bars()
         self._generated: Rows[tuple[float, int]] = Rows(2, lambda at, tokens: (at, int(tokens)))
@@ -195,13 +205,12 @@ class RunDrawer:
     def take(self, event: Event) -> None:
         """Draw the next event."""
         picture = self._picture
-        if not picture.counts:
-            picture.started = event.at
         self.seq = event.seq
         picture.counts[event.kind] += 1
+        at_s = self._clock.read(event.kind, event.at)
         handler = getattr(self, "_on_" + event.kind.replace(".", "_"), None)
         if handler is not None:
-            handler(event.at - picture.started, json.loads(event.data_json))
+            handler(at_s, json.loads(event.data_json))
 
     def finish(self) -> RunPicture:
         """Return the picture of all events so far, with what only the end can close; call it once."""
@@ -216,6 +225,7 @@ class RunDrawer:
             if (whole := parts.total()) is not None:
                 picture.drafting_by_epoch[epoch] = whole
         picture.rollout, picture.reward, picture.generated = {**self._rollout}, self._reward, self._generated
+        picture.startup_s, picture.breaks = self._clock.startup_s, self._clock.breaks
         return picture
 
     def _on_group_opened(self, at: float, data: Mapping[str, Any]) -> None:
@@ -223,6 +233,10 @@ class RunDrawer:
 
     def _on_lease_granted(self, at: float, data: Mapping[str, Any]) -> None:
         self._leases[data["group_id"]] = (at, data["worker_id"], int(data["held_version"]))
+
+    def _on_lease_expired(self, at: float, data: Mapping[str, Any]) -> None:
+        if data.get("waste") != "duplicate":
+            self._picture.taken_back[re.sub(r" for [\d.]+ s", "", data["reason"])] += 1
 
     def _on_group_submitted(self, at: float, data: Mapping[str, Any]) -> None:
         leased, _, version = self._leases.pop(data["group_id"], (at, "", int(data["oldest_version"])))
@@ -247,7 +261,8 @@ class RunDrawer:
         groups = (*data.get("group_ids", ()), *data.get("filtered_ids", ()))
         epochs = [self._epochs.pop(group) for group in groups if group in self._epochs]
         kept = {name: value for name, value in data.items() if name not in ("group_ids", "filtered_ids")}
-        self._sealed[int(data["step"])] = (at, kept | {"epoch": max(epochs, default=None)})
+        more = {"epoch": max(epochs, default=None), "groups": len(data.get("group_ids", ()))}
+        self._sealed[int(data["step"])] = (at, kept | more)
 
     def _on_step_committed(self, at: float, data: Mapping[str, Any]) -> None:
         step = int(data["step"])
@@ -258,6 +273,7 @@ class RunDrawer:
             reward_mean=batch.get("reward_mean"),
             completion_tokens_mean=batch.get("completion_tokens_mean"),
             tokens=batch.get("tokens", 0),
+            groups=batch.get("groups", 0),
             groups_filtered=batch.get("groups_filtered", 0),
             staleness={int(k): int(n) for k, n in batch.get("staleness", ())},
             metrics={sys.intern(name): value for name, value in data["metrics"].items()},
@@ -273,6 +289,8 @@ class RunDrawer:
         self._committed[step + 1] = at
 
     def _on_snapshot_announced(self, at: float, data: Mapping[str, Any]) -> None:
+        if int(data["version"]) == 0:
+            self._picture.base_digest = str(data["weights_digest"])
         self._announced.setdefault(int(data["version"]), at)
 
     def _on_worker_loaded(self, at: float, data: Mapping[str, Any]) -> None:

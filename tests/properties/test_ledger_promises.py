@@ -182,7 +182,8 @@ def test_each_second_goes_to_what_it_was_good_for() -> None:
     ledger.apply(e.LeaseGranted("g2", "l3", "b-1", 2, 0, 50.0, continued=6))
     ledger.apply(e.GroupSubmitted("g2", "l3", "b-1", 2, "", 0, (9,), 0.0, 53.0, authors=((0, "a-1", 0, 6),)))
     account = ledger.account(55.0)
-    # 10 alone and half of 20 were for g1; the other 20 of the first worker for g2, 4 of them unheard of.
+    # 10 passed before the first lease; 10 alone and half of 20 were for g1; the other 20 of the first worker
+    # for g2, 4 of them unheard of.
     assert account.seconds == {
         "useful": 20.0,
         "stale": 0.0,
@@ -191,7 +192,8 @@ def test_each_second_goes_to_what_it_was_good_for() -> None:
         "filtered": 0.0,
         "voided": 0.0,
         "untrusted": 0.0,
-        "idle": 12.0,
+        "starting": 10.0,
+        "idle": 2.0,
         "open": 16.0 + 3.0,
     }
     assert account.tokens == {
@@ -209,3 +211,26 @@ def test_each_second_goes_to_what_it_was_good_for() -> None:
     assert (voided.tokens["useful"], voided.tokens["voided"]) == (0, 15)
     assert voided.wasted_share() > account.wasted_share()
     assert account.wasted_share() == 4.0 / 43.0
+    assert account.leased_s == 43.0 and account.wasted_share() == 4.0 / 43.0
+
+
+def test_a_worker_starts_until_its_first_lease_and_again_when_it_comes_again() -> None:
+    ledger = WorkAccounts()
+    ledger.apply(e.WorkerRegistered("a-1", "a", 2, 0.0))
+    assert ledger.account(60.0).seconds["starting"] == 60.0
+    ledger.apply(e.LeaseGranted("g1", "l1", "a-1", 1, 0, 60.0))
+    ledger.apply(e.GroupSubmitted("g1", "l1", "a-1", 1, "", 0, (7,), 0.0, 65.0))
+    assert ledger.account(70.0).seconds["idle"] == 5.0
+    ledger.apply(e.WorkerLost("a-1", "silent", 70.0))
+    ledger.apply(e.WorkerRegistered("a-2", "a", 2, 80.0))
+    seconds = ledger.account(100.0).seconds
+    assert (seconds["starting"], seconds["idle"]) == (80.0, 5.0)
+
+
+def test_nothing_counts_after_the_end_of_the_run() -> None:
+    ledger = WorkAccounts()
+    ledger.apply(e.WorkerRegistered("a-1", "a", 2, 0.0))
+    ledger.apply(e.LeaseGranted("g1", "l1", "a-1", 1, 0, 60.0))
+    ledger.apply(e.GroupSubmitted("g1", "l1", "a-1", 1, "", 0, (7,), 0.0, 65.0))
+    ledger.apply(e.RunFinished())
+    assert ledger.account(1000.0).total_s == 65.0

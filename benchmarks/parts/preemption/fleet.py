@@ -141,7 +141,7 @@ class FleetRun:
 
 def shares(account: WorkAccount) -> tuple[float, float]:
     """Return the wasted and the preempted share of the seconds under a lease."""
-    leased_s = account.total_s - account.seconds["idle"]
+    leased_s = account.leased_s
     return account.wasted_share(), account.seconds["preempted"] / leased_s if leased_s else 0.0
 
 

@@ -1,5 +1,6 @@
 """The report: one page from a journal, complete, self-contained and repeatable."""
 
+import dataclasses
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -18,6 +19,7 @@ from antiphon.core.loop.events import (
     GroupRewarded,
     GroupSubmitted,
     JournalEvent,
+    LeaseExpired,
     LeaseGranted,
     RunOpened,
     SnapshotAnnounced,
@@ -27,18 +29,24 @@ from antiphon.core.loop.events import (
 )
 from antiphon.core.status import Event, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
-from antiphon.lineage.report import plots
+from antiphon.lineage.report import lanes
 from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import Bar, RunDrawer, RunPicture, fold, merge
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.support.loop_model import LoopModel, make_config, run_to_end
 
-STEP_S, GROUPS = 4.0, 6
+STEP_S, GROUPS, STARTUP_S = 4.0, 6, 60.0
+
+
+BASE = "ba" * 32
+METRICS = {"entropy_estimate": 1.2, "kl_k3": 0.002, "ratio_mean": 1.0, "clip_share": 0.01}
+METRICS |= {"effective_sample_share": 0.99, "gradient_norm": 0.3, "ratio_max": 2.5}
 
 
 def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) -> list[Event]:
     """A plausible overlapped run: sampling never stops, training and broadcast run beside it."""
-    moments: list[tuple[float, JournalEvent]] = [(0.0, RunOpened("demo-1", {}))]
+    opening = (RunOpened("demo-1", {}), SnapshotAnnounced(0, BASE, "127.0.0.1:1"))
+    moments: list[tuple[float, JournalEvent]] = [(-STARTUP_S, event) for event in opening]
     for step in range(steps):
         began = 2.0 + step * STEP_S
         version = max(0, step - 1)
@@ -58,7 +66,7 @@ def journal(steps: int, workers: int = 2, store: ArtifactStore | None = None) ->
         batch = BatchSealed(
             step, ("g",), (), digest, "t" * 64, 48, 1, 0, 2400, reward, 50.0 - step / 4, histogram
         )
-        metrics = {"train/loss": 0.1 / (step + 1), "train/train_s": 2.5}
+        metrics = {"train/loss": 0.1 / (step + 1), "train/train_s": 2.5} | METRICS
         moments += [
             (sealed, batch),
             (committed, StepCommitted(step, step + 1, f"{step:064x}", digest, metrics, True)),
@@ -86,12 +94,12 @@ def status(steps: int, **changes: object) -> RunStatus:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., str]:
-    def build(steps: int, workers: int = 2, **changes: object) -> str:
+    def build(steps: int, picture: RunPicture | None = None, **changes: object) -> str:
         (tmp_path / "config.yaml").write_text(dump_config(build_config({"run": {"name": "demo"}})))
         store = ArtifactStore(tmp_path / "store")
-        events = journal(steps, workers, store) if steps >= 0 else []
+        picture = picture or fold(journal(steps, store=store) if steps >= 0 else [])
         out = tmp_path / "report.html"
-        build_report(tmp_path, store, fold(events), status(max(steps, 0), **changes), out)
+        build_report(tmp_path, store, picture, status(max(steps, 0), **changes), out)
         return out.read_text()
 
     return build
@@ -119,22 +127,57 @@ class Outline(HTMLParser):
 def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -> None:
     page = make(20)
     outline = Outline(page)
-    assert outline.tags.count("svg") == 7 and "script" not in outline.tags and "link" not in outline.tags
+    wide_and_narrow = ("learning", "timeline", "timeline-zoom")
+    small = ("staleness", "busy", "throughput", "length", "filtered", "loss", "entropy_estimate", "kl_k3")
+    small += ("ratio_mean", "clip_share", "effective_sample_share", "gradient_norm")
+    drawings = [f"{name}-{kind}" for name in wide_and_narrow for kind in ("wide", "narrow")]
+    assert {f"{name}-figure_1" for name in (*drawings, *(f"{name}-narrow" for name in small))} <= set(
+        outline.ids
+    )
+    assert outline.tags.count("svg") == 2 * len(wide_and_narrow) + len(small)
+    assert outline.tags.count("script") == 1 and "link" not in outline.tags
     assert all(link.startswith("#") for link in outline.links)
     assert len(outline.ids) == len(set(outline.ids))
     assert not re.findall(r"url\((?!#)", page) and "@import" not in page
+    assert not re.findall(r"\b(?:fetch|XMLHttpRequest|WebSocket|import)\b\s*\(", page)
     for words in ("demo-1", "20 of 20 steps", "0.20 → 0.80", "+60 points", "bound 2", "max_staleness: 2"):
         assert words in page, words
-    assert page.count("<tr>") == 21 and f"{19:064x}" in page
+    assert page.count("<tr>") == 22 and f"{19:064x}" in page
+    assert not re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page), "a colour that follows no palette"
+
+
+def test_the_versions_begin_with_the_one_that_the_run_began_with(make: Callable[..., str]) -> None:
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", make(5))
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+    assert [row[0] for row in cells] == ["0", "1", "2", "3", "4", "5"]
+    assert cells[0][3] == "0.200" and BASE in cells[0][8] and cells[0][1] == cells[0][2] == ""
+    assert [row[3] for row in cells[1:]] == ["", "", "", "", "0.800"]
+
+
+def test_seconds_count_from_the_first_lease_without_breaks(make: Callable[..., str]) -> None:
+    page = make(4)
+    assert "the 60 s before it" in page and "stood still" not in page
+    events = journal(4)
+    half = len(events) // 2
+    resumed = Event(0, events[half - 1].at + 3600.0, "run.resumed", "{}")
+    late = [dataclasses.replace(event, at=event.at + 3650.0) for event in events[half:]]
+    told = [*events[:half], resumed, *late]
+    picture, whole = fold(told), fold(events)
+    (stop,) = picture.breaks
+    assert stop.break_s == pytest.approx(3600.0) and 0.0 <= stop.startup_s - 50.0 < STEP_S
+    gap = whole.window[1] - picture.window[1]
+    assert 0.0 <= gap < STEP_S, "less the pause between the two events around the break"
+    assert lanes.break_marks(picture, *picture.window) == [(stop.at_s, "break")]
 
 
 def test_the_page_shows_what_became_of_the_work(make: Callable[..., str]) -> None:
-    seconds = {"useful": 300.0, "preempted": 60.0, "idle": 40.0, "stale": 0.0}
+    seconds = {"useful": 300.0, "preempted": 60.0, "idle": 40.0, "stale": 0.0, "starting": 70.0}
     page = make(3, worker_seconds=seconds, tokens_by_use={"useful": 12345, "preempted": 600})
     section = page[page.index("What became of the work") : page.index("Versions and what they came from")]
     for words in ("useful: 300 s, 12,345 tokens", "preempted: 60 s, 600 tokens", "idle: 40 s"):
         assert words in section, words
-    assert "stale:" not in section
+    assert "stale:" not in section and "starting:" not in section
+    assert "The 70 s until their first leases" in section
     assert "What became of the work" not in make(3)
 
 
@@ -154,10 +197,39 @@ def test_an_unfinished_run_says_so(make: Callable[..., str]) -> None:
     assert "paused: loss is &lt;nan&gt;" in page and "metrics are partial" in page
 
 
-def test_every_colour_follows_the_palette(make: Callable[..., str]) -> None:
-    page = make(8)
-    drawn = re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page)
-    assert not drawn, sorted(set(drawn))
+def test_groups_that_were_offered_again_are_explained(make: Callable[..., str]) -> None:
+    assert "offered again" not in make(2)
+    events = journal(2)
+    at = events[-1].at + 1.0
+    told = [
+        LeaseExpired("g", f"l{i}", "w", reason, waste=waste)
+        for i, (reason, waste) in enumerate(
+            (
+                ("no sign of life for 60 s", "preempted"),
+                ("no sign of life for 60 s", "preempted"),
+                ("handed over by its worker", "preempted"),
+                ("a duplicate was handed in first", "duplicate"),
+            )
+        )
+    ]
+    picture = fold([*events, *(Event(0, at, event.kind, dump_event(event)) for event in told)])
+    assert picture.taken_back == {"no sign of life": 2, "handed over by its worker": 1}
+    page = make(2, picture=picture, groups_requeued=3)
+    assert "3 groups were offered again" in page
+    assert "(2 x no sign of life, 1 x handed over by its worker)" in page
+
+
+def test_the_head_names_command_and_commit(make: Callable[..., str], tmp_path: Path) -> None:
+    assert "<dl>" not in make(-1), "a run that noted neither"
+    starts = [
+        {"command": "./antiphon run <x>.yaml", "commit": "ab" * 20, "modified": True, "at": 1.0},
+        {"command": "./antiphon run <x>.yaml", "commit": "cd" * 20, "modified": False, "at": 2.0},
+    ]
+    (tmp_path / "starts.json").write_text(json.dumps(starts))
+    head = make(-1).partition("</header>")[0]
+    assert "<code>./antiphon run &lt;x&gt;.yaml</code>continued 1 time<" in head
+    assert "abababababab</span></code>with uncommitted changes<" in head
+    assert "<dt>continued with</dt>" in head and f'title="{"cd" * 20}"' in head
 
 
 def test_a_drawer_remembers_nothing_of_groups_that_ended() -> None:
@@ -176,12 +248,6 @@ def test_gaps_too_narrow_to_be_seen_are_not_drawn() -> None:
     bars = [Bar(float(i), i + 0.9, 0) for i in range(1000)]
     assert merge(bars, 0.0, 1000.0, gap_s=0.2) == [(0.0, 999.9)]
     assert len(merge(bars, 0.0, 1000.0, gap_s=0.05)) == 1000
-
-
-def test_plots_are_well_formed() -> None:
-    picture = fold(journal(10))
-    for draw in (plots.learning_curve, plots.timeline, plots.timeline_zoom, plots.throughput):
-        ElementTree.fromstring(draw(picture))
 
 
 def test_the_picture_folds_what_the_journal_says() -> None:
@@ -220,4 +286,6 @@ def test_each_plot_of_a_page_stands_by_itself(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     for name, text in files.items():
         assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
-        assert "--ink:" in text and f'id="{name.removesuffix(".svg")}-figure_1"' in page
+        assert "--ink:" in text and re.search(
+            rf'id="{name.removesuffix(".svg")}-(wide|narrow)-figure_1"', page
+        )
