@@ -33,6 +33,7 @@ from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import open_run
 from antiphon.runs.outcome import RunOutcome
+from antiphon.runs.overview import note_cancelled
 from antiphon.tasks.stages import TASKS
 
 _log = structlog.get_logger(__name__)
@@ -120,6 +121,7 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
             outcome: RunOutcome = live.finish(time.perf_counter() - started)
         except AntiphonError:
             if live.context.stop_reason == CANCEL_REASON:
+                note_cancelled(live.context.run_dir)
                 return Cancelled(message="The run was cancelled; start it again to continue it.")
             await_server()
             raise
