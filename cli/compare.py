@@ -14,8 +14,6 @@ MOST_IN_A_NAME = 3
 def compare(first: str, second: str, /, *more: str, output: Path | None = None, as_json: Json = False) -> int:
     """Show which parameters of runs differ, their figures side by side, and their rewards on one page.
 
-    Example: antiphon compare RUN1 RUN2 --output s0-s2.html
-
     Args:
         first: a run's id.
         second: another run's id.

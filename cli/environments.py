@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 def environments(task: str | None = None, /, *, as_json: Json = False) -> int:
     """List the environments by name; of one, its parameters, a prompt and its answer, and the YAML to use it.
 
-    Example: antiphon environments reasoning/chain_sum
-
     Args:
         task: the name of one, or package.module:Class for one of your own.
         as_json: print one JSON document.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 def runs(*, as_json: Json = False) -> int:
     """List all runs: state, steps, held-out pass@1 before, after and at best, age, and time of the loop.
 
-    Example: antiphon runs
-
     Args:
         as_json: print one JSON document, with every figure of each run.
     """
