@@ -42,7 +42,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "up": ("[OPTIONS]", "up", "up --s3"),
     "down": ("", "down"),
     "deploy": ("[OPTIONS]", "deploy", "deploy --schedules"),
-    "serve": ("COMMAND", "serve coordinator --config my.yaml", "serve coordinator --help"),
+    "serve": ("COMMAND", "serve coordinator --config my.yaml"),
     "worker": ("--coordinator HOST:PORT [OPTIONS]", "worker --coordinator 10.0.0.5:7700 --run RUN"),
     "certs": ("[OPTIONS]", "certs --host trainer.example --worker gpu-7"),
     "token": ("COMMAND", "token create --worker gpu-7 --run RUN"),
