@@ -8,7 +8,7 @@ from antiphon.cli.arguments import Json
 from antiphon.core.reporting.figures import seconds, share
 
 if TYPE_CHECKING:
-    from antiphon.runs.overview import RunSummary
+    from antiphon.lineage.run_overview import RunSummary
 
 
 def runs(*, as_json: Json = False) -> int:
@@ -17,10 +17,10 @@ def runs(*, as_json: Json = False) -> int:
     Args:
         as_json: print one JSON document, with every figure of each run.
     """
-    from antiphon.runs.directory import home_directory
-    from antiphon.runs.overview import overview
+    from antiphon.lineage.run_overview import overview
+    from antiphon.runs.directory import home_directory, list_runs
 
-    found, unreadable = overview(home_directory())
+    found, unreadable = overview(reversed(list_runs(home_directory())))
     if as_json:
         print(json.dumps([_plain(run) for run in found], indent=2))
         return 0

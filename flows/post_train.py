@@ -29,11 +29,11 @@ from antiphon.flows.driver import Handle, StageSkipped, drive
 from antiphon.flows.hooks import clear_up, remember_flow_run
 from antiphon.flows.prefect_resilience import await_server, hold_events
 from antiphon.flows.run_page import RunPage
+from antiphon.lineage.run_overview import note_cancelled
 from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import open_run
 from antiphon.runs.outcome import RunOutcome
-from antiphon.runs.overview import note_cancelled
 from antiphon.tasks.stages import TASKS
 
 _log = structlog.get_logger(__name__)

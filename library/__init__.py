@@ -44,7 +44,7 @@ def run(
         ConfigError: when the configuration is not possible, before anything starts.
         AntiphonError: with the run's own sentence, when it did not complete.
     """
-    from antiphon.runs.child_run import resolve, run_as_process
+    from antiphon.child_run import resolve, run_as_process
 
     return load_run(run_as_process(resolve(config, overrides), _home(home), fresh, say), home=home)
 

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from antiphon.lineage.run_overview import is_running, note_cancelled, overview, state_of
 from antiphon.runs import directory
-from antiphon.runs.overview import is_running, note_cancelled, overview, state_of
 from tests.support.recorded_folders import record_run
 
 
@@ -15,7 +15,7 @@ def test_a_run_is_running_while_its_lock_is_held_and_looking_does_not_take_it(tm
         assert is_running(folder) and state_of(folder) == "running"
     assert not is_running(folder)
     with directory.lock(folder):
-        (found,), _ = overview(tmp_path)
+        (found,), _ = overview([folder])
         assert (found.state, found.next_command) == ("running", "antiphon status small-a")
 
 

@@ -1,6 +1,6 @@
-"""Overview: the state and the figures of every run of a home, each from its own folder alone."""
+"""Run overview: the state and the figures of runs, each from its own folder alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +10,12 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.reporting.config_differences import differing
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.run_figures import read_figures
-from antiphon.runs.directory import is_finished, list_runs
 from antiphon.system.files import write_atomically
 
 State = Literal["running", "finished", "cancelled", "unfinished"]
 CANCELLED = "cancelled"
 """File that a cancelled run leaves in its folder; a later start makes it count no more."""
-_LOCK = "lock"
+_LOCK, _OUTCOME = "lock", "outcome.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,11 @@ class RunSummary:
     """What continues the run, or shows a finished or running one."""
 
 
-def overview(home: Path) -> tuple[list[RunSummary], list[str]]:
-    """Return all runs of a home, newest first, and a sentence for each whose folder cannot be read."""
+def overview(directories: Iterable[Path]) -> tuple[list[RunSummary], list[str]]:
+    """Return the runs in these folders, in their order, and a sentence for each that cannot be read."""
     configs: dict[Path, RunConfig] = {}
     unreadable = []
-    for directory in reversed(list_runs(home)):
+    for directory in directories:
         try:
             configs[directory] = load_config(directory / "config.yaml")
         except ConfigError as error:  # of another release, or edited
@@ -55,7 +54,7 @@ def state_of(directory: Path) -> State:
     """Tell whether a run goes on, reached its last step, was cancelled, or can be continued."""
     if is_running(directory):
         return "running"
-    if is_finished(directory):
+    if (directory / _OUTCOME).exists():
         return "finished"
     note, lock = directory / CANCELLED, directory / _LOCK
     if note.exists() and (not lock.exists() or note.stat().st_mtime_ns >= lock.stat().st_mtime_ns):
