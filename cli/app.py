@@ -10,19 +10,22 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
+from antiphon.cli.help import GROUPS, epilogue, place_of, shown_default, words_of
 from antiphon.core.errors import AntiphonError
 
 app = App(
     name="antiphon",
     help="Overlapped, replayable reinforcement-learning post-training of language models.",
-    help_format="plaintext",
+    help_format="markdown",
     version_flags=["--version"],
-    default_parameter=Parameter(negative=""),
+    help_epilogue=epilogue(("demo", "run my.yaml loop.max_staleness=0", "VERB --help")),
+    default_parameter=Parameter(negative="", show_default=shown_default),
     suppress_keyboard_interrupt=False,  # `execute` says what it means
     version=lambda: metadata.version("antiphon"),
 )
+_groups = {name: Group(name, sort_key=place) for place, name in enumerate((*GROUPS, "Options"))}
 for _verb, _place, _help in (
     ("demo", "demo:demo", "Train the shipped small model and show what came of it."),
     ("run", "run:run", "Post-train a policy as a configuration says."),
@@ -30,15 +33,19 @@ for _verb, _place, _help in (
     ("status", "status:status", "Show a run as it is now."),
     ("events", "events:events", "Print what happened to a run."),
     ("void", "void:void", "Take a sealed batch back that the learner cannot train on."),
+    ("runs", "runs:runs", "List all runs, newest first."),
+    ("environments", "environments:environments", "List the tasks that can be trained on, or show one."),
+    ("compare", "compare:compare", "Show runs side by side: what differs, figures, rewards on one page."),
     ("report", "report:report", "Write one self-contained HTML page about a run."),
     ("replay", "replay:replay", "Execute recorded steps again and compare every bit."),
     ("simulate", "simulate:simulate", "Simulate whole runs with faults and check every event."),
     ("evaluate", "evaluate:evaluate", "Print or write the held-out scores of a run's versions."),
     ("lineage", "lineage:lineage", "Show what an artifact came from, or check that all are as recorded."),
+    ("export", "export:export", "Write a version of a run as a Hugging Face folder."),
     ("record", "record:record", "Bring in what MLflow or the ledger missed of a run."),
     ("keep", "keep:keep", "Let git and DVC see a run's ledger, so that others can pull it."),
     ("up", "up:up", "Serve the pages of what was recorded and, with --s3, a bucket."),
-    ("down", "up:down", "Stop what `up` serves."),
+    ("down", "up:down", "Stop what `antiphon up` serves."),
     ("deploy", "deploy:deploy", "Put the flows on a Prefect server, with forms and schedules."),
     ("push", "push:push", "Send what the remote store does not have yet."),
     ("gc", "gc:gc", "Remove artifacts that nothing needs any more."),
@@ -48,7 +55,18 @@ for _verb, _place, _help in (
     ("token", "token:app", "Let a worker into a run for a while, or take that back."),
     ("warmstart", "warmstart:warmstart", "Make the demo's base model, or check it."),
 ):
-    app.command(f"antiphon.cli.{_place}", name=_verb, help=_help)
+    _group, _order = place_of(_verb)
+    app.command(
+        f"antiphon.cli.{_place}",
+        name=_verb,
+        help=_help,
+        group=_groups[_group],
+        sort_key=_order,
+        **({} if _place.endswith(":app") else words_of(_verb)),
+    )
+app.register_install_completion_command(help="Install completion for your shell.", group=_groups["Options"])
+for _flag in ("--help", "--version"):
+    app[_flag].group = (_groups["Options"],)
 
 
 def execute(arguments: Sequence[str]) -> int:

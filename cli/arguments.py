@@ -4,12 +4,18 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
+
+
+Json = Annotated[bool, Parameter(name="--json")]
+"""The option for programs: one JSON document instead of words."""
 
 
 def credentials_folder(given: Path | None, config: "RunConfig | None" = None) -> str | None:

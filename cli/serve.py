@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App, Parameter
 
 from antiphon.cli.arguments import check_address, credentials_folder
+from antiphon.cli.help import words_of
 from antiphon.core.errors import ConfigError
 from antiphon.runs.directory import home_directory, store_directory
 
 if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
 
-app = App(name="serve", help="Run one service in the foreground: coordinator, learner or reward.")
+app = App(
+    name="serve",
+    **words_of("serve"),
+    help="Run one service in the foreground: coordinator, learner or reward.",
+)
 
 
 @Parameter(name="*")

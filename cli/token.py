@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App
 
+from antiphon.cli.help import words_of
 from antiphon.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from antiphon.core.trust.access_tokens import Scope
 
-app = App(name="token", help="Create, show or revoke the access tokens that let workers into a run.")
+app = App(
+    name="token",
+    **words_of("token"),
+    help="Create, show or revoke the access tokens that let workers into a run.",
+)
 
 
 @app.command

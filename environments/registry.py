@@ -93,6 +93,14 @@ def describe(name: str) -> Description:
     )
 
 
+def describe_all() -> list[tuple[str, str]]:
+    """Return every environment's name and, of those that come with Antiphon, a sentence about it."""
+    from antiphon.environments.reasoning import prompts as reasoning
+
+    ours = {f"{reasoning.FAMILY}/{task}": reasoning.about(task) for task in reasoning.task_names()}
+    return [(name, ours.get(name, "of an installed package")) for name in environment_names()]
+
+
 def _unknown(name: str) -> str:
     names = environment_names()
     bare = [known for known in names if known.partition("/")[2] == name]

@@ -28,6 +28,7 @@ from antiphon.flows.driver import Handle, StageSkipped, drive
 from antiphon.flows.hooks import clear_up, remember_flow_run
 from antiphon.flows.prefect_resilience import await_server, hold_events
 from antiphon.flows.run_page import RunPage
+from antiphon.lineage.run_overview import note_cancelled
 from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import open_run
@@ -118,6 +119,7 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
             outcome: RunOutcome = live.finish()
         except AntiphonError:
             if live.context.stop_reason == CANCEL_REASON:
+                note_cancelled(live.context.run_dir)
                 return Cancelled(message="The run was cancelled; start it again to continue it.")
             await_server()
             raise

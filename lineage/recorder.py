@@ -23,6 +23,8 @@ from antiphon.core.reporting.figures import FiguresFold, RunFigures
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
 from antiphon.lineage.documents.manifest import source_tree
+from antiphon.lineage.documents.replay_copy import ReplayCopy
+from antiphon.lineage.export import Export, export_version
 from antiphon.lineage.ledger.layout import PUBLISH_ENTRIES, find_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
@@ -118,14 +120,17 @@ class Recorder:
         self._ledger_writer = Writer("ledger") if self._project else None
         self._tracker: Tracker | None = None
         if config.record.mlflow:
-            self._tracker = Tracker(run_dir, home, run_id, config, self._store, self._log, decode)
+            export = self._export if self._project is not None else None
+            self._tracker = Tracker(
+                run_dir, home, run_id, config, self._store, self._log, decode, export=export
+            )
         self._open()
 
     def record_base(self, manifest: SnapshotManifest) -> None:
         """Record version 0, the model the run starts from."""
         with self._timed:
+            self._pin_weights(manifest)  # first, so that whoever hears of the version finds its weights
             self._tell_base(self._log.add_base(manifest.weights_digest))
-            self._pin_weights(manifest)
 
     def record_batch(self, batch: BatchRef) -> None:
         """Record a sealed batch: its two files in the ledger, a dataset in MLflow."""
@@ -147,9 +152,9 @@ class Recorder:
             batch = self._batches.pop(commit.step, None)
             line = self._log.add_step(commit, batch, self._workers(batch))
             self._figures.add(line)
-            self._tell_step(line)
             if manifest is not None:
                 self._pin_weights(manifest)
+            self._tell_step(line)
             self._pin_checkpoint(commit.version)
 
     def has_step(self, step: int) -> bool:
@@ -266,6 +271,13 @@ class Recorder:
         self._pins = DocumentPins(ledger, self._store, self._run_id)
         self._pins.run(self._config, self._run_dir / RUN)
         pin_model(ledger, self._config.model.path)
+
+    def _export(self, version: int, folder: Path) -> Export | None:
+        """Write a version as a Hugging Face folder; None when its weights were not pinned."""
+        if self._project is None:
+            return None
+        copy = ReplayCopy(self._project / self._config.record.ledger / self._run_id)
+        return export_version(copy, version, folder, link=True) if version in copy.published() else None
 
     def _tell_base(self, line: Mapping[str, Any]) -> None:
         self._tell(0, self._policy(0, line, step=0), completes=True)

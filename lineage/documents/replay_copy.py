@@ -19,7 +19,7 @@ from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.metrics import BATCH_METRICS
 from antiphon.lineage.documents.manifest import manifest_digest
 from antiphon.lineage.ledger.layout import shard_directories
-from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER, RUN, batch_entry, version_entry
+from antiphon.lineage.names import CHECKPOINTS, MODEL, MODEL_FOLDER, RUN, batch_entry, version_entry
 from antiphon.lineage.run_log import is_timing
 
 _BATCH_NAMES = frozenset(metric.name for metric in BATCH_METRICS)
@@ -83,6 +83,24 @@ class ReplayCopy:
         """Return the safetensors file of a version, or None when it was not pinned."""
         path = self._place(version_entry(version, "safetensors"))
         return path if path.is_file() else None
+
+    def published(self) -> list[int]:
+        """Return the versions whose weights are here, in order."""
+        return [version for version in sorted(self._pointers) if self.weights(version) is not None]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return what was recorded of each evaluation, by version.
+
+        Raises:
+            IntegrityError: when a document of one cannot be read.
+        """
+        paths = (path for shard in self._shards for path in shard.glob("evaluations/v*.json"))
+        return sorted(map(_read_json, paths), key=lambda found: int(found["version"]))
+
+    def base_files(self) -> dict[str, str]:
+        """Return the digest of each file of the base model when the run began; {} for one known by name."""
+        path = self._place(MODEL)
+        return dict(_read_json(path)["files"]) if path.is_file() else {}
 
     def batch(self, step: int) -> bytes:
         """Return the batch file of a step, checked.

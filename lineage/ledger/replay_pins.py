@@ -16,8 +16,21 @@ from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER
 if TYPE_CHECKING:
     from antiphon.lineage.ledger.pins import Ledger
 
-MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-"""What makes version 0's weights a model again, and its tokens text; none is large."""
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "LICENSE",
+)
+"""What makes a version's weights a model again, and its tokens text; none is large."""
 
 _log = structlog.get_logger("antiphon.lineage")
 

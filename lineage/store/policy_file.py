@@ -9,8 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
+from antiphon.core.digests import PIECE_BYTES
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
+from antiphon.system.files import unusable
 
 _DTYPES = {
     "float64": "F64",
@@ -29,6 +33,7 @@ _DTYPES = {
 
 _HEADER_LIMIT = 100_000_000
 """Bytes of the longest header the format allows."""
+_RESTORE = "restore it with `dvc checkout` or `dvc pull`"
 
 
 def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]) -> bytes:
@@ -44,8 +49,10 @@ def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]
             f"but its manifest says {manifest.payload_bytes}; publish the version again"
         )
     facts = {"run": manifest.run_id, "version": manifest.version, "weights_digest": manifest.weights_digest}
-    # One key: the format's own writer keeps several in no fixed order.
-    header: dict[str, object] = {"__metadata__": {"antiphon": json.dumps(facts, sort_keys=True)}}
+    # Releases of transformers before 5 open no file that does not name the format of its tensors.
+    header: dict[str, object] = {
+        "__metadata__": {"antiphon": json.dumps(facts, sort_keys=True), "format": "pt"}
+    }
     parts, edge = [], 0
     for tensor in sorted(manifest.tensors, key=lambda t: t.name):
         if tensor.dtype not in _DTYPES:
@@ -63,6 +70,48 @@ def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # readers want tensors at multiples of eight bytes
     return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def copy_policy(path: Path, take: Callable[[bytes], object] = lambda piece: None) -> str:
+    """Read a policy file once and return the digest of the weights in it; `take` gets its bytes, in order.
+
+    Raises:
+        IntegrityError: when it is no whole policy file.
+        UnavailableError: when it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            text = file.read(min(length, _HEADER_LIMIT))
+            shapes, payload_bytes = _canonical_header(path, text)
+            if path.stat().st_size != 8 + length + payload_bytes:
+                raise IntegrityError(f"{path} is cut off, or has bytes that no tensor owns; {_RESTORE}")
+            hasher = blake3(shapes)
+            take(prefix + text)
+            while piece := file.read(PIECE_BYTES):
+                hasher.update(piece)
+                take(piece)
+    except OSError as error:
+        raise unusable(error, path.parent) from error
+    return hasher.hexdigest()
+
+
+def _canonical_header(path: Path, text: bytes) -> tuple[bytes, int]:
+    """Return what the weights digest says of names, dtypes and shapes, and the bytes of all tensors."""
+    names = {short: dtype for dtype, short in _DTYPES.items()}
+    try:
+        tree = json.loads(text)
+        tree.pop("__metadata__", None)
+        tensors = sorted(tree.items())
+        listed = [[name, names[entry["dtype"]], entry["shape"]] for name, entry in tensors]
+        edges = [0, *(edge for _, entry in tensors for edge in entry["data_offsets"])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{path} is no safetensors file of a published version; {_RESTORE}") from error
+    if edges[0:-1:2] != edges[1::2]:
+        raise IntegrityError(f"{path} does not hold its tensors in the order of their names; {_RESTORE}")
+    body = json.dumps(listed, separators=(",", ":")).encode()
+    return len(body).to_bytes(8, "little") + body, edges[-1]
 
 
 def policy_facts(path: Path) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Champion: the registry's name for the best policy that was evaluated in an experiment.
 
 One registered model for each experiment; its alias `champion` moves only to a version that
-scored higher than the one it names, so evaluations may come late, twice or in any order.
+scored higher than the one it names, so evaluations may come late, twice or in any order. A
+version gets its files before the alias, so that `models:/NAME@champion` names something that loads.
 """
 
+from pathlib import Path
 from typing import Any
 
+from antiphon.lineage.tracking.model_files import Exporter, add_files
 from antiphon.lineage.tracking.tracked_run import TrackedRun, model_name
 
 ALIAS = "champion"
@@ -13,7 +16,15 @@ SCORE_TAG = "antiphon.reward"
 ORIGIN_TAG = "antiphon.policy"
 
 
-def crown(run: TrackedRun, registered: str, version: int, reward: float, prompts: int) -> bool:
+def crown(
+    run: TrackedRun,
+    registered: str,
+    version: int,
+    reward: float,
+    prompts: int,
+    export: Exporter | None = None,
+    scratch: Path | None = None,
+) -> bool:
     """Move the alias to a policy version if none has scored as high; tell whether it was moved.
 
     Args:
@@ -22,6 +33,9 @@ def crown(run: TrackedRun, registered: str, version: int, reward: float, prompts
         version: policy version that was evaluated.
         reward: its held-out reward.
         prompts: held-out prompts it was scored on; kept as a tag, as is the digest of its weights.
+        export: writes the version's folder; without it, as in a run with record.dvc=false, the registered
+            version has no files.
+        scratch: folder for what has to be uploaded.
     """
     model_id = run.models.get(model_name(version))
     if model_id is None:
@@ -30,6 +44,8 @@ def crown(run: TrackedRun, registered: str, version: int, reward: float, prompts
     origin = f"{run.run_id}/v{version}"
     if champion is not None and float(champion.tags.get(SCORE_TAG, "-inf")) >= reward:
         return False
+    if export is not None and scratch is not None:
+        add_files(run.client, model_id, version, export, scratch)
     found = _registered_version(run.client, registered, origin)
     if found is None:
         source = run.client.get_logged_model(model_id).artifact_location

@@ -17,6 +17,7 @@ from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.champion import crown
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
+from antiphon.lineage.tracking.model_files import Exporter
 from antiphon.lineage.tracking.system_metrics import SystemSampler
 from antiphon.lineage.tracking.totals import summarise
 from antiphon.lineage.tracking.traces import read_trajectories
@@ -42,13 +43,16 @@ class Tracker:
         log: RunLog,
         decode: Callable[[Iterable[int]], str] | None,
         first_pause_s: float = FIRST_PAUSE_S,
+        export: Exporter | None = None,
     ) -> None:
         """Open the run in MLflow, whose database lies in `home`, and begin to sample the machine.
 
         `decode` turns token ids into text, called by the writer; without it no trajectories are
-        shown. `first_pause_s` passes before a second attempt; it doubles with each further one.
+        shown. `export` writes the files of a champion, also called by the writer. `first_pause_s`
+        passes before a second attempt; it doubles with each further one.
         """
         self._config, self._store, self._log, self._decode = config, store, log, decode
+        self._export, self._scratch = export, run_dir / "exports"
         self._totals = FiguresFold(config)
         self._shown: set[int] = set()
         tags = {"antiphon.run_id": run_id, "antiphon.mode": config.loop.mode}
@@ -118,8 +122,10 @@ class Tracker:
         metrics = {HELDOUT: reward, "heldout/completion_tokens_mean": line["completion_tokens_mean"]}
         label, at = f"evaluation {version}", line["timings"]["at"]
         self.mlflow.write(label, lambda run: run.log_evaluation(version, metrics, prompts, at))
-        experiment = self._config.run.name
-        self.mlflow.write(f"{label} champion", lambda run: crown(run, experiment, version, reward, prompts))
+        experiment, files = self._config.run.name, (self._export, self._scratch)
+        self.mlflow.write(
+            f"{label} champion", lambda run: crown(run, experiment, version, reward, prompts, *files)
+        )
 
     def attach(self, path: Path, plots: Mapping[str, str] | None = None) -> None:
         """Attach a file, and plots (file name -> SVG) under `plots/`."""

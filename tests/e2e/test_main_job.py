@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import antiphon
 from antiphon.core.digests import digest_bytes
 from antiphon.lineage.ledger.findings import identity
 from antiphon.lineage.ledger.pins import Ledger, dvc_cache
@@ -21,6 +25,7 @@ from tests.support.figure_views import check_against_the_journal, check_views
 from tests.support.main_job import MAIN_STALENESS as STALENESS
 from tests.support.main_job import MAIN_STEPS as STEPS
 from tests.support.main_job import Job, all_gone, check_batches, command
+from tests.support.plain_vllm import answers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 
@@ -179,6 +184,39 @@ def test_the_report_needs_nothing_else(job: Job) -> None:
     assert job.run_dir.name in page
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)[^"']+""", page)
     assert "@import" not in page
+
+
+def test_an_exported_version_answers_alike_in_plain_transformers_and_plain_vllm(
+    job: Job, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy"
+    done = command(job.home, "export", job.run_dir.name, f"v{STEPS}", str(folder))
+    assert done.returncode == 0 and str(folder) in done.stdout, done.stderr
+    again = command(job.home, "export", job.run_dir.name, str(folder))
+    assert again.returncode == 2 and "is not empty" in again.stderr
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    recorded = load_file(job.home / "ledger" / job.run_dir.name / "versions" / f"v{STEPS:06d}.safetensors")
+    state = model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in recorded.items())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = [tokenizer.encode(text) for text in ("4 + 9 - 3 =", "1 + 2 + 7 - 5 =")]
+    expected = [
+        model.generate(torch.tensor([p]), do_sample=False, max_new_tokens=24)[0, len(p) :].tolist()
+        for p in prompts
+    ]
+    assert answers(folder, prompts, 24) == expected
+
+
+def test_the_run_is_listed_and_read_as_tables(job: Job) -> None:
+    listed = command(job.home, "runs", "--json")
+    (told,) = json.loads(listed.stdout)
+    assert (told["run"], told["state"], told["figures"]["steps"]) == (job.run_dir.name, "finished", STEPS)
+    run = antiphon.load_run(home=job.home)
+    commits = job.journal.events("step.committed")
+    assert list(run.metrics["weights_digest"]) == [commit["weights_digest"] for commit in commits]
+    assert list(run.versions.index) == list(range(STEPS + 1))
+    assert [len(run.batch(step)) for step in range(STEPS)] == [len(batch) for batch in job.batches()]
+    assert run.evaluations["reward_mean"].iloc[-1] == outcome_of(job)["pass_after"]
 
 
 def test_status_report_and_evaluate_answer_afterwards(job: Job, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def packages_of_the_tree() -> set[str]:
     for path in ROOT.rglob("__init__.py"):
         parts = path.parent.relative_to(ROOT).parts
         if parts and not parts[0].startswith(".") and parts[0] not in NOT_PACKAGES:
-            found.add(".".join(("antiphon", *parts)))
+            found.add("antiphon" if parts == ("library",) else ".".join(("antiphon", *parts)))
     return found
 
 
@@ -41,7 +41,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 def test_every_top_level_folder_is_mapped() -> None:
     wanted = {p: p.removeprefix("antiphon.") for p in SETUPTOOLS["packages"] if p.count(".") == 1}
-    assert SETUPTOOLS["package-dir"] == wanted
+    assert SETUPTOOLS["package-dir"] == wanted | {"antiphon": "library"}
 
 
 def test_no_module_stands_at_the_root_or_takes_the_name() -> None:
@@ -86,11 +86,11 @@ def test_the_wheel_holds_antiphon_alone(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"antiphon"}
     expected = {
         f"antiphon/{path.relative_to(ROOT)}"
-        for name in {*SETUPTOOLS["package-dir"].values()} - {"benchmarks"}
+        for name in {*SETUPTOOLS["package-dir"].values()} - {"benchmarks", "library"}
         for path in (ROOT / name).rglob("*.py")
         if "__pycache__" not in path.parts
     }
-    assert expected <= names
+    assert expected | {"antiphon/__init__.py", "antiphon/py.typed"} <= names
     assert not [name for name in names if name.startswith("antiphon/benchmarks")]
 
 

@@ -98,6 +98,10 @@ class TinyRun:
         report = recorder.close(RECORD_S)
         assert report.complete, report
 
+    def policy(self, version: int) -> Qwen3ForCausalLM:
+        """Return the policy of a version, as it sampled."""
+        return self._policies[version]
+
     def _published(self, version: int, weights: Mapping[str, torch.Tensor]) -> SnapshotManifest:
         policy = Qwen3ForCausalLM.from_pretrained(self.config.model.path)
         policy.load_state_dict(weights, strict=False)

@@ -11,9 +11,11 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import BatchRef, BatchRow, FinishReason, RowTiming, StepCommit, VersionSpan
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.status import EvaluationRecord
+from antiphon.lineage.export import Export
 from antiphon.lineage.rollout_table import count_workers, encode_batch, encode_timings
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.tracking.model_files import Exporter
 from antiphon.lineage.tracking.tracker import Tracker
 
 ROWS = 8
@@ -24,11 +26,21 @@ def decode(token_ids: Iterable[int]) -> str:
     return " ".join(f"w{int(i)}" for i in token_ids)
 
 
+def small_export(version: int, folder: Path) -> Export:
+    """Write a folder of the form of an export, with a few bytes for weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"dtype": "float32"}')
+    (folder / "model.safetensors").write_bytes(b"w%d" % version)
+    return Export("tracked-1", version, "", None, 0)
+
+
 class TrackedRunFixture:
     """One run of ours in a home folder, told step by step."""
 
     def __init__(self, home: Path, experiment: str, run_id: str = "tracked-1", steps: int = 4) -> None:
         self.home, self.run_id, self.steps = home, run_id, steps
+        self.export: Exporter | None = None
+        """What writes the files of a champion."""
         self.run_dir = home / "runs" / f"{experiment}-{run_id}"
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.store = ArtifactStore(home / "store")
@@ -44,7 +56,15 @@ class TrackedRunFixture:
         """Open the run for telling, as a new process would."""
         log = RunLog(self.run_dir)
         return Tracker(
-            self.run_dir, self.home, self.run_id, self.config, self.store, log, decode, first_pause_s
+            self.run_dir,
+            self.home,
+            self.run_id,
+            self.config,
+            self.store,
+            log,
+            decode,
+            first_pause_s,
+            self.export,
         )
 
     def batch(self, step: int) -> BatchRef:

@@ -12,7 +12,7 @@ from antiphon.lineage.tracking.tracker import Tracker
 from antiphon.runs.s3_server import S3Server
 from tests.support.mlflow_server import MlflowServer
 from tests.support.s3 import remote_objects, s3_server
-from tests.support.tracked_runs import TrackedRunFixture, census
+from tests.support.tracked_runs import TrackedRunFixture, census, small_export
 
 pytestmark = pytest.mark.engine
 CLOSE_S = 180.0
@@ -34,6 +34,13 @@ def client_of(server: MlflowServer) -> Any:
     return MlflowClient(tracking_uri=server.url)
 
 
+def champion_files(name: str) -> str:
+    """Download what the alias names, as anyone would."""
+    import mlflow
+
+    return str(mlflow.artifacts.download_artifacts(f"models:/{name}@champion"))
+
+
 def await_retry(tracker: Tracker, more_than: int) -> None:
     """Wait until the writer has met the outage."""
     for attempt in Retrying(
@@ -50,6 +57,7 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = TrackedRunFixture(tmp_path / "home", "outage", steps=6)
+    run.export = small_export
     tracker = run.tracker(first_pause_s=0.05)
     run.tell_base(tracker)
     run.tell_evaluation(tracker, 0, 0.25)
@@ -84,7 +92,11 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
     lines = [tracker._log.steps[step]["timings"]["at"] for step in range(6)]
     assert clocks == [int(at * 1000) for at in lines]  # when it happened, not when it was written
     assert [file.path for file in client.list_artifacts(run_id)] == ["report.html"]
-    assert client.get_model_version_by_alias("outage", "champion").tags["antiphon.version"] == "4"
+    champion = client.get_model_version_by_alias("outage", "champion")
+    assert champion.tags["antiphon.version"] == "4"
+    folder = Path(champion_files("outage"))
+    assert (folder / "model.safetensors").read_bytes() == b"w4" and (folder / "MLmodel").is_file()
+    assert not list((run.run_dir / "exports").iterdir())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="needs mlflow[auth]")

@@ -1,0 +1,78 @@
+"""environments: the tasks that a run can train on, and one of them from close by."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from antiphon.cli.arguments import Json
+
+if TYPE_CHECKING:
+    from antiphon.environments.registry import Description
+
+
+def environments(task: str | None = None, /, *, as_json: Json = False) -> int:
+    """List the environments by name; of one, its parameters, a prompt and its answer, and the YAML to use it.
+
+    Args:
+        task: the name of one, or package.module:Class for one of your own.
+        as_json: print one JSON document.
+    """
+    if task is not None:
+        return _show(task, as_json)
+    from antiphon.environments.registry import describe_all
+
+    found = describe_all()
+    if as_json:
+        print(json.dumps([{"name": name, "about": about} for name, about in found], indent=2))
+        return 0
+    width = max(len(name) for name, _ in found)
+    for name, about in found:
+        print(f"{name:<{width}}  {about}".rstrip())
+    print(f"{len(found)} environments; `antiphon environments {found[0][0]}` shows one with a prompt")
+    return 0
+
+
+def _show(task: str, as_json: bool) -> int:
+    from antiphon.environments.registry import describe
+
+    found = describe(task)
+    if as_json:
+        plain = {name: getattr(found, name) for name in found.__dataclass_fields__}
+        print(json.dumps(plain, indent=2, default=str))
+        return 0
+    for line in lines(found):
+        print(line)
+    return 0
+
+
+def lines(found: "Description") -> list[str]:
+    """Return what is said of an environment on a terminal."""
+    said = [f"{found.name}: {found.about}".rstrip(": ")]
+    if found.package:
+        said.append(f"from {found.package}")
+    said += ["", "parameters, with types and defaults:"]
+    width = max((len(name) for name in found.parameters), default=0)
+    kinds = {name: type(value).__name__ for name, value in found.parameters.items()}
+    said += [
+        f"  {name:<{width}}  {kinds[name]:<5}  {json.dumps(value, default=str)}"
+        for name, value in found.parameters.items()
+    ] or ["  none"]
+    said += ["", "a prompt:", *(f"  {line}" for line in found.prompt.splitlines())]
+    said += ["", "its answer:", *(f"  {line}" for line in (found.answer or "(there are many)").splitlines())]
+    said += ["", *_scoring(found.name), "", "to use it:"]
+    tree: dict[str, Any] = {"environment": {"name": found.name}}
+    simple = {name: value for name, value in found.parameters.items() if isinstance(value, int | float)}
+    if simple:
+        tree["environment"]["parameters"] = dict(list(simple.items())[:2])
+    said += [f"  {line}" for line in yaml.safe_dump(tree, sort_keys=False).splitlines()]
+    return [*said, f"or on the command line: environment.name={found.name}"]
+
+
+def _scoring(name: str) -> list[str]:
+    if not name.startswith("reasoning/"):
+        return ["scoring: its own `reward` gives each answer a number in 0..1"]
+    return [
+        "scoring: 1 when the text between <answer> and </answer> at the very end is right, else 0;",
+        "  a model that does not write the tags by itself is told to by the parameter prompt_suffix",
+    ]

@@ -1,0 +1,28 @@
+"""export: a version of a run as a Hugging Face folder."""
+
+from pathlib import Path
+
+
+def export(run: str, version: str, folder: Path | None = None, /) -> int:
+    """Write a version of a run as a Hugging Face folder that transformers and vLLM load.
+
+    Its README.md names run, version, weights digest, held-out score, base model, recipe, and the command
+    that makes the same weights again. The folder appears whole or not at all. A run that is still going
+    gives what it has published so far.
+
+    Args:
+        run: the run's id.
+        version: v12, or best, the version with the highest held-out score; best when it is left out.
+        folder: a folder that does not exist yet, or is empty.
+    """
+    from antiphon.lineage.export import BEST, choose_version, export_version
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.replay_source import find_artifacts
+
+    wanted, place = (version, folder) if folder is not None else (BEST, Path(version))
+    artifacts, _ = find_artifacts(home_directory(), run, None)
+    found = export_version(artifacts, choose_version(artifacts, wanted), place)
+    score = "" if found.reward is None else f", {found.reward:.3f} on {found.prompts} held-out prompts"
+    print(f"{place}: version {found.version} of {found.run_id}{score}, weights {found.weights_digest[:12]}")
+    print(f"look at {place}/README.md; `vllm serve {place}` serves it")
+    return 0

@@ -1,0 +1,165 @@
+"""Export: a policy version as a Hugging Face folder, which transformers and vLLM open as any other.
+
+All of it comes from the run's ledger: the base model's configuration and tokenizer, the version's
+weights, and what the card says. The weights are digested while they are copied, and nothing is left
+where the digest is not the recorded one. The folder appears whole or not at all.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.lineage.documents.replay_copy import ReplayCopy
+from antiphon.lineage.ledger.replay_pins import MODEL_FILES
+from antiphon.lineage.model_card import model_card
+from antiphon.lineage.store.policy_file import copy_policy
+from antiphon.models.codec import local_model_directory
+from antiphon.system.files import PREFIX, flush_tree, unusable
+
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+BEST = "best"
+"""The version with the highest held-out score; of equal ones the first, as the champion is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A version that was written somewhere, and what is known of it."""
+
+    run_id: str
+    version: int
+    weights_digest: str
+    reward: float | None
+    """Held-out score, 0..1; None when it was not evaluated."""
+    prompts: int
+    """Held-out prompts it was scored on."""
+
+
+def choose_version(copy: ReplayCopy, wanted: str) -> int:
+    """Return the version that `wanted` names: v12, 12, or `best`.
+
+    Raises:
+        ConfigError: when it is none of these, its weights were not kept, or none was evaluated.
+    """
+    published = copy.published()
+    known = f"the versions with weights are {', '.join(f'v{v}' for v in published) or 'none'}"
+    if wanted == BEST:
+        scored = [found for found in copy.evaluations() if found["version"] in published]
+        if not scored:
+            raise ConfigError(
+                f"no version of run {copy.run_id} with weights was evaluated; name one: {known}"
+            )
+        return int(max(scored, key=lambda found: (found["reward_mean"], -found["version"]))["version"])
+    digits = wanted.removeprefix("v")
+    if not digits.isdecimal():
+        raise ConfigError(f"{wanted!r} names no version; write v12 or best: {known}")
+    if int(digits) not in published:
+        raise ConfigError(f"run {copy.run_id} keeps no weights of version {digits}; {known}")
+    return int(digits)
+
+
+def export_version(copy: ReplayCopy, version: int, folder: Path, *, link: bool = False) -> Export:
+    """Write a version as a Hugging Face folder.
+
+    Args:
+        copy: the artifacts of its run.
+        version: one of `copy.published()`.
+        folder: is made, or is empty; it appears with everything in it.
+        link: let the weights be the ledger's own file where the file system can, instead of a copy; for
+            folders that nobody edits.
+
+    Raises:
+        ConfigError: when the folder is not empty, or the base model's files are not to be found.
+        IntegrityError: when weights or files are not the recorded ones.
+        UnavailableError: when the folder cannot be written.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not empty; name a folder that does not exist yet")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as undo:
+            begun = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
+            undo.callback(shutil.rmtree, begun, ignore_errors=True)
+            begun.chmod(0o755)
+            export = _fill(begun, copy, version, link)
+            flush_tree(begun)
+            os.replace(begun, folder)
+    except OSError as error:
+        raise unusable(error, folder.parent) from error
+    return export
+
+
+def describe(copy: ReplayCopy, version: int) -> Export:
+    """Return what an export of a version says of it."""
+    found = next((found for found in copy.evaluations() if found["version"] == version), None)
+    reward = None if found is None else float(found["reward_mean"])
+    prompts = 0 if found is None else int(found["prompts"])
+    return Export(copy.run_id, version, copy.weights_digest(version), reward, prompts)
+
+
+def _fill(folder: Path, copy: ReplayCopy, version: int, link: bool) -> Export:
+    export = describe(copy, version)
+    for name, body in _model_files(copy).items():
+        if name == "config.json":
+            body = _with_dtype(body, copy.config.model.dtype)
+        (folder / name).write_bytes(body)
+    source = copy.weights(version)
+    if source is None:
+        raise ConfigError(f"run {copy.run_id} keeps no weights of version {version}")
+    if link and _linked(source, folder / WEIGHTS):
+        found = copy_policy(source)
+    else:
+        with (folder / WEIGHTS).open("wb") as target:
+            found = copy_policy(source, target.write)
+    if found != export.weights_digest:
+        raise IntegrityError(
+            f"{source} holds weights {found[:12]}, but version {version} of {copy.run_id} was recorded with "
+            f"{export.weights_digest[:12]}; remove the file, then `dvc checkout` or `dvc pull` brings it back"
+        )
+    card = model_card(copy, version, export.reward, export.prompts)
+    (folder / CARD).write_text(card, encoding="utf-8")
+    return export
+
+
+def _model_files(copy: ReplayCopy) -> dict[str, bytes]:
+    """Return the base model's configuration and tokenizer files, as they were when the run began."""
+    recorded = copy.base_files()
+    wanted = [name for name in MODEL_FILES if not recorded or name in recorded]
+    needed = [name for name in wanted if name in recorded] or ["config.json"]
+    places = [copy.model]
+    if not all((copy.model / name).is_file() for name in needed):
+        places.append(local_model_directory(copy.config.model.path))
+    found = {}
+    for name in wanted:
+        path = next((place / name for place in places if (place / name).is_file()), None)
+        if path is None:
+            if name in recorded:
+                raise ConfigError(f"{name} of the base model is neither in {places[0]} nor in {places[-1]}")
+            continue
+        found[name] = path.read_bytes()
+        if name in recorded and digest_bytes(found[name]) != recorded[name]:
+            raise IntegrityError(f"{path} is not the file that run {copy.run_id} began with; restore it")
+    return found
+
+
+def _with_dtype(body: bytes, dtype: str) -> bytes:
+    """Return config.json with the dtype of the weights, so that whoever loads them rounds nothing."""
+    tree = json.loads(body)
+    old = [name for name in ("dtype", "torch_dtype") if name in tree] or ["dtype"]
+    if all(tree.get(name) == dtype for name in old):
+        return body
+    return (json.dumps(tree | dict.fromkeys(old, dtype), indent=2) + "\n").encode()
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        target.hardlink_to(source.resolve())
+    except OSError:
+        return False  # another file system, or one without links: a copy does as well
+    return True

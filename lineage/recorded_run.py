@@ -1,0 +1,137 @@
+"""Recorded run: what a run left, as tables and objects, for programs and notebooks.
+
+Everything is read when it is asked for, so that the object of a run that goes on gives what is there by
+then. Nothing is changed.
+"""
+
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.errors import ConfigError
+from antiphon.core.reporting.figures import RunFigures
+from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
+from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.names import RUN
+from antiphon.lineage.run_figures import read_figures, read_totals
+from antiphon.lineage.run_log import read_evaluations, read_steps
+from antiphon.lineage.store.artifact_store import open_store
+
+if TYPE_CHECKING:
+    from antiphon.lineage.export import Export
+
+COSTS = ("wall_s", "tokens_sampled", "tokens_trained", "dollars")
+"""What a version had cost when it was made, as `core.reporting.figures` adds it up."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run, as far as it was recorded."""
+
+    folder: Path
+    """The run's own folder."""
+    home: Path
+    store: Path
+    """Root of the artifact store that has its batches."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.folder.name
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The resolved configuration."""
+        return load_config(self.folder / "config.yaml")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run reached its last step."""
+        return (self.folder / "outcome.json").exists()
+
+    @property
+    def figures(self) -> RunFigures:
+        """What every view says of the run, see docs/concepts/figures.md."""
+        return read_figures(self.folder)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row a step, indexed by `step`.
+
+        Columns: `version` that the step made, `weights_digest`, `batch_digest`; what that version had cost:
+        `wall_s` (seconds), `tokens_sampled`, `tokens_trained`, `dollars`; every metric of docs/catalogue.md
+        under its name, and the seconds of the step's parts.
+        """
+        spent = {totals.version: totals for totals in read_totals(self.folder)}
+        rows = []
+        for line in read_steps(self.folder):
+            row = {name: line[name] for name in ("step", "version", "weights_digest", "batch_digest")}
+            row |= {name: value for name, value in line["timings"].items() if isinstance(value, int | float)}
+            row |= {name: getattr(spent[int(line["version"])], name) for name in COSTS}
+            rows.append(row | line["metrics"])
+        return pd.DataFrame(rows, columns=None if rows else ["step", "version"]).set_index("step")
+
+    @property
+    def evaluations(self) -> pd.DataFrame:
+        """One row an evaluated version, indexed by `version`.
+
+        Columns: `reward_mean` (0..1), `prompts`, `completion_tokens_mean`, and what the version had cost:
+        `wall_s` (seconds), `tokens_sampled`, `tokens_trained`, `dollars`.
+        """
+        names = ["version", "reward_mean", "prompts", "completion_tokens_mean"]
+        spent = {totals.version: totals for totals in read_totals(self.folder)}
+        rows = [
+            [line[name] for name in names]
+            + [getattr(spent.get(int(line["version"])), name, None) for name in COSTS]
+            for line in read_evaluations(self.folder)
+        ]
+        return pd.DataFrame(rows, columns=[*names, *COSTS]).set_index("version")
+
+    @property
+    def versions(self) -> pd.DataFrame:
+        """A row for each version with weights, by `version`: `weights_digest` and the file `weights`."""
+        copy = self.artifacts
+        rows = [(found, copy.weights_digest(found), copy.weights(found)) for found in copy.published()]
+        return pd.DataFrame(rows, columns=["version", "weights_digest", "weights"]).set_index("version")
+
+    def batch(self, step: int) -> pd.DataFrame:
+        """Return what a step was trained on: one row a trajectory.
+
+        Columns are those of `BATCH_SCHEMA`: ids, `reward`, `advantage`, arrays of token ids and logprobs.
+
+        Raises:
+            ConfigError: when the step was not recorded.
+            IntegrityError: when the file is not the one that the step used.
+        """
+        digests = {line["step"]: line["batch_digest"] for line in read_steps(self.folder)}
+        if step not in digests:
+            raise ConfigError(f"run {self.id} recorded no step {step}; it has {len(digests)}, from 0 on")
+        return pd.read_parquet(io.BytesIO(open_store(self.store, self.config.record).get(digests[step])))
+
+    @property
+    def artifacts(self) -> ReplayCopy:
+        """The run's ledger: documents, batches and weights, each with its digest.
+
+        Raises:
+            ConfigError: when the run keeps none, or it is not here.
+        """
+        ledger = find_project(None, self.home) / self.config.record.ledger / self.id
+        if not (ledger / RUN).is_file():
+            raise ConfigError(f"run {self.id} has no artifacts in {ledger}; record.dvc=true keeps them there")
+        return find_copy(ledger, self.id)
+
+    def export(self, folder: Path | str, version: str = "best") -> "Export":
+        """Write a version as a Hugging Face folder, as `antiphon export` does.
+
+        Raises:
+            ConfigError: when there is no such version, or the folder is not empty.
+            IntegrityError: when the weights are not the recorded ones.
+        """
+        from antiphon.lineage.export import choose_version, export_version
+
+        return export_version(self.artifacts, choose_version(self.artifacts, version), Path(folder))

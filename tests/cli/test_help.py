@@ -1,0 +1,53 @@
+"""Help: every verb has a place, words that its parameters keep, and an example that would run."""
+
+import re
+import shlex
+
+import pytest
+
+from antiphon.cli.app import app, execute
+from antiphon.cli.catalogue import verbs
+from antiphon.cli.help import GROUPS, words_of
+
+VERBS = [name for name, _ in verbs()]
+NOISE = ("--empty-", "[default: ()]", '[default: ""]', "[default: False]", "[ARGS", "[default: None]")
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert execute([*arguments, "--help"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_first_page_lists_every_verb_once_under_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    page = said(capsys)
+    places = [page.index(f"─ {group} ─") for group in GROUPS]
+    assert places == sorted(places)
+    for verb in VERBS:
+        assert len(re.findall(rf"^│ {verb} ", page, re.MULTILINE)) == 1
+    assert "Examples:" in page and "docs/guides/README.md" in page and "--install-completion" in page
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_has_an_example_and_no_noise(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = said(capsys, verb)
+    assert f"• antiphon {verb}" in page
+    assert not [noise for noise in NOISE if noise in page]
+    arguments = re.search(r"─ Arguments ─.*?╰", page, re.DOTALL)
+    usage = page.splitlines()[0]
+    for name in re.findall(r"^│ \*?\s*([A-Z][A-Z_]+) ", arguments[0] if arguments else "", re.MULTILINE):
+        assert re.search(rf"\b{name}\b", usage), f"{usage} does not name {name}"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_examples_are_command_lines_that_the_verb_takes(verb: str) -> None:
+    examples = re.findall(r"^- `antiphon (.*)`$", words_of(verb)["help_epilogue"], re.MULTILINE)
+    assert examples
+    for example in examples:
+        command, _, _ = app.parse_args(shlex.split(example), exit_on_error=False, print_error=False)
+        assert verb in (command.__name__, command.__module__.rpartition(".")[2]), example
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_verbs(shell: str) -> None:
+    script = app.generate_completion(shell=shell)
+    assert all(re.search(rf"\b{verb}\b", script) for verb in VERBS)
