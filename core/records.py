@@ -341,6 +341,7 @@ class BatchRef:
     """Batches of this step that were voided before, oldest first."""
     trajectories_failed: int = 0
     """Trajectories of the step that could not be scored; no mean counts them."""
+    samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
 
 
 @dataclass(frozen=True, slots=True)

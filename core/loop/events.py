@@ -210,12 +210,11 @@ class BatchSealed(JournalEvent):
     tokens: int
     reward_mean: float
     completion_tokens_mean: float
-    staleness: tuple[tuple[int, int], ...]
-    """(staleness, trajectories) pairs."""
+    staleness: tuple[tuple[int, int], ...]  # (staleness, trajectories) pairs
     drafting: DraftingStatistics | None = None
     """What drafting did for the rewarded trajectories; None where no engine could draft."""
-    trajectories_failed: int = 0
-    """Trajectories of used and filtered groups that could not be scored; no mean counts them."""
+    trajectories_failed: int = 0  # of used and filtered groups: they could not be scored, no mean counts them
+    samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
 
 
 @_event("batch.voided")
@@ -264,11 +263,12 @@ class EvaluationOpened(JournalEvent):
 @_event("evaluation.finished")
 @dataclass(frozen=True, slots=True)
 class EvaluationFinished(JournalEvent):
-    """Every held-out prompt of an evaluation was rewarded."""
+    """Every held-out prompt of an evaluation was rewarded, and its kept answers are in the store."""
 
     version: int
     reward_mean: float
     completion_tokens_mean: float
+    samples_digest: str = ""  # of the file of kept answers; "" where none are kept
 
 
 @_event("worker.registered")

@@ -109,6 +109,9 @@ class RunCheck:
             if node.kind == "batch":
                 for field, end in (("batch_digest", ".parquet"), ("timings_digest", ".timings.parquet")):
                     self._check_content(f"{stem}{end}", str(node.facts[field]))
+                self._check_samples(node, stem)
+            elif node.kind == "evaluation":
+                self._check_samples(node, stem)
             elif node.kind == "version":
                 self._check_weights(node, f"{stem}.safetensors")
                 step, trained_on = (node.number or 0) - 1, node.facts.get("batch_digest")
@@ -120,6 +123,10 @@ class RunCheck:
                 elif batch.facts["batch_digest"] != trained_on:
                     problem = f"says it was trained on {trained_on[:16]}, which is not that step's batch"
                     self._findings.add(name_of(rel), self._files[rel], problem, _PULL)
+
+    def _check_samples(self, node: Node, stem: str) -> None:
+        if "samples_digest" in node.facts:
+            self._check_content(f"{stem}.samples.parquet", str(node.facts["samples_digest"]))
 
     def _check_content(self, rel: str, digest: str) -> None:
         path = self._files.get(rel)
