@@ -41,7 +41,7 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
 
     use_prefect(home)  # where `up` serves one, since one server on the database is better than two
     try:
-        run_post_train(config, resume, home, view, RunOptions(fresh=fresh, results=results))
+        outcome = run_post_train(config, resume, home, view, RunOptions(fresh=fresh, results=results))
     finally:
         view.close()
-    return 0
+    return outcome.exit_code

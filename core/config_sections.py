@@ -48,6 +48,9 @@ class EnvironmentSection(Section):
     """Number of training prompts; once all were used, the next epoch begins."""
     heldout_size: int = Field(default=192, ge=1)
     """Number of held-out prompts."""
+    max_lost_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Largest share of the characters of the prompts, spaces left out, for which the model's tokenizer may
+    have no token; a run that loses more is refused before it starts. 1 accepts everything."""
 
 
 class RewardSection(Section):

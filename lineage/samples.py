@@ -138,7 +138,7 @@ def read_samples(
     files = SampleFiles(run_dir, store, ledgers)
     wanted = [version] if version is not None else reversed(sampled_versions(files))
     for number in wanted:
-        if found := _samples_of(files, number, split, count, explain):
+        if found := samples_of_version(files, number, split, count, explain):
             return found
     return []
 
@@ -150,9 +150,23 @@ def sampled_versions(files: SampleFiles) -> list[int]:
     return sorted(trained | set(files.evaluated))
 
 
-def _samples_of(
+def first_and_last(
+    files: SampleFiles, split: str, count: int, explain: Explain | None
+) -> tuple[list[Sample], list[Sample]]:
+    """Return completions of the first and of the last version that has any in a split."""
+    versions = sampled_versions(files)
+
+    def first_of(wanted: Iterable[int]) -> list[Sample]:
+        found = (samples_of_version(files, version, split, count, explain) for version in wanted)
+        return next((samples for samples in found if samples), [])
+
+    return first_of(versions), first_of(reversed(versions))
+
+
+def samples_of_version(
     files: SampleFiles, version: int, split: str | None, count: int, explain: Explain | None
 ) -> list[Sample]:
+    """Return what `read_samples` does, of files that were found before."""
     found: list[Sample] = []
     codec: TextCodec | None = None
     for part in ("heldout", "train"):

@@ -48,6 +48,13 @@ class RunOutcome:
     """What recording cost (see `lineage.recorder`)."""
     drafting: dict[str, Any] = field(default_factory=dict)
     """What drafting did, in all and under `by_epoch` (see `core.drafting.statistics`); {} without it."""
+    no_signal: list[str] = field(default_factory=list)
+    """What is said of a run none of whose steps trained anything (`runs.no_signal`); [] of any other."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 for a run at least one of whose steps trained, else 1."""
+        return 1 if self.no_signal else 0
 
     def summary(self) -> dict[str, Any]:
         """Return plain values, as Prefect and outcome.json keep them."""
@@ -77,6 +84,7 @@ class RunOutcome:
         if waiting := self.records.get("uploads", {}).get("pending", 0):
             said.append(f"{waiting} artifacts are not in the remote store yet: ./antiphon push sends them")
         said.append(f"final weights {self.weights_digest}")
+        said += self.no_signal
         said.append(f"report: {report}")
         said.append("look around: ./antiphon up   (Prefect and MLflow pages; ./antiphon down stops them)")
         return said
@@ -93,6 +101,7 @@ def summarise(
     restarts: dict[str, int],
     records: dict[str, Any],
     drafting: dict[str, Any],
+    no_signal: list[str],
 ) -> RunOutcome:
     """Make the outcome from what the services report at the end."""
     finished = status.scores
@@ -114,6 +123,7 @@ def summarise(
         restarts=restarts,
         records=records,
         drafting=drafting,
+        no_signal=no_signal,
     )
 
 
