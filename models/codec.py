@@ -86,7 +86,6 @@ class TextCodec:
         self._render = render
         self.end_token_id = end_token_id
         """With this token the model ends a completion."""
-        # Byte-level tokenizers have none, and lose nothing.
         unknown = getattr(tokenizer.model, "unk_token", None)
         self._unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)
         self.vocabulary_size = vocabulary_size
@@ -131,6 +130,10 @@ class TextCodec:
 
         Spaces do not count; many tokenizers leave them out on purpose.
         """
+        if self._unknown_id is None:
+            # What such a tokenizer does not know it drops, and the places of its tokens are wrong then.
+            known = {c: bool(self._tokenizer.encode(c, add_special_tokens=False).ids) for c in set(text)}
+            return [i for i, character in enumerate(text) if not (known[character] or character.isspace())]
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         seen = [False] * len(text)
         for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):

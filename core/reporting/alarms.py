@@ -212,7 +212,7 @@ def _no_signal(commits: Sequence[StepCommit], steps: int | None) -> Alarm | None
     """Say that the last steps trained nothing, or all steps of a run that is over."""
     why = untrained(commits)
     streak = next((n for n, reason in enumerate(reversed(why)) if not reason), len(why))
-    if streak < IDLE_STEPS and not (streak == len(commits) == steps):
+    if streak < IDLE_STEPS and not (commits and streak == len(commits) == steps):
         return None
     return Alarm("no_signal", commits[-1].step, no_signal_words(commits[-streak:], why[-streak:]))
 
