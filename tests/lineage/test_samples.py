@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.graph import build_graph
 from antiphon.lineage.documents.graph_reader import all_documents
 from antiphon.lineage.ledger.verify import verify_run
@@ -106,6 +107,21 @@ def test_kept_completions_are_in_the_ledger_and_verified(run: RecordedRun, tmp_p
         assert finding.artifact == name_of("batches/t000001.samples.parquet")
     finally:
         path.write_bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("split", "name"), [("heldout", "evaluation 1"), ("train", "filtered groups of step 1")]
+)
+def test_without_a_ledger_the_run_log_knows_what_is_missing(tmp_path: Path, split: str, name: str) -> None:
+    run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False, "samples": 2})
+    recorder = run.recorder()
+    run.record(recorder, range(2))
+    recorder.record_evaluation(EvaluationRecord(1, 8, 8, 0.5, 6.0, run.samples("heldout", 1)))
+    recorder.close(30.0)
+    assert verify_run(run.run_dir, run.store.root, None, "ledger").findings == ()
+    run.store.path(run.samples(split, 1)).unlink()
+    (finding,) = verify_run(run.run_dir, run.store.root, None, "ledger").findings
+    assert finding.artifact == f"samples of {name}" and "missing from the store" in finding.sentence
 
 
 def test_an_altered_file_is_an_error_and_a_sentence_on_the_page(tmp_path: Path) -> None:
