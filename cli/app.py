@@ -39,6 +39,7 @@ for _verb, _place, _help in (
     ("report", "report:report", "Write one self-contained HTML page about a run."),
     ("replay", "replay:replay", "Execute recorded steps again and compare every bit."),
     ("simulate", "simulate:simulate", "Simulate whole runs with faults and check every event."),
+    ("samples", "samples:samples", "Show completions of a version: the best, the worst and random ones."),
     ("evaluate", "evaluate:evaluate", "Print or write the held-out scores of a run's versions."),
     ("lineage", "lineage:lineage", "Show what an artifact came from, or check that all are as recorded."),
     ("export", "export:export", "Write a version of a run as a Hugging Face folder."),

@@ -11,11 +11,13 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
         run: the run's id; by default the newest.
         out: file to write; by default report.html in the run's folder.
     """
+    from antiphon.core.config import load_config
     from antiphon.lineage.report.page import build_report
     from antiphon.lineage.report.timeline import RunDrawer
     from antiphon.lineage.store.artifact_store import ArtifactStore
     from antiphon.runs.attach import attached, draw_events
     from antiphon.runs.directory import find_run, home_directory, store_directory
+    from antiphon.runs.samples import explainer
 
     home = home_directory()
     directory = find_run(home, run)
@@ -26,7 +28,9 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
             status = await coordinator.status()
         store = ArtifactStore(store_directory(home))
         target = out or directory / "report.html"
-        build_report(directory, store, picture, status, target)
+        build_report(
+            directory, store, picture, status, target, explainer(load_config(directory / "config.yaml"))
+        )
         return target
 
     print(asyncio.run(write()))

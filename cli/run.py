@@ -43,7 +43,7 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     use_prefect(home)  # where `up` serves one, since one server on the database is better than two
     try:
         options = RunOptions(fresh=fresh, results=results, command=command_line())
-        run_post_train(config, resume, home, view, options)
+        outcome = run_post_train(config, resume, home, view, options)
     finally:
         view.close()
-    return 0
+    return outcome.exit_code

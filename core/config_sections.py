@@ -49,6 +49,9 @@ class EnvironmentSection(Section):
     """Number of training prompts; once all were used, the next epoch begins."""
     heldout_size: int = Field(default=192, ge=1)
     """Number of held-out prompts."""
+    max_lost_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Largest share of the characters of the prompts, spaces left out, for which the model's tokenizer may
+    have no token; a run that loses more is refused before it starts. 1 accepts everything."""
 
 
 class RewardSection(Section):
@@ -278,6 +281,9 @@ class RecordSection(Section):
     artifact_endpoint: str | None = None
     """Address of the S3 server, such as `http://127.0.0.1:8333`; null takes AWS_ENDPOINT_URL_S3, else
     Amazon's."""
+    samples: int = Field(default=2, ge=0, le=16)
+    """Completions kept of the filtered groups of each step, and of each evaluation: so many of the best, of
+    the worst and at random (`antiphon samples`); 0 keeps none."""
     traces: int = Field(default=3, ge=0, le=32)
     """Trajectories of each evaluated version that MLflow shows as traces; 0 shows none."""
     system_metrics_s: float = Field(default=10.0, ge=0.0)

@@ -341,6 +341,7 @@ class BatchRef:
     trajectories_failed: int = 0
     """Trajectories of the step that could not be scored; no mean counts them."""
     tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
+    samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
 
 
 @dataclass(frozen=True, slots=True)

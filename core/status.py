@@ -23,10 +23,12 @@ class EvaluationRecord:
     version: int
     prompts: int
     rewarded: int
-    """Equal to prompts when the evaluation is complete."""
+    """Equal to prompts when the evaluation is complete and what is kept of its answers is in the store."""
     reward_mean: float
     """pass@1 where rewards are 0 or 1; over the rewarded prompts."""
     completion_tokens_mean: float
+    samples_digest: str = ""
+    """blake3 of the file of kept answers; empty where none are kept."""
 
     @property
     def complete(self) -> bool:

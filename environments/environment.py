@@ -6,7 +6,7 @@ the same problem on every machine, so a prompt key is enough to reward an answer
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +48,18 @@ class Environment(Protocol):
 
     def reward(self, problem: Problem, completions: Sequence[str]) -> list[float]:
         """Score each completion's text in [0, 1]; never raises for what a model wrote."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """What an environment may have besides: it says why a completion got its reward."""
+
+    def explain(self, problem: Problem, completion: str, reward: float) -> str:
+        """Return a few words, such as "answer '12', expected '15'"; it compares texts and runs nothing."""
+
+
+def explain(environment: Environment, problem: Problem, completion: str, reward: float) -> str:
+    """Say why a completion got its reward; of an environment that does not know, what was expected."""
+    if isinstance(environment, Explains):
+        return environment.explain(problem, completion, reward)
+    return "" if reward >= 1.0 or not problem.answer else f"the reference answer is {problem.answer!r}"

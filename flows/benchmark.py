@@ -16,6 +16,7 @@ import structlog
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import FailedRun
 from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.core.config import RunConfig, load_config
@@ -147,7 +148,10 @@ def measure_run(config: RunConfig) -> dict[str, Any]:
         AntiphonError: with the reason, when it did not complete.
     """
     with surrounded(Surroundings(options=RunOptions(fresh=True))):
-        outcome = post_train(config)
+        try:
+            outcome = post_train(config)
+        except FailedRun as error:  # none of its steps trained anything
+            raise AntiphonError(str(error)) from error
     if not isinstance(outcome, dict):
         raise AntiphonError(f"the run did not complete: {outcome}")
     return outcome

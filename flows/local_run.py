@@ -56,13 +56,17 @@ def run_post_train(
             server.wait_healthy(SERVER_START_S)
             stack.callback(PrefectSupervisor(server, home).close)
         stack.enter_context(surrounded(replace(surroundings, live=live)))
-        from prefect.exceptions import CancelledRun
+        from prefect.exceptions import CancelledRun, FailedRun
 
         from antiphon.flows.post_train import flush_events, post_train
 
         stack.callback(flush_events)
         try:
-            result = post_train(config, live.context.run_id)
+            post_train(config, live.context.run_id)
+        except FailedRun as error:
+            if live.outcome is None:
+                raise AntiphonError(f"the run did not complete: {error}") from error
+            # It is complete, and trained nothing: its outcome says so.
         except CancelledRun as error:
             raise AntiphonError("the run was cancelled; start it again to continue it") from error
         except httpx.HTTPError as error:
@@ -71,9 +75,9 @@ def run_post_train(
                 f"the Prefect server at {os.environ['PREFECT_API_URL']} went away before it had the end; "
                 f"{'the run is complete' if finished else 'the same command continues it'}"
             ) from error
-    if not isinstance(result, dict):
-        raise AntiphonError(f"the run did not complete: {result}")
-    return RunOutcome.from_summary(result)
+    if live.outcome is None:
+        raise AntiphonError("the run did not complete")
+    return live.outcome
 
 
 def _set_variable(name: str, value: str) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException, UnfinishedRun
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from antiphon.core.config import RunConfig
@@ -42,6 +42,9 @@ CANCEL_POLL_S = 2.0
 
 EVENTS_S = 30.0
 """Longest wait for the last task states to reach the server."""
+
+NO_SIGNAL = "NoSignal"
+"""Name of the state, a failed one, in which a run ends none of whose steps trained anything."""
 
 CANCEL_REASON = "cancelled from Prefect"
 
@@ -128,6 +131,8 @@ def post_train(config: RunConfig, run_id: str = "") -> Any:
             live.context.stop("the flow ended")
             watcher.join(2 * CANCEL_POLL_S)
     await_server()
+    if outcome.no_signal:
+        return Failed(name=NO_SIGNAL, message=outcome.no_signal[0])
     return outcome.summary()
 
 

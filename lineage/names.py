@@ -37,13 +37,14 @@ def version_entry(version: int, kind: str = "json") -> str:
 
 
 def batch_entry(step: int, kind: str = "json") -> str:
-    """Return where the ledger keeps a batch's document, or a file (`parquet`, `timings.parquet`)."""
+    """Return where the ledger keeps a batch's document, or a file (`parquet`, `timings.parquet`,
+    `samples.parquet`)."""
     return f"batches/t{step:06d}.{kind}"
 
 
-def evaluation_entry(version: int) -> str:
-    """Return where the ledger keeps an evaluation's document."""
-    return f"evaluations/v{version:06d}.json"
+def evaluation_entry(version: int, kind: str = "json") -> str:
+    """Return where the ledger keeps an evaluation's document, or its kept answers (`samples.parquet`)."""
+    return f"evaluations/v{version:06d}.{kind}"
 
 
 def kind_of(rel: str) -> tuple[str, int | None] | None:
@@ -72,6 +73,8 @@ def name_of(rel: str) -> str:
         return f"manifest of the {kind}" if number is None else f"manifest of {kind} {number}"
     for pattern, words in (
         (r"batches/t(\d+)\.timings\.parquet", "timings of batch"),
+        (r"batches/t(\d+)\.samples\.parquet", "samples of filtered groups of step"),
+        (r"evaluations/v(\d+)\.samples\.parquet", "samples of evaluation"),
         (r"batches/t(\d+)\.parquet", "batch"),
         (r"versions/v(\d+)\.safetensors", "weights of version"),
         (r"checkpoints/v(\d+)/.+", "checkpoint of version"),

@@ -30,7 +30,7 @@ from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
 from antiphon.lineage.names import RUN, version_entry
 from antiphon.lineage.rollout_table import count_workers
-from antiphon.lineage.run_log import RunLog, now, replaced_batches
+from antiphon.lineage.run_log import RunLog, kept_samples, now, replaced_batches
 from antiphon.lineage.sequencer import Sequencer
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.lineage.store.policy_file import encode_policy
@@ -143,6 +143,7 @@ class Recorder:
                 "reward_mean": batch.reward_mean,
                 "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
                 **replaced_batches(batch),
+                **kept_samples(batch),
             }
             self._tell_batch(batch.step, batch.digest, batch.timings_digest, profile, now())
 

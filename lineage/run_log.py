@@ -86,6 +86,7 @@ class RunLog:
                 "prompts": evaluation.prompts,
                 "reward_mean": evaluation.reward_mean,
                 "completion_tokens_mean": evaluation.completion_tokens_mean,
+                **kept_samples(evaluation),
                 "timings": {"at": now()},
             }
             self.evaluations[evaluation.version] = line
@@ -121,7 +122,7 @@ def step_line(commit: StepCommit, batch: BatchRef | None) -> dict[str, Any]:
             "completion_tokens_mean": batch.completion_tokens_mean,
             "staleness_histogram": {str(k): v for k, v in sorted(batch.staleness_histogram.items())},
         }
-        line["batch"] |= replaced_batches(batch)
+        line["batch"] |= replaced_batches(batch) | kept_samples(batch)
         line["timings"]["timings_digest"] = batch.timings_digest
         if batch.drafting is not None:
             line["timings"]["drafting"] = dataclasses.asdict(batch.drafting)
@@ -132,6 +133,11 @@ def replaced_batches(batch: BatchRef) -> dict[str, Any]:
     """Return what records say of the voided batches that a batch replaced; empty where there was none."""
     found = [dataclasses.asdict(voided) for voided in batch.replaced]
     return {"replaced": found} if found else {}
+
+
+def kept_samples(record: BatchRef | EvaluationRecord) -> dict[str, str]:
+    """Return what records say of the file of kept completions; empty where there is none."""
+    return {"samples_digest": record.samples_digest} if record.samples_digest else {}
 
 
 def is_timing(name: str) -> bool:

@@ -86,6 +86,8 @@ class TextCodec:
         self._render = render
         self.end_token_id = end_token_id
         """With this token the model ends a completion."""
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        self._unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)
         self.vocabulary_size = vocabulary_size
         """Rows of the model's embedding; every token id is smaller."""
 
@@ -122,6 +124,22 @@ class TextCodec:
                 "the environment and the model do not fit each other"
             )
         return ids
+
+    def lost_characters(self, text: str) -> list[int]:
+        """Return where in a prompt the tokenizer loses characters: no token, or the unknown one, has them.
+
+        Spaces do not count; many tokenizers leave them out on purpose.
+        """
+        if self._unknown_id is None:
+            # What such a tokenizer does not know it drops, and the places of its tokens are wrong then.
+            known = {c: bool(self._tokenizer.encode(c, add_special_tokens=False).ids) for c in set(text)}
+            return [i for i, character in enumerate(text) if not (known[character] or character.isspace())]
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        seen = [False] * len(text)
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id != self._unknown_id:
+                seen[start:stop] = [True] * (stop - start)
+        return [i for i, character in enumerate(text) if not (seen[i] or character.isspace())]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Turn a completion's ids into text; special tokens and unknown ids are left out."""

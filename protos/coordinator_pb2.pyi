@@ -92,18 +92,20 @@ class CommitsReply(_message.Message):
     def __init__(self, commits: _Optional[_Iterable[_Union[_records_pb2.StepCommit, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class EvaluationRecord(_message.Message):
-    __slots__ = ("version", "prompts", "rewarded", "reward_mean", "completion_tokens_mean")
+    __slots__ = ("version", "prompts", "rewarded", "reward_mean", "completion_tokens_mean", "samples_digest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     REWARDED_FIELD_NUMBER: _ClassVar[int]
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_MEAN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_DIGEST_FIELD_NUMBER: _ClassVar[int]
     version: int
     prompts: int
     rewarded: int
     reward_mean: float
     completion_tokens_mean: float
-    def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., rewarded: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ...) -> None: ...
+    samples_digest: str
+    def __init__(self, version: _Optional[int] = ..., prompts: _Optional[int] = ..., rewarded: _Optional[int] = ..., reward_mean: _Optional[float] = ..., completion_tokens_mean: _Optional[float] = ..., samples_digest: _Optional[str] = ...) -> None: ...
 
 class StageRequest(_message.Message):
     __slots__ = ("stage", "number", "wait_s")

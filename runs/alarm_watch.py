@@ -29,7 +29,8 @@ _FIXES = {kind.name: kind.fix for kind in ALARMS}
 
 def current_alarms(commits: Sequence[StepCommit], config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
     """Return what all commits of a run, in order, and the disk of its folder show now."""
-    found = find_alarms(commits, config.loop.max_staleness, _vocabulary(config.model.path))
+    vocabulary = _vocabulary(config.model.path)
+    found = find_alarms(commits, config.loop.max_staleness, vocabulary, config.run.steps)
     return (*found, *_space(directory))
 
 

@@ -34,10 +34,12 @@ from antiphon.runs import directory as run_directory
 from antiphon.runs.attach import draw_events, packed_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
+from antiphon.runs.no_signal import closing_lines
 from antiphon.runs.outcome import RunOutcome, write_results
 from antiphon.runs.prefect_server import password_file, server_password
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
+from antiphon.runs.samples import explainer
 from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
 from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -99,6 +101,8 @@ class LiveRun:
     opened_s: float
     view: RunView
     options: RunOptions
+    outcome: RunOutcome | None = None
+    """What came of it, once it is finished."""
 
     def finish(self) -> RunOutcome:
         """Close a run whose last step is done: records, report, outcome."""
@@ -122,9 +126,17 @@ class LiveRun:
             restarts=self.supervisor.restarts(),
             records=records,
             drafting=drafting_summary(picture.drafting_by_epoch),
+            no_signal=closing_lines(commits, run.run_dir, run.store_root.parent),
         )
         report = run.run_dir / "report.html"
-        plots = build_report(run.run_dir, ArtifactStore(run.store_root), picture, status, report)
+        plots = build_report(
+            run.run_dir,
+            ArtifactStore(run.store_root),
+            picture,
+            status,
+            report,
+            explainer(run.config),
+        )
         for name, text in plots.items():
             write_atomically(run.run_dir / "plots" / name, text.encode())
         if run.recorder is not None:
@@ -139,6 +151,7 @@ class LiveRun:
         if run.recorder is not None:
             run.recorder.record_end(run.call(lambda: packed_events(run.coordinator), None))
         self.view.finished(outcome.lines(report))
+        self.outcome = outcome
         return outcome
 
 

@@ -36,6 +36,13 @@ class RunOutcome:
     """What recording cost (see `lineage.recorder`)."""
     drafting: dict[str, Any] = field(default_factory=dict)
     """What drafting did, in all and under `by_epoch` (see `core.drafting.statistics`); {} without it."""
+    no_signal: list[str] = field(default_factory=list)
+    """What is said of a run none of whose steps trained anything (`runs.no_signal`); [] of any other."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 for a run at least one of whose steps trained, else 1."""
+        return 1 if self.no_signal else 0
 
     def summary(self) -> dict[str, Any]:
         """Return plain values, as Prefect and outcome.json keep them."""
@@ -56,6 +63,7 @@ class RunOutcome:
         if waiting := self.records.get("uploads", {}).get("pending", 0):
             said.append(f"{waiting} artifacts are not in the remote store yet: ./antiphon push sends them")
         said.append(f"final weights {self.weights_digest}")
+        said += self.no_signal
         if any(writer["name"] == "ledger" for writer in self.records.get("writers", ())):
             said.append(f"for git and for others to pull: ./antiphon keep {self.run_id}")
         said.append(f"report: {report}")

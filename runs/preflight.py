@@ -1,10 +1,12 @@
 """Preflight: everything about a run that can be found wrong before anything is started."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
 from antiphon.environments.outside import OutsideEnvironment
+from antiphon.environments.environment import Problem
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
@@ -57,6 +59,34 @@ def preflight(config: RunConfig, home: Path) -> None:
     prompts = EnvironmentPrompts(
         environment, codec, config.rollout.max_model_tokens - config.sampling.max_tokens
     )
-    prompts.check_all(
-        min(section.train_size, CHECKED_PROMPTS), min(config.evaluation.prompts, CHECKED_PROMPTS)
-    )
+    sizes = {
+        "train": min(section.train_size, CHECKED_PROMPTS),
+        "heldout": min(config.evaluation.prompts, CHECKED_PROMPTS),
+    }
+    prompts.check_all(sizes["train"], sizes["heldout"])
+    problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
+    check_characters(problems, codec, section.max_lost_share)
+
+
+def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:
+    """Check that the model's tokenizer has tokens for what prompts say.
+
+    `limit` is the largest share of their characters that may be lost, spaces left out.
+
+    Raises:
+        ConfigError: naming the share, and the first character that is lost with its prompt.
+    """
+    lost = total = 0
+    first = ""
+    for problem in problems:
+        places = codec.lost_characters(problem.text)
+        if places and not first:
+            first = f"the first is {problem.text[places[0]]!r} in {problem.key}: {problem.text[:80]!r}"
+        lost += len(places)
+        total += sum(not character.isspace() for character in problem.text)
+    if lost > limit * total:
+        raise ConfigError(
+            f"the tokenizer of model.path has no token for {lost / total:.1%} of the prompts' characters, "
+            f"more than environment.max_lost_share={limit:g} allows; {first}; take another model or task, "
+            "or raise that share, up to 1, to run without these characters"
+        )

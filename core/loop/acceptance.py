@@ -156,16 +156,6 @@ def accept_rewards(
                 f"group {group_id}: {failures[-1][1]}; mend the scorer and start the run again"
             )
         )
-    if group.evaluation is None:
-        return found
-    evaluation = state.evaluations[group.evaluation]
-    if evaluation.rewarded + 1 == evaluation.prompts:
-        whole = type(evaluation)(
-            prompts=evaluation.prompts,
-            rewards={**evaluation.rewards, group.prompt_index: rewards[0]},
-            tokens={**evaluation.tokens, group.prompt_index: group.token_counts[0]},
-        )
-        found.append(e.EvaluationFinished(group.evaluation, *whole.means()))
     return found
 
 

@@ -216,6 +216,8 @@ class BatchSealed(JournalEvent):
     trajectories_failed: int = 0
     """Trajectories of used and filtered groups that could not be scored; no mean counts them."""
     tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
+    trajectories_failed: int = 0  # of used and filtered groups: they could not be scored, no mean counts them
+    samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
 
 
 @_event("batch.voided")
@@ -265,11 +267,12 @@ class EvaluationOpened(JournalEvent):
 @_event("evaluation.finished")
 @dataclass(frozen=True, slots=True)
 class EvaluationFinished(JournalEvent):
-    """Every held-out prompt of an evaluation was rewarded."""
+    """Every held-out prompt of an evaluation was rewarded, and its kept answers are in the store."""
 
     version: int
     reward_mean: float
     completion_tokens_mean: float
+    samples_digest: str = ""  # of the file of kept answers; "" where none are kept
 
 
 @_event("worker.registered")

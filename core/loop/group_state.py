@@ -129,6 +129,12 @@ class EvaluationState:
     rewards: dict[int, float] = field(default_factory=dict)
     """0 for an answer that could not be scored: it solved nothing."""
     tokens: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    """Why an answer could not be scored."""
+    finished: bool = False
+    """All are rewarded, and the file of kept answers is in the store."""
+    samples_digest: str = ""
+    """Of that file; empty where none are kept."""
 
     @property
     def rewarded(self) -> int:
@@ -150,6 +156,10 @@ class GroupOutcome:
     drafting: DraftingStatistics | None
     failed: int
     """Trajectories that could not be scored."""
+    group_id: str = ""
+    prompt_index: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    """Sample -> why it could not be scored."""
 
     @classmethod
     def of(cls, group: GroupState) -> "GroupOutcome":
@@ -159,6 +169,9 @@ class GroupOutcome:
             group.token_counts,
             group.drafting,
             len(group.rewards) - len(scored),
+            group.group_id,
+            group.prompt_index,
+            dict(group.failures),
         )
 
 
@@ -180,6 +193,25 @@ class Tally:
         Groups may leave while the files of a batch are being written; they count with the next.
         """
         return Tally(self.filtered[filtered:], self.groups_stale - stale, self.tokens_stale - tokens_stale)
+
+
+def heldout_group_id(version: int, prompt_index: int) -> str:
+    """Return the id of the group of a held-out prompt in the evaluation of a version."""
+    return f"v{version:06d}-e{prompt_index:04d}"
+
+
+def heldout_group(version: int, prompt_index: int) -> GroupState:
+    """Return the group of a held-out prompt that waits to be sampled for an evaluation."""
+    return GroupState(
+        group_id=heldout_group_id(version, prompt_index),
+        number=prompt_index,
+        split="heldout",
+        prompt_index=prompt_index,
+        epoch=0,
+        samples=1,
+        version=version,
+        evaluation=version,
+    )
 
 
 def newest_failures(before: Sequence[bool], samples: int, failed: Collection[int]) -> list[bool]:
@@ -212,6 +244,7 @@ def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[
         replaced=tuple(batch for batch in voided if batch.step == event.step),
         trajectories_failed=event.trajectories_failed,
         tokens_dropped_stale=event.tokens_dropped_stale,
+        samples_digest=event.samples_digest,
     )
 
 

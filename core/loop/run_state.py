@@ -20,6 +20,7 @@ from antiphon.core.loop.group_state import (
     Receipt,
     Tally,
     committed_step,
+    heldout_group,
     newest_failures,
     sealed_batch,
     voided_batch,
@@ -240,6 +241,7 @@ def _group_rewarded(event: e.GroupRewarded, state: RunState) -> None:
     evaluation = state.evaluations[group.evaluation]
     evaluation.rewards[group.prompt_index] = event.rewards[0]
     evaluation.tokens[group.prompt_index] = group.token_counts[0]
+    evaluation.failures |= {group.prompt_index: event.failures[0][1]} if event.failures else {}
     state.work_accounts.close_group(event.group_id, Use.USEFUL)
     del state.groups[event.group_id]
     state.evaluating -= 1
@@ -320,17 +322,13 @@ def _evaluation_opened(event: e.EvaluationOpened, state: RunState) -> None:
     state.evaluations[event.version] = EvaluationState(prompts=event.prompts)
     state.evaluating += event.prompts
     for index in range(event.prompts):
-        group_id = f"v{event.version:06d}-e{index:04d}"
-        state.groups[group_id] = state.open_groups[group_id] = GroupState(
-            group_id=group_id,
-            number=index,
-            split="heldout",
-            prompt_index=index,
-            epoch=0,
-            samples=1,
-            version=event.version,
-            evaluation=event.version,
-        )
+        group = heldout_group(event.version, index)
+        state.groups[group.group_id] = state.open_groups[group.group_id] = group
+
+
+def _evaluation_finished(event: e.EvaluationFinished, state: RunState) -> None:
+    evaluation = state.evaluations[event.version]
+    evaluation.finished, evaluation.samples_digest = True, event.samples_digest
 
 
 def _worker_registered(event: e.WorkerRegistered, state: RunState) -> None:
@@ -383,6 +381,7 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.StepCommitted: _step_committed,
     e.SnapshotAnnounced: _snapshot_announced,
     e.EvaluationOpened: _evaluation_opened,
+    e.EvaluationFinished: _evaluation_finished,
     e.WorkerRegistered: _worker_registered,
     e.AccessRevoked: _access_revoked,
     e.GroupAudited: _standing_after(_audited),

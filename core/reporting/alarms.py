@@ -32,7 +32,7 @@ USEFUL_SHARE = 0.3
 AT_BOUND_SHARE = 0.95
 """Of the bound; a mean staleness above it leaves no room for a late worker."""
 IDLE_STEPS = 5
-"""So many steps in a row without any reward variance are worth a sentence; a single one is ordinary."""
+"""So many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
 LEAST_FREE_BYTES = 1 << 30
 """Free space below which the next snapshots may not fit."""
 
@@ -85,9 +85,11 @@ ALARMS: tuple[AlarmKind, ...] = (
         "lower loop.max_staleness or the learning rate; with correction=mask widen its bounds",
     ),
     AlarmKind(
-        "no_variance",
-        f"in {IDLE_STEPS} steps in a row no group's rewards differed, so nothing was learned",
-        "raise sampling.temperature or loop.group_size, or take prompts that are neither solved nor hopeless",
+        "no_signal",
+        f"{IDLE_STEPS} steps in a row, or all of a run, trained nothing: no group's rewards differed, the "
+        "gradient was zero, or the weights stayed the same",
+        "read what it answers (`antiphon samples`); take prompts that are neither solved nor hopeless, raise "
+        "sampling.temperature or loop.group_size, and let learner.learning_rate be above 0",
     ),
     AlarmKind(
         "staleness_at_bound",
@@ -113,14 +115,17 @@ ALARMS: tuple[AlarmKind, ...] = (
 
 
 def find_alarms(
-    commits: Sequence[StepCommit], max_staleness: int, vocabulary: int | None = None
+    commits: Sequence[StepCommit],
+    max_staleness: int,
+    vocabulary: int | None = None,
+    steps: int | None = None,
 ) -> tuple[Alarm, ...]:
     """Return what the metrics of the last window of steps show.
 
     `commits` are all commits so far, in step order; without a `vocabulary` (number of tokens V) the
-    entropy's upper end is not watched.
+    entropy's upper end is not watched, and without `steps` (run.steps) it is not known when a run is over.
     """
-    idle = _no_variance(commits)
+    idle = _no_signal(commits, steps)
     window = min(WINDOW, len(commits) // 4)
     if window < LEAST_WINDOW:
         return () if idle is None else (idle,)
@@ -203,19 +208,47 @@ def audit_alarm(status: RunStatus) -> Alarm | None:
     return Alarm("unaudited", -1, said)
 
 
-def _no_variance(commits: Sequence[StepCommit]) -> Alarm | None:
-    """Say that the last steps trained on nothing: without variance advantages and gradient are zero."""
-    streak = 0
-    for commit in reversed(commits):
-        figures = commit.metrics
-        if figures.get("trajectories", 1.0) > 0 and figures.get("gradient_norm", 1.0) > 0:
-            break
-        streak += 1
-    if streak < IDLE_STEPS:
+def _no_signal(commits: Sequence[StepCommit], steps: int | None) -> Alarm | None:
+    """Say that the last steps trained nothing, or all steps of a run that is over."""
+    why = untrained(commits)
+    streak = next((n for n, reason in enumerate(reversed(why)) if not reason), len(why))
+    if streak < IDLE_STEPS and not (commits and streak == len(commits) == steps):
         return None
-    reward = commits[-1].metrics.get("reward_mean")
-    level = "" if reward is None else f"; the mean reward is {reward:.3g}"
-    return Alarm("no_variance", commits[-1].step, f"{streak} steps in a row had no reward variance{level}")
+    return Alarm("no_signal", commits[-1].step, no_signal_words(commits[-streak:], why[-streak:]))
+
+
+def untrained(commits: Sequence[StepCommit]) -> list[str]:
+    """Return for each step why it trained nothing, "" where it trained; `commits` from the first on.
+
+    A step trained when it had trajectories, their gradient was not zero and the weights changed.
+    """
+    before = ""
+    found = []
+    for commit in commits:
+        figures = commit.metrics
+        if figures.get("trajectories", 1.0) <= 0:
+            found.append("no group's rewards differed")
+        elif figures.get("gradient_norm", 1.0) <= 0:
+            found.append("the gradient was zero")
+        else:
+            found.append("the weights did not change" if commit.weights_digest == before else "")
+        before = commit.weights_digest
+    return found
+
+
+def no_signal_words(commits: Sequence[StepCommit], why: Sequence[str]) -> str:
+    """Say that some steps, one or more, trained nothing, and `why` of each.
+
+    >>> nothing = StepCommit(0, 1, "aa", "bb", {"trajectories": 0.0, "reward_mean": 0.0})
+    >>> no_signal_words([nothing] * 5, ["no group's rewards differed"] * 5)
+    "5 steps in a row trained nothing: no group's rewards differed; all rewards were 0"
+    """
+    steps = "1 step" if len(commits) == 1 else f"{len(commits)} steps in a row"
+    rewards = [commit.metrics["reward_mean"] for commit in commits if "reward_mean" in commit.metrics]
+    level = f"; the mean reward is {rewards[-1]:.3g}" if rewards else ""
+    if rewards and set(rewards) in ({0.0}, {1.0}):
+        level = f"; all rewards were {rewards[-1]:.3g}"
+    return f"{steps} trained nothing: {' or '.join(dict.fromkeys(why))}{level}"
 
 
 def _reward(commits: Sequence[StepCommit], window: int, last: int) -> Alarm | None:

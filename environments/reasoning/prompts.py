@@ -140,6 +140,10 @@ class ReasoningEnvironment:
         entry = stream.entry(index)
         return [reward.score(stream.task, stream.dataset, entry, completion) for completion in completions]
 
+    def explain(self, problem: Problem, completion: str, reward_: float) -> str:
+        """Say why a completion got its reward, without scoring it again."""
+        return reward.explain(problem.answer, completion, reward_)
+
     def _place(self, key: str) -> tuple[str, int]:
         split, _, rest = key.partition("-")
         seed, _, index = rest.rpartition("-")

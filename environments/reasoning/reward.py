@@ -92,6 +92,22 @@ def score(task: str, scorer: Scorer, entry: dict[str, Any], completion: str) -> 
         return 0.0
 
 
+def explain(expected: str, completion: str, reward: float) -> str:
+    """Say why a completion got its reward, without scoring it again.
+
+    >>> explain("15", "<answer>12</answer>", 0.0), explain("15", "it is 15", 0.0)
+    ("answer '12', expected '15'", 'no closing answer between <answer> and </answer> at the end')
+    """
+    answer = extract_answer(completion)
+    if answer is None:
+        return f"no closing answer between {ANSWER_OPEN} and {ANSWER_CLOSE} at the end"
+    if len(answer) > MAX_ANSWER_CHARS:
+        return f"answer of {len(answer)} characters, more than {MAX_ANSWER_CHARS}"
+    if reward >= 1.0:
+        return f"answer {answer!r} is right"
+    return f"answer {answer!r}, expected {expected!r}"
+
+
 def _task_of(task: str, entry: dict[str, Any]) -> str:
     """Return the task whose scorer decides: a composite task's entries name theirs."""
     metadata = entry.get("metadata")

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-BATCH_FACTS = ("trajectories", "groups", "tokens", "reward_mean", "staleness_histogram", "replaced")
+BATCH_FACTS = (
+    "trajectories",
+    "groups",
+    "tokens",
+    "reward_mean",
+    "staleness_histogram",
+    "replaced",
+    "samples_digest",
+)
 """What a batch's document repeats of its profile."""
 VERSION_FACTS = ("step", "version", "weights_digest", "batch_digest", "metrics")
 """What a version's document takes from the run log's line."""

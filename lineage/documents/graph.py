@@ -31,7 +31,8 @@ LEAST_DIGITS = 4
 """Hex digits a digest must be named by."""
 
 _CONTENTS = {
-    "batch": ("batch_digest", "timings_digest"),
+    "batch": ("batch_digest", "timings_digest", "samples_digest"),
+    "evaluation": ("samples_digest",),
     "version": ("weights_digest",),
     "run": ("digest",),
 }

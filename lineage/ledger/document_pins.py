@@ -49,6 +49,7 @@ class DocumentPins:
         rel = batch_entry(step)
         md5 = self.ledger.append(batch_entry(step, "parquet"), self._object(digest))
         self.ledger.append(batch_entry(step, "timings.parquet"), self._object(timings_digest))
+        self._samples(batch_entry(step, "samples.parquet"), profile)
         if self.ledger.md5(rel) is None:
             facts = batch_facts(self._run_id, step, digest, timings_digest, profile)
             sampled = sampled_versions(self._store.get(digest))
@@ -60,8 +61,13 @@ class DocumentPins:
         return self._document(version_entry(version), version_facts(self._run_id, version, facts))
 
     def evaluation(self, version: int, facts: Mapping[str, Any]) -> str:
-        """Pin an evaluation's document and return its md5."""
+        """Pin an evaluation's document and its kept answers; return the document's md5."""
+        self._samples(evaluation_entry(version, "samples.parquet"), facts)
         return self._document(evaluation_entry(version), evaluation_facts(self._run_id, facts))
+
+    def _samples(self, rel: str, facts: Mapping[str, Any]) -> None:
+        if digest := facts.get("samples_digest"):
+            self.ledger.append(rel, self._object(digest))
 
     def digest_of(self, rel: str) -> str | None:
         """Return the digest of a pinned document, also of an earlier process; None without one."""

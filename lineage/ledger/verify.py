@@ -108,9 +108,8 @@ class RunCheck:
         """Compare what documents say of files with the files, in the ledger and in the store."""
         for rel, node in self._nodes.items():
             stem = rel.removesuffix(".json")
-            if node.kind == "batch":
-                for field, end in (("batch_digest", ".parquet"), ("timings_digest", ".timings.parquet")):
-                    self._check_content(f"{stem}{end}", str(node.facts[field]))
+            if node.kind in ("batch", "evaluation"):
+                self._check_files(node, stem)
             elif node.kind == "version":
                 self._check_weights(node, f"{stem}.safetensors")
                 step, trained_on = (node.number or 0) - 1, node.facts.get("batch_digest")
@@ -122,6 +121,11 @@ class RunCheck:
                 elif batch.facts["batch_digest"] != trained_on:
                     problem = f"says it was trained on {trained_on[:16]}, which is not that step's batch"
                     self._findings.add(name_of(rel), self._files[rel], problem, _PULL)
+
+    def _check_files(self, node: Node, stem: str) -> None:
+        for field, end in _FILES.items():
+            if field in node.contents:
+                self._check_content(f"{stem}{end}", node.contents[field])
 
     def _check_content(self, rel: str, digest: str) -> None:
         path = self._files.get(rel)
@@ -189,6 +193,8 @@ class RunCheck:
             if line.get("batch"):
                 digest, timings = line["batch_digest"], line["timings"]["timings_digest"]
                 facts = {"batch_digest": digest, "timings_digest": timings}
+                if "samples_digest" in line["batch"]:
+                    facts["samples_digest"] = line["batch"]["samples_digest"]
                 lines.append((batch_entry(int(line["step"])), facts))
         for line in read_evaluations(self._run_dir):
             lines.append((evaluation_entry(int(line["version"])), evaluation_facts(self._run_id, line)))
@@ -197,9 +203,9 @@ class RunCheck:
     def _compare_line(self, rel: str, facts: dict[str, Any], *, pinned: bool) -> None:
         node = self._nodes.get(rel)
         if node is None:
-            for field in ("batch_digest", "timings_digest"):
-                if rel.startswith("batches/") and field in facts and rel not in self._expected:
-                    self._check_object(facts[field], name_of(rel.replace(".json", ".parquet")), None)
+            for field, end in _FILES.items():
+                if not rel.startswith("versions/") and field in facts and rel not in self._expected:
+                    self._check_object(facts[field], name_of(rel.replace(".json", end)), None)
             if pinned and rel not in self._expected and not rel.startswith("batches/"):
                 problem = "is missing: the run log has it, the ledger has not"
                 self._findings.add(name_of(rel), self._where(rel), problem, _PULL)
@@ -217,6 +223,12 @@ class RunCheck:
         return first[1].parents[len(Path(first[0]).parts) - 1] / rel
 
 
+_FILES = {
+    "batch_digest": ".parquet",
+    "timings_digest": ".timings.parquet",
+    "samples_digest": ".samples.parquet",
+}
+"""Field of a document or of the run log -> the end of the file that it names."""
 _PULL = "`dvc pull` brings it back from a remote, or take it from another copy of the run"
 
 

@@ -21,8 +21,10 @@ from antiphon.lineage.report import lanes
 from antiphon.lineage.report import plots as draw
 from antiphon.lineage.report.learner_panels import learner_panels
 from antiphon.lineage.report.render import render, standalone
+from antiphon.lineage.report.samples_section import samples_section
 from antiphon.lineage.report.timeline import RunPicture, find_value
 from antiphon.lineage.run_figures import read_figures
+from antiphon.lineage.samples import Explain
 from antiphon.lineage.starts import read_starts
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.system.files import write_atomically
@@ -32,12 +34,17 @@ SHORT_DIGEST = 12
 
 
 def build_report(
-    run_dir: Path, store: ArtifactStore, picture: RunPicture, status: RunStatus, out: Path
+    run_dir: Path,
+    store: ArtifactStore,
+    picture: RunPicture,
+    status: RunStatus,
+    out: Path,
+    explain: Explain | None = None,
 ) -> dict[str, str]:
     """Write the report of a run as one self-contained HTML file; return its plots, file name -> SVG.
 
-    The configuration and the run's figures come from `run_dir`, all else from the `picture` of the journal's
-    events and from `status`; the store is only asked whether each batch is still there.
+    The configuration and the run's figures come from `run_dir`, completions from there and the store, with
+    `explain`'s reasons, all else from the `picture` of the journal's events and from `status`.
 
     Raises:
         UnavailableError: when the file cannot be written.
@@ -66,6 +73,7 @@ def build_report(
         plots=plots,
         learner=learner,
         starting=_starting(status),
+        samples=samples_section(run_dir, store, explain),
         drafting=_drafting(picture),
         versions=_versions(picture),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),

@@ -100,9 +100,7 @@ class Tracker:
         """Log a committed step, as the run log has it."""
         step, timings, batch = int(line["step"]), line["timings"], line["batch"] or {}
         metrics = {**line["metrics"], **{k: v for k, v in timings.items() if _is_metric(k, v)}}
-        metrics |= {
-            f"batch/{key}": value for key, value in batch.items() if not isinstance(value, dict | list)
-        }
+        metrics |= {f"batch/{key}": value for key, value in batch.items() if isinstance(value, int | float)}
         if batch.get("replaced"):
             metrics["batch/voided"] = len(batch["replaced"])
         for staleness, count in batch.get("staleness_histogram", {}).items():

@@ -146,7 +146,7 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     last = commits[-1].metrics if commits else {}
     finite = {name: value for name, value in last.items() if math.isfinite(value)}
     yield _labelled("step_metric", "Metrics of the last step, as in the catalogue.", "metric", run, finite)
-    raised = {alarm.name for alarm in find_alarms(commits, config.loop.max_staleness)}
+    raised = {alarm.name for alarm in find_alarms(commits, config.loop.max_staleness, steps=config.run.steps)}
     watched = {kind.name: float(kind.name in raised) for kind in ALARMS}
     yield _labelled("alarm", "Alarms about the metrics; see operations.", "alarm", run, watched)
 

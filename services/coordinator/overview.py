@@ -16,7 +16,13 @@ from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 def evaluation_record(version: int, evaluation: EvaluationState) -> EvaluationRecord:
     """Return an evaluation with its means so far."""
-    return EvaluationRecord(version, evaluation.prompts, evaluation.rewarded, *evaluation.means())
+    # It is complete once its kept answers are in the store: whoever records it finds them there.
+    rewarded = (
+        evaluation.rewarded if evaluation.finished else min(evaluation.rewarded, evaluation.prompts - 1)
+    )
+    return EvaluationRecord(
+        version, evaluation.prompts, rewarded, *evaluation.means(), evaluation.samples_digest
+    )
 
 
 class Overview:

@@ -5,11 +5,16 @@ from typing import Protocol
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.core.loop import admission
 from antiphon.core.loop.checks import TokenRules
+from antiphon.core.loop.group_state import GroupState
 from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import end_tokens, model_digest
+
+SEEDS_KEPT = 4096
+"""Groups whose seeds are not derived again when they are handed in."""
 
 
 class PromptSource(Protocol):
@@ -76,6 +81,25 @@ class RestingPrompts:
 
     def prompt(self, split: str, index: int) -> Prompt:
         raise ConfigError(f"prompt {index} of {split} was asked for, but the run is finished")
+
+
+class GroupSeeds:
+    """The sampler seeds of groups; while one is leased, they stay at hand."""
+
+    def __init__(self, config: RunConfig, prompts: PromptSource) -> None:
+        self._config, self._prompts = config, prompts
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def __call__(self, group: GroupState) -> tuple[int, ...]:
+        """Return one seed for each sample of a group."""
+        known = self._known.get(group.group_id)
+        if known is None:
+            key = self._prompts.prompt(group.split, group.prompt_index).key
+            known = admission.group_seeds(self._config, group, key)
+            if len(self._known) >= SEEDS_KEPT:
+                self._known.clear()
+            self._known[group.group_id] = known
+        return known
 
 
 def token_rules_of(prompts: PromptSource) -> TokenRules | None:

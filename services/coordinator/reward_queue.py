@@ -136,7 +136,7 @@ class RewardQueue:
             key = state_machine.prompts.prompt(group.split, group.prompt_index).key
             rewards = tuple(sample.reward for sample in given)
             history = state_machine.archive.take(key, group, submission, rewards)
-        forget = [group_id] if group.evaluation is not None else []
+        forget = state_machine.samples.unneeded_answers(group, given[0].reward)
         state_machine.fleet.work_done += 1
         written = state_machine.record(*found, forget=forget, history=history)
         state_machine.settle()

@@ -17,7 +17,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -38,9 +38,10 @@ from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, 
 from antiphon.services.coordinator.journal.pinned import check_same_run, check_totals, pinned_values
 from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY, StateSnapshots
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import PromptSource, model_digest_of
+from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource, model_digest_of
 from antiphon.services.coordinator.running_leases import RunningLeases
-from antiphon.services.coordinator.sealing import Ingredient, looked_at, seal_batch
+from antiphon.services.coordinator.sample_keeper import SampleKeeper
+from antiphon.services.coordinator.sealing import gather, seal_batch
 from antiphon.services.loop.run_ahead import RunAheadPlanner
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup, WorkQueue
@@ -49,13 +50,12 @@ LONGEST_REASON = 500
 """Characters of a reason that the journal keeps."""
 IDLE_S = 30.0
 """Longest that the sealing loop sleeps before it looks again."""
-SEEDS_KEPT = 4096
-"""Groups whose seeds are not derived again when they are handed in."""
 SHORTEST_TICK_S = 0.2
 LONGEST_TICK_S = 1.0
 """How often deadlines are looked at, within these bounds half a heartbeat."""
 
 _log = structlog.get_logger("coordinator")
+_Event = TypeVar("_Event", bound=e.JournalEvent)
 
 
 class RunStateMachine:
@@ -88,6 +88,8 @@ class RunStateMachine:
         self.fleet = Fleet(config.coordinator.heartbeat_s)
         self.archive = Archive(config.drafting)
         self.submissions = Submissions(self.state, journal)
+        self.seeds = GroupSeeds(config, prompts)
+        self.samples = SampleKeeper(config, self.state, self.submissions, prompts)
         self._snapshots = StateSnapshots(journal, self.state, snapshot_every)
         self.failure: AntiphonError | None = None
         self.work = WorkQueue()
@@ -103,7 +105,6 @@ class RunStateMachine:
         self.planner = RunAheadPlanner(config, clock, lambda: self.fleet.places())
         self._newest_held = -1
         self._sealing: frozenset[str] = frozenset()  # groups whose batch is being written
-        self._seeds: dict[str, tuple[int, ...]] = {}
         self._store_blocked: UnavailableError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -128,8 +129,13 @@ class RunStateMachine:
         keep = None if known else {payloads.LEASE_KEY: self.lease_key}
         await self.record(*opening, keep=keep, history=self.archive.load(self.journal.history()))
         await self.settle()
-        background = (self._seal_batches(), self._watch_deadlines(), self._plan_run_ahead())
-        self._tasks = [self._spawn(work) for work in background]
+        background = (
+            self._seal_batches,
+            self._finish_evaluations,
+            self._watch_deadlines,
+            self._plan_run_ahead,
+        )
+        self._tasks = [self._spawn(work()) for work in background]
         _log.info("run.ready", run=self.run_id, committed=len(self.state.commits))
 
     async def _take_up_leases(self) -> None:
@@ -200,7 +206,7 @@ class RunStateMachine:
     def settle(self) -> "asyncio.Future[None]":
         """Do what follows from the state: drop groups, refill steps, wake who waits."""
         dropped = assembly.dropped(self.state, self.config, self._sealing)
-        gone = [event.group_id for event in dropped]
+        gone = self.samples.unneeded(dropped)
         found: list[e.JournalEvent] = list(dropped)
         for step in self.state.unsealed_steps():
             found.extend(admission.refills(self.state, self.config, step))
@@ -296,17 +302,6 @@ class RunStateMachine:
             else:
                 self.offer(0)
 
-    def seeds(self, group: GroupState) -> tuple[int, ...]:
-        """Return the sampler seeds of a group; while it is leased, they stay at hand."""
-        known = self._seeds.get(group.group_id)
-        if known is None:
-            key = self.prompts.prompt(group.split, group.prompt_index).key
-            known = admission.group_seeds(self.config, group, key)
-            if len(self._seeds) >= SEEDS_KEPT:
-                self._seeds.clear()
-            self._seeds[group.group_id] = known
-        return known
-
     def fail(self, error: AntiphonError) -> None:
         """Stop everything: from now on every call raises `error`."""
         if self.failure is None:
@@ -344,19 +339,13 @@ class RunStateMachine:
 
     async def _seal(self, plan: assembly.SealPlan) -> None:
         self._sealing = frozenset(group.group_id for group in (*plan.used, *plan.filtered))
-        ingredients = {
-            group.group_id: Ingredient(
-                group,
-                await self.submissions.get(group.group_id),
-                self.prompts.prompt(group.split, group.prompt_index),
-            )
-            for group in looked_at(plan, self.config)
-        }
+        ingredients = await gather(plan, self.config, self.submissions, self.prompts)
+        kept, held = await self.samples.rows_of_step(plan), self.samples.held()
         tally = self.state.since_seal.copy()
-        sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store)
+        sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store, kept)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
-        written, taken, self._sealing = self.record(event), self._sealing, frozenset()
+        written, taken, self._sealing = self.record(event, forget=held), self._sealing, frozenset()
         await written
         self.submissions.forget(taken)
         _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])
@@ -364,8 +353,18 @@ class RunStateMachine:
         self.work.notify()
         await self.settle()
 
-    async def _until_stored(self, sealing: Callable[[], e.BatchSealed]) -> e.BatchSealed:
-        """Write a batch's files, again and again while the store has no place for them."""
+    async def _finish_evaluations(self) -> None:
+        while self.failure is None:
+            ending = await self.samples.next_ending(self.store)
+            if ending is None:
+                await self.rewarded.wait(IDLE_S)
+                continue
+            event = await self._until_stored(ending)
+            await self.record(event, forget=self.samples.forget(event.version))
+            self.rewarded.notify()
+
+    async def _until_stored(self, sealing: Callable[[], _Event]) -> _Event:
+        """Write files, again and again while the store has no place for them; return what they end."""
         since = self.clock()
         while True:
             try:

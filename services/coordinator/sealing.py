@@ -6,7 +6,7 @@ worker and lease ids. Rows stand in the order of the groups, then of the samples
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,9 @@ from antiphon.core.loop.group_state import GroupOutcome, GroupState, Tally
 from antiphon.core.records import BatchRow, FinishReason, GroupSubmission, Prompt, RowTiming
 from antiphon.lineage.rollout_table import DRAFTING_COLUMNS, LeftOut, encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.coordinator.journal.submissions import Submissions
+from antiphon.services.coordinator.prompts import PromptSource
+from antiphon.services.coordinator.sample_keeper import write_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ def seal_batch(
     since_seal: Tally,
     config: RunConfig,
     store: ArtifactStore,
+    kept: Sequence[BatchRow] = (),
 ) -> BatchSealed:
     """Write the files of a batch and return the event that makes it final.
 
@@ -48,6 +52,7 @@ def seal_batch(
         since_seal: what left the buffer since the batch before.
         config: says how advantages are made and what counts.
         store: takes the files; they are on disk when this returns.
+        kept: completions of filtered groups that people can read later.
 
     Raises:
         UnavailableError: when the store cannot be written.
@@ -85,7 +90,22 @@ def seal_batch(
         drafting=add_statistics([group.drafting for group in outcomes]),
         trajectories_failed=sum(group.failed for group in outcomes),
         tokens_dropped_stale=since_seal.tokens_stale,
+        samples_digest=write_samples(kept, store),
     )
+
+
+async def gather(
+    plan: SealPlan, config: RunConfig, submissions: Submissions, prompts: PromptSource
+) -> dict[str, Ingredient]:
+    """Return what `seal_batch` needs of a plan's groups, by id."""
+    return {
+        group.group_id: Ingredient(
+            group,
+            await submissions.get(group.group_id),
+            prompts.prompt(group.split, group.prompt_index),
+        )
+        for group in looked_at(plan, config)
+    }
 
 
 def looked_at(plan: SealPlan, config: RunConfig) -> tuple[GroupState, ...]:

@@ -104,7 +104,7 @@ class StageWatch:
     def _evaluate(self, version: int) -> StageReply:
         state = self._state_machine.state
         evaluation = state.evaluations.get(version)
-        if evaluation is None or evaluation.rewarded < evaluation.prompts:
+        if evaluation is None or not evaluation.finished:
             return StageReply(False, progress=evaluation.rewarded / evaluation.prompts if evaluation else 0.0)
         return StageReply(True, evaluation=evaluation_record(version, evaluation))
 

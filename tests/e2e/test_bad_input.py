@@ -67,6 +67,10 @@ def said_in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
         ("environment.parameters={min_terms: 9, max_terms: 3}", ["environment"]),
         ("services.host=0.0.0.0", ["services.host=0.0.0.0", "127.0.0.1"]),
         ("rollout.max_model_tokens=193", ["rollout.max_model_tokens"]),
+        (
+            "environment.name=reasoning/spell_backward",
+            ["no token for", "'S' in train-0-0: 'Spell this word", "environment.max_lost_share=0"],
+        ),
         (no_model, ["model.path=", "nowhere"]),
         (other_tokenizer, ["model.path=", "vocab_size=", "the model's own tokenizer"]),
     ],

@@ -219,6 +219,21 @@ def test_the_run_is_listed_and_read_as_tables(job: Job) -> None:
     assert run.evaluations["reward_mean"].iloc[-1] == outcome_of(job)["pass_after"]
 
 
+def test_samples_show_what_the_first_and_the_last_version_answered(job: Job) -> None:
+    for version in (0, STEPS):
+        shown = command(job.home, "samples", job.run_dir.name, f"v{version}", "--json")
+        assert shown.returncode == 0, shown.stderr
+        found = [sample for sample in json.loads(shown.stdout) if sample["split"] == "heldout"]
+        assert {sample["kept_as"] for sample in found} >= {"best", "worst"}
+        assert all(sample["prompt"].rstrip().endswith("=") and sample["reason"] for sample in found)
+        for sample in found:
+            assert (sample["reward"] == 1.0) == sample["reason"].endswith("is right")
+    page = (job.run_dir / "report.html").read_text()
+    assert "What it answers" in page and f"version {STEPS}" in page
+    lines = command(job.home, "samples").stdout.splitlines()
+    assert lines[0] == f"run {job.run_dir.name}, version {STEPS}" and any("  reason  " in x for x in lines)
+
+
 def test_status_report_and_evaluate_answer_afterwards(job: Job, tmp_path: Path) -> None:
     run_id = job.run_dir.name
     status = command(job.home, "status", "--json")

@@ -20,7 +20,7 @@ def status_of(steps, **more):
 
 
 def commit(step, **figures):
-    return StepCommit(step, step + 1, "a" * 64, "b" * 64, figures)
+    return StepCommit(step, step + 1, f"{step:064x}", "b" * 64, figures)
 
 
 def test_a_figure_rises_once_and_ends_once(tmp_path):

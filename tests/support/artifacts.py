@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,22 @@ def tiny_timing(step: int, sample_index: int = 0) -> RowTiming:
     return RowTiming(f"g{step}", sample_index, "w0", f"{step:032x}", 1, 0.5, 1.0, 2.0, 3.0)
 
 
+def kept_row(split: str, number: int, index: int) -> BatchRow:
+    """Return a completion that trained nothing; of a held-out split, `index` is its reward's half."""
+    heldout = split == "heldout"
+    row = tiny_row(number, 0 if heldout else index)
+    return replace(
+        row,
+        group_id=f"v{number:06d}-e{index:04d}" if heldout else f"f{number}",
+        prompt_key=f"{split}-0-{index if heldout else number}",
+        spans=(VersionSpan(number, 0, TOKENS),),
+        token_ids=np.full(TOKENS, 4 + index, dtype=np.int32),
+        reward=index / 2 if heldout else 0.0,
+        advantage=0.0,
+        finish_reason=FinishReason.LENGTH if index == 2 else FinishReason.STOP,
+    )
+
+
 class RecordedRun:
     """A home that is a DVC project of its own, with one recorded run in it."""
 
@@ -64,7 +81,11 @@ class RecordedRun:
         self.run_dir.mkdir(parents=True)
         self.store = ArtifactStore(folder / "store")
         self.config: RunConfig = build_config(
-            {"run": {"name": "demo", "steps": 4}, "record": {"mlflow": False, "keep_ledger": True}, **config}
+            {
+                "run": {"name": "demo", "steps": 4},
+                "record": {"mlflow": False, "keep_ledger": True, "samples": 0},
+                **config,
+            }
         )
         (self.run_dir / "config.yaml").write_text(dump_config(self.config))
         self._chunks: dict[str, bytes] = {}
@@ -105,7 +126,17 @@ class RecordedRun:
         """Store a batch and return its reference."""
         digest = self.store.put(encode_batch([tiny_row(step)]))
         timings = self.store.put(encode_timings([tiny_timing(step)]))
-        return BatchRef(step, digest, timings, 1, 1, 0, 0, TOKENS, 1.0, {min(1, step): 1}, float(TOKENS))
+        return BatchRef(
+            step, digest, timings, 1, 1, 0, 0, TOKENS, 1.0, {min(1, step): 1}, float(TOKENS),
+            samples_digest=self.samples("train", step),
+        )  # fmt: skip
+
+    def samples(self, split: str, number: int) -> str:
+        """Store kept completions of a step or of the evaluation of a version; "" where none are kept."""
+        if not self.config.record.samples:
+            return ""
+        rows = [kept_row(split, number, index) for index in range(3)]
+        return self.store.put(encode_batch(rows))
 
     def commit(self, step: int, batch: BatchRef) -> StepCommit:
         """Return the commit of a step on `batch`."""
@@ -116,7 +147,7 @@ class RecordedRun:
         """Tell the recorder of some steps; the base model with step 0."""
         if steps.start == 0:
             recorder.record_base(self.snapshot(0))
-            recorder.record_evaluation(EvaluationRecord(0, 8, 8, 0.25, 6.0))
+            recorder.record_evaluation(EvaluationRecord(0, 8, 8, 0.25, 6.0, self.samples("heldout", 0)))
         for step in steps:
             batch = self.batch(step)
             recorder.record_batch(batch)
@@ -126,7 +157,7 @@ class RecordedRun:
         """Record a whole run and close its records."""
         recorder = self.recorder()
         self.record(recorder, range(steps))
-        recorder.record_evaluation(EvaluationRecord(steps, 8, 8, 0.75, 6.0))
+        recorder.record_evaluation(EvaluationRecord(steps, 8, 8, 0.75, 6.0, self.samples("heldout", steps)))
         report = recorder.close(120.0)
         assert report.complete, report
 

@@ -30,7 +30,7 @@ _Groups = dict[str, GroupState]
 
 
 def _complete(state: RunState) -> int:
-    whole = takewhile(lambda found: found.rewarded >= found.prompts, state.evaluations.values())
+    whole = takewhile(lambda found: found.finished, state.evaluations.values())
     return sum(1 for _ in whole)
 
 

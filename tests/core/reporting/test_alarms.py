@@ -23,7 +23,7 @@ VOCABULARY = 151_936
 
 
 def commits_of(figures):
-    return [StepCommit(t, t + 1, "a" * 64, "b" * 64, metrics) for t, metrics in enumerate(figures)]
+    return [StepCommit(t, t + 1, f"{t:064x}", "b" * 64, metrics) for t, metrics in enumerate(figures)]
 
 
 def names_at_any_time(commits, vocabulary=VOCABULARY):
@@ -79,17 +79,40 @@ def test_levels(figure, value, name):
     assert [alarm.name for alarm in found] == ([name] if name else [])
     assert find_alarms(commits_of([{figure: value}] * 8), 2, VOCABULARY) == ()
     empty = find_alarms(commits_of([{figure: value, "trajectories": 0.0}] * 60), 2, VOCABULARY)
-    assert [alarm.name for alarm in empty] == ["no_variance"]
+    assert [alarm.name for alarm in empty] == ["no_signal"]
 
 
 @pytest.mark.parametrize("nothing", [{"trajectories": 0.0}, {"trajectories": 64.0, "gradient_norm": 0.0}])
-def test_steps_in_a_row_without_variance_are_said_however_short_the_run(nothing):
+def test_steps_in_a_row_that_train_nothing_are_said_however_short_the_run(nothing):
     useful = {"trajectories": 64.0, "gradient_norm": 0.3}
     assert find_alarms(commits_of([*[nothing] * 4, useful, *[nothing] * (IDLE_STEPS - 1)]), 2) == ()
     (alarm,) = find_alarms(commits_of([useful, *[nothing | {"reward_mean": 1.0}] * IDLE_STEPS]), 2)
-    assert (alarm.name, alarm.step) == ("no_variance", IDLE_STEPS)
-    assert alarm.text == "5 steps in a row had no reward variance; the mean reward is 1"
+    assert (alarm.name, alarm.step) == ("no_signal", IDLE_STEPS)
+    why = "no group's rewards differed" if nothing["trajectories"] == 0 else "the gradient was zero"
+    assert alarm.text == f"5 steps in a row trained nothing: {why}; all rewards were 1"
     assert find_alarms(commits_of([*[nothing] * 9, useful]), 2) == ()
+
+
+def test_weights_that_stay_the_same_are_no_signal_either():
+    useful = {"trajectories": 64.0, "gradient_norm": 0.3, "reward_mean": 0.25}
+    same = [StepCommit(t, t + 1, "a" * 64, "b" * 64, useful) for t in range(IDLE_STEPS + 1)]
+    assert find_alarms(same[:-1], 2) == ()  # the first one changed those of version 0
+    (alarm,) = find_alarms(same, 2)
+    assert alarm.name == "no_signal" and alarm.step == IDLE_STEPS
+    assert (
+        alarm.text == "5 steps in a row trained nothing: the weights did not change; the mean reward is 0.25"
+    )
+
+
+def test_a_short_run_that_is_over_is_judged_by_all_of_its_steps():
+    nothing = {"trajectories": 0.0, "gradient_norm": 0.0, "reward_mean": 0.0}
+    two = commits_of([nothing] * 2)
+    assert find_alarms(two, 2, steps=3) == ()
+    (alarm,) = find_alarms(two, 2, steps=2)
+    assert alarm.name == "no_signal" and alarm.text.startswith("2 steps in a row trained nothing")
+    useful = {"trajectories": 64.0, "gradient_norm": 0.3}
+    assert find_alarms(commits_of([useful, nothing]), 2, steps=2) == ()
+    assert find_alarms((), 2, steps=0) == ()
 
 
 def test_a_synchronous_run_is_at_its_bound_by_design():

@@ -60,7 +60,11 @@ class Project:
     def batch(self, step: int) -> BatchRef:
         digest = self.store.put(encode_batch([tiny_row(step)]))
         timings = self.store.put(f"timings {step}".encode())
-        return BatchRef(step, digest, timings, 16, 2, 0, 0, 320, 0.25 * step, {0: 10, 1: 6}, 20.0)
+        samples = self.store.put(encode_batch([tiny_row(step, 1)]))
+        found = {0: 10, 1: 6}
+        return BatchRef(
+            step, digest, timings, 16, 2, 0, 0, 320, 0.25 * step, found, 20.0, samples_digest=samples
+        )
 
     def record(self, recorder: Recorder, step: int, manifest: SnapshotManifest | None = None) -> None:
         batch = self.batch(step)
@@ -148,6 +152,7 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
         *(f"batches/t{step:06d}.json" for step in range(3)),
         *(f"batches/t{step:06d}.parquet" for step in range(3)),
         *(f"batches/t{step:06d}.timings.parquet" for step in range(3)),
+        *(f"batches/t{step:06d}.samples.parquet" for step in range(3)),
     }
     out = yaml.safe_load((project.folder / "ledger/demo-1.pointer").read_text())["outs"][0]
     assert out["nfiles"] == len(project.entries())
@@ -187,7 +192,7 @@ def test_stages_may_tell_from_many_threads(project: Project) -> None:
         list(pool.map(lambda step: project.record(recorder, step), range(24)))
     assert recorder.close(60).complete
     assert [line["step"] for line in read_steps(project.run_dir)] == list(range(24))
-    assert len([name for name in project.entries() if name.startswith("batches/")]) == 72
+    assert len([name for name in project.entries() if name.startswith("batches/")]) == 96
 
 
 def test_weights_that_are_gone_are_reported_and_nothing_else_is_lost(project: Project) -> None:

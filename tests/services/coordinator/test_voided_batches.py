@@ -97,6 +97,7 @@ async def live(config: RunConfig, folder: Path, seed: int, delay_s: float = 0.0)
                 spent = {row.group_id for row in decode_batch(site.store.get(batch.digest))}
                 assert len(spent) == batch.groups and not spent & set(groups)
             kept = {group for ids in state.sealed_groups.values() for group in ids} | set(state.groups)
+            kept |= {group.group_id for group in state.since_seal.filtered}  # perhaps a sample
     engine = sa.create_engine(f"sqlite:///{folder / JOURNAL_NAME}")
     with engine.connect() as connection:
         names = {row[0] for row in connection.execute(sa.text("select name from payloads"))}

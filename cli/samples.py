@@ -1,0 +1,86 @@
+"""samples: prompts, answers, rewards and reasons of a version: the best, the worst and some at random."""
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from antiphon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from antiphon.lineage.samples import Sample
+
+_VERSION = re.compile(r"v?(\d+)")
+_SPLITS = {"heldout": "held-out", "train": "training"}
+
+
+def samples(
+    run: str | None = None,
+    version: str | None = None,
+    /,
+    *,
+    number: Annotated[int, Parameter(name=("--number", "-n"))] = 2,
+    split: Literal["train", "heldout"] | None = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Show completions of a version with rewards and reasons: the best, the worst and random ones.
+
+    A run that is going on shows what it has recorded so far.
+
+    Args:
+        run: the run's id; by default the newest.
+        version: a policy version, such as v12; by default the newest of which there are completions.
+        number: completions of each kind, of each split.
+        split: only completions of training groups, or only held-out answers.
+        as_json: print one JSON list.
+    """
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.samples import samples_of
+
+    if number < 1:
+        raise ConfigError(f"--number {number} must be at least 1")
+    if run is not None and version is None and re.fullmatch(r"v\d+", run):
+        run, version = None, run
+    home = home_directory()
+    directory = _directory(home, run)
+    found = samples_of(directory, home, version=_number(version), split=split, count=number)
+    if as_json:
+        print(json.dumps([asdict(sample) for sample in found], indent=2, ensure_ascii=False))
+        return 0
+    print(f"run {directory.name}, {f'version {found[0].version}' if found else 'nothing was recorded yet'}")
+    print("\n".join(sample_lines(found)))
+    return 0
+
+
+def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
+    """Spell completions for a terminal, three or more lines each."""
+    for sample in found:
+        use = "" if sample.split == "heldout" else ", trained on" if sample.trained else ", filtered"
+        where = "" if sample.step is None else f", step {sample.step}"
+        yield ""
+        yield f"{_SPLITS[sample.split]} {sample.kept_as}: reward {sample.reward:g}{use}{where} ({sample.key})"
+        for name, text in (("prompt", sample.prompt), ("answer", sample.answer), ("reason", sample.reason)):
+            if text or name != "reason":
+                yield f"  {name}  {textwrap.indent(text, ' ' * 10).strip() or '(empty)'}"
+
+
+def _directory(home: Path, run: str | None) -> Path:
+    from antiphon.runs.directory import find_run
+
+    if run is not None and not (home / "runs" / run / "config.yaml").exists():
+        return home / "runs" / run  # perhaps it was pulled: its ledger is looked for
+    return find_run(home, run)
+
+
+def _number(version: str | None) -> int | None:
+    if version is None:
+        return None
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise ConfigError(f"{version!r} is no version; write v12")
+    return int(match[1])

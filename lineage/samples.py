@@ -1,0 +1,236 @@
+"""Samples: a few completions of a version as people read them, the best, the worst and some at random.
+
+What trained stands in the batch files; of what did not, filtered groups and held-out answers, a few are kept
+beside them (`record.samples`). Both are found by the run log and the store, or in the run's ledger, so a run
+that was pulled shows the same. Which ones are shown follows from the run's seed, however often one asks.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.core.config import RunConfig, build_config, load_config
+from antiphon.core.errors import ConfigError
+from antiphon.core.kept_samples import Candidate, choose, drawn_number
+from antiphon.core.records import BatchRow, FinishReason
+from antiphon.lineage.documents.artifacts import read_document
+from antiphon.lineage.ledger.layout import shard_directories
+from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
+from antiphon.lineage.rollout_table import decode_batch
+from antiphon.lineage.run_log import read_evaluations, read_steps
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.models.codec import TextCodec, resolve_model_path
+
+Explain = Callable[[str, str, float], str]
+"""Prompt key, answer and reward -> why the reward is what it is; empty where that is not known."""
+
+_FILES = re.compile(r"(batches/t|evaluations/v)(\d{6,})(\.samples)?\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion as people read it."""
+
+    version: int
+    """Policy version that sampled it; of several the oldest one. Of a held-out answer, the one evaluated."""
+    step: int | None
+    """Learner step it was sampled for; None for a held-out answer."""
+    split: str
+    """train or heldout."""
+    key: str
+    """Prompt key."""
+    prompt: str
+    """What the model saw, special tokens left out."""
+    answer: str
+    reward: float
+    reason: str
+    """Why the reward is what it is; empty where no one knows."""
+    kept_as: str
+    """best, worst or random, of those of its split."""
+    trained: bool
+    """Whether a step trained on it: not on held-out answers, nor on groups whose rewards were all equal."""
+
+
+class SampleFiles:
+    """The files of one run that hold completions, wherever they lie."""
+
+    def __init__(self, run_dir: Path, store: ArtifactStore, ledgers: Path | None = None) -> None:
+        """Look for the files of the run whose folder is, or would be, `run_dir`; `ledgers` holds ledgers."""
+        self.run_id = run_dir.name
+        self._store = store
+        self._digests = dict(_logged(run_dir))
+        shards = [] if ledgers is None else shard_directories(ledgers, self.run_id)
+        self._pinned = {
+            path.relative_to(shard).as_posix(): path
+            for shard in shards
+            for folder in ("batches", "evaluations", MODEL_FOLDER, ".")
+            for path in (shard / folder).glob("*")
+            if path.is_file()
+        }
+        names = [match for name in (*self._digests, *self._pinned) if (match := _FILES.fullmatch(name))]
+        self.steps = sorted({int(match[2]) for match in names if match[1] == "batches/t"})
+        self.evaluated = sorted({int(match[2]) for match in names if match[1] == "evaluations/v"})
+        self.config = self._configuration(run_dir)
+
+    def rows(self, name: str) -> list[BatchRow]:
+        """Return the rows of a file by its place in the ledger; none where it is not kept.
+
+        Raises:
+            IntegrityError: when the file was altered.
+        """
+        digest, path = self._digests.get(name), self._pinned.get(name)
+        if digest is not None and self._store.has(digest):
+            return decode_batch(self._store.get(digest))
+        return [] if path is None else decode_batch(path.read_bytes())
+
+    def codec(self) -> TextCodec:
+        """Return what turns the run's tokens into text: the base model's tokenizer, or the ledger's copy.
+
+        Raises:
+            ConfigError: when neither is there.
+        """
+        pinned = self._pinned.get(f"{MODEL_FOLDER}/tokenizer.json")
+        try:
+            return TextCodec.load(resolve_model_path(self.config.model.path))
+        except ConfigError:
+            if pinned is None:
+                raise
+            return TextCodec.load(str(pinned.parent))
+
+    def _configuration(self, run_dir: Path) -> RunConfig:
+        if (run_dir / "config.yaml").is_file():
+            return load_config(run_dir / "config.yaml")
+        manifest = self._pinned.get(RUN)
+        if manifest is None:
+            raise ConfigError(
+                f"there is no run {self.run_id} in {run_dir.parent} or in a ledger here; "
+                "`antiphon status` names the runs, `dvc pull` brings those of others"
+            )
+        return build_config(dict(read_document(manifest.read_bytes())["config"]))
+
+
+def read_samples(
+    run_dir: Path,
+    store: ArtifactStore,
+    *,
+    version: int | None = None,
+    split: str | None = None,
+    count: int = 2,
+    explain: Explain | None = None,
+    ledgers: Path | None = None,
+) -> list[Sample]:
+    """Return up to `count` of the best, the worst and random completions of a version, for each split.
+
+    Args:
+        run_dir: the run's folder; one that is only in a ledger has none, but its name counts.
+        store: the artifact store.
+        version: policy version; by default the newest of which there are completions.
+        split: train or heldout; by default both, held-out answers first.
+        count: of each kind and split.
+        explain: gives reasons; without it only what the engine or the scorer said is named.
+        ledgers: folder of ledgers, for what the store does not have.
+
+    Raises:
+        ConfigError: when there is no such run, or its tokenizer is not here.
+        IntegrityError: when a file was altered.
+    """
+    files = SampleFiles(run_dir, store, ledgers)
+    wanted = [version] if version is not None else reversed(sampled_versions(files))
+    for number in wanted:
+        if found := samples_of_version(files, number, split, count, explain):
+            return found
+    return []
+
+
+def sampled_versions(files: SampleFiles) -> list[int]:
+    """Return the versions that may have completions: those evaluated, and those a step was sampled by."""
+    bound = files.config.loop.max_staleness
+    trained = {max(0, step - age) for step in files.steps for age in range(bound + 1)}
+    return sorted(trained | set(files.evaluated))
+
+
+def first_and_last(
+    files: SampleFiles, split: str, count: int, explain: Explain | None
+) -> tuple[list[Sample], list[Sample]]:
+    """Return completions of the first and of the last version that has any in a split."""
+    versions = sampled_versions(files)
+
+    def first_of(wanted: Iterable[int]) -> list[Sample]:
+        found = (samples_of_version(files, version, split, count, explain) for version in wanted)
+        return next((samples for samples in found if samples), [])
+
+    return first_of(versions), first_of(reversed(versions))
+
+
+def samples_of_version(
+    files: SampleFiles, version: int, split: str | None, count: int, explain: Explain | None
+) -> list[Sample]:
+    """Return what `read_samples` does, of files that were found before."""
+    found: list[Sample] = []
+    codec: TextCodec | None = None
+    for part in ("heldout", "train"):
+        if split not in (None, part):
+            continue
+        rows = list(_rows_of(files, version, part))
+        candidates = [
+            Candidate(
+                str(i), row.reward, drawn_number(files.config.run.seed, row.prompt_key, row.sample_index)
+            )
+            for i, (row, *_) in enumerate(rows)
+        ]
+        shown: set[str] = set()
+        for kind, chosen in choose(candidates, count).items():
+            for candidate in chosen:
+                if candidate.name in shown:
+                    continue
+                shown.add(candidate.name)
+                codec = codec or files.codec()
+                row, step, trained = rows[int(candidate.name)]
+                answer = codec.decode(row.token_ids)
+                found.append(
+                    Sample(
+                        version=version,
+                        step=step,
+                        split=part,
+                        key=row.prompt_key,
+                        prompt=codec.decode(row.prompt_token_ids),
+                        answer=answer,
+                        reward=row.reward,
+                        reason=_reason(row, answer, explain),
+                        kept_as=kind,
+                        trained=trained,
+                    )
+                )
+    return found
+
+
+def _rows_of(files: SampleFiles, version: int, split: str) -> Iterator[tuple[BatchRow, int | None, bool]]:
+    """Yield each completion of a version with its step, and whether that trained on it."""
+    if split == "heldout":
+        yield from ((row, None, False) for row in files.rows(evaluation_entry(version, "samples.parquet")))
+        return
+    for step in range(version, version + files.config.loop.max_staleness + 1):
+        for kind, trained in (("parquet", True), ("samples.parquet", False)):
+            rows = files.rows(batch_entry(step, kind))
+            yield from ((row, step, trained) for row in rows if row.oldest_version == version)
+
+
+def _reason(row: BatchRow, answer: str, explain: Explain | None) -> str:
+    if row.failure:
+        return f"could not be scored: {row.failure}"
+    said = [f"cut at {row.token_ids.size} tokens"] if row.finish_reason is FinishReason.LENGTH else []
+    said += [explain(row.prompt_key, answer, row.reward)] if explain is not None else []
+    return "; ".join(part for part in said if part)
+
+
+def _logged(run_dir: Path) -> Iterable[tuple[str, str]]:
+    """Yield the place and the digest of each file with completions that the run log names."""
+    for line in read_steps(run_dir):
+        batch: Mapping[str, str] = line["batch"] or {}
+        yield batch_entry(int(line["step"]), "parquet"), line["batch_digest"]
+        if "samples_digest" in batch:
+            yield batch_entry(int(line["step"]), "samples.parquet"), batch["samples_digest"]
+    for line in read_evaluations(run_dir):
+        if "samples_digest" in line:
+            yield evaluation_entry(int(line["version"]), "samples.parquet"), line["samples_digest"]

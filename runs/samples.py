@@ -1,0 +1,82 @@
+"""Samples of runs: what `lineage.samples` reads of a run of this machine, with the environment's reasons."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.environments.environment import Environment, explain
+from antiphon.environments.registry import make_environment
+from antiphon.lineage.ledger.layout import find_project
+from antiphon.lineage.samples import Explain, Sample, SampleFiles, read_samples, sampled_versions
+from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.runs.directory import store_directory
+
+
+def samples_of(
+    run_dir: Path, home: Path, *, version: int | None = None, split: str | None = None, count: int = 2
+) -> list[Sample]:
+    """Return completions of a run with reasons, as `read_samples` does.
+
+    Args:
+        run_dir: the run's folder; one that was only pulled has none, and is found in the ledger by its name.
+        home: holds the artifact store.
+        version: policy version; by default the newest with completions.
+        split: train or heldout; by default both.
+        count: of each kind and split.
+
+    Raises:
+        ConfigError: when there is no such run or version, or its tokenizer is not here.
+        IntegrityError: when a file was altered.
+    """
+    ledgers = ledger_folder(run_dir, home)
+    files = SampleFiles(run_dir, ArtifactStore(store_directory(home)), ledgers)
+    found = read_samples(
+        run_dir,
+        open_store(store_directory(home), files.config.record),
+        version=version,
+        split=split,
+        count=count,
+        explain=explainer(files.config),
+        ledgers=ledgers,
+    )
+    if version is not None and not found:
+        known = sampled_versions(files)
+        there = f"v{known[0]} to v{known[-1]}" if known else "no version yet"
+        raise ConfigError(
+            f"no completion of version {version} of run {run_dir.name} is kept; there are those of {there}, "
+            "filtered and held-out ones only with record.samples"
+        )
+    return found
+
+
+def ledger_folder(run_dir: Path, home: Path) -> Path | None:
+    """Return the folder of ledgers that a run's is in, or would be; None outside of a DVC project."""
+    path = run_dir / "config.yaml"
+    record = (load_config(path) if path.is_file() else RunConfig()).record
+    try:
+        return find_project(None, home) / record.ledger
+    except ConfigError:
+        return None  # no DVC project here, hence no ledgers
+
+
+def explainer(config: RunConfig) -> Explain:
+    """Return what says why a completion got its reward, in the environment of a configuration."""
+    environment = cache(_opener(config))
+
+    def reason(key: str, answer: str, reward: float) -> str:
+        try:
+            problem = environment().problem_by_key(key)
+        except AntiphonError as error:  # its package is not installed where a run was pulled to
+            return f"the environment cannot say: {error}"
+        return explain(environment(), problem, answer, reward)
+
+    return reason
+
+
+def _opener(config: RunConfig) -> Callable[[], Environment]:
+    section = config.environment
+    return lambda: make_environment(
+        section.name, section.parameters, section.seed, section.train_size, section.heldout_size
+    )

@@ -1,0 +1,61 @@
+"""`antiphon samples` reads like a page and gives programs the same as JSON."""
+
+import json
+
+import pytest
+
+from antiphon.cli.app import execute
+from tests.support.artifacts import RecordedRun
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    made = RecordedRun(tmp_path, record={"mlflow": False, "samples": 2})
+    made.complete(2)
+    monkeypatch.setenv("ANTIPHON_HOME", str(made.home))
+    return made
+
+
+def test_a_version_is_shown_with_prompt_answer_reward_and_reason(run, capsys):
+    assert execute(["samples", run.run_id, "v0", "-n", "1", "--split", "heldout"]) == 0
+    head, blank, first, prompt, answer, reason, *_ = capsys.readouterr().out.splitlines()
+    assert (head, blank) == ("run demo-1, version 0", "")
+    assert first == "held-out best: reward 1 (heldout-0-2)"
+    assert prompt.startswith("  prompt  ") and answer.startswith("  answer  ")
+    assert reason.startswith("  reason  cut at 6 tokens; no closing answer")
+
+
+def test_without_words_it_is_the_newest_version_of_the_newest_run(run, capsys):
+    assert execute(["samples", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {sample["version"] for sample in found} == {2}
+    assert {"prompt", "answer", "reward", "reason", "kept_as", "split", "trained"} <= found[0].keys()
+    assert execute(["samples", "v1", "--json"]) == 0
+    assert {sample["version"] for sample in json.loads(capsys.readouterr().out)} == {1}
+
+
+def test_a_run_that_goes_on_shows_what_it_has(tmp_path, monkeypatch, capsys):
+    run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False})
+    monkeypatch.setenv("ANTIPHON_HOME", str(run.home))
+    assert execute(["samples"]) == 0
+    assert capsys.readouterr().out.strip() == "run demo-1, nothing was recorded yet"
+    recorder = run.recorder()
+    run.record(recorder, range(1))
+    assert execute(["samples"]) == 0
+    assert "training best: reward 1, trained on, step 0 (train/0)" in capsys.readouterr().out
+    recorder.close(30.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["demo-9"], "there is no run demo-9"),
+        (["demo-1", "v9"], "no completion of version 9 of run demo-1 is kept; there are those of v0 to v2"),
+        (["demo-1", "newest"], "'newest' is no version; write v12"),
+        (["demo-1", "-n", "0"], "--number 0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(run, capsys, words, says):
+    assert execute(["samples", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line

@@ -1,0 +1,41 @@
+"""Which completions are kept: the same ones however often one chooses on the way."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.kept_samples import KINDS, Candidate, choose, drawn_number, kept
+
+REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=40)
+
+
+def candidates(rewards: list[float]) -> list[Candidate]:
+    return [Candidate(str(i), reward, drawn_number(3, f"train-0-{i}", 0)) for i, reward in enumerate(rewards)]
+
+
+@given(REWARDS, st.integers(0, 4), st.randoms())
+def test_choosing_whenever_one_more_is_known_ends_as_choosing_once(rewards, count, chance):
+    whole = candidates(rewards)
+    order = list(whole)
+    chance.shuffle(order)
+    held: dict[str, Candidate] = {}
+    for candidate in order:
+        held = kept([*held.values(), candidate], count)
+        assert len(held) <= len(KINDS) * count
+    assert held == kept(whole, count)
+    assert choose(held.values(), count) == choose(whole, count)
+
+
+@given(REWARDS.filter(bool))
+def test_the_best_is_best_and_the_worst_is_worst(rewards):
+    found = choose(candidates(rewards), 1)
+    assert found["best"][0].reward == max(rewards) and found["worst"][0].reward == min(rewards)
+
+
+def test_equal_rewards_still_show_different_completions():
+    found = kept(candidates([0.0] * 40), 1)
+    assert len(found) == 3
+
+
+def test_the_same_prompts_are_drawn_at_every_version():
+    at = [{c.name for c in choose(candidates([reward] * 30), 2)["random"]} for reward in (0.0, 1.0)]
+    assert at[0] == at[1]

@@ -1,0 +1,153 @@
+"""Completions are found by the run log and the store, or by the ledger alone, and always the same ones."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from antiphon.core.errors import ConfigError, IntegrityError
+from antiphon.core.status import EvaluationRecord
+from antiphon.lineage.documents.graph import build_graph
+from antiphon.lineage.documents.graph_reader import all_documents
+from antiphon.lineage.ledger.verify import verify_run
+from antiphon.lineage.names import name_of
+from antiphon.lineage.report.samples_section import samples_section
+from antiphon.lineage.samples import Sample, SampleFiles, read_samples, sampled_versions
+from antiphon.lineage.store.artifact_store import ArtifactStore
+from tests.support.artifacts import RecordedRun
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
+    made = RecordedRun(tmp_path_factory.mktemp("home"), record={"mlflow": False, "samples": 2})
+    made.complete(STEPS)
+    return made
+
+
+@pytest.fixture
+def read(run: RecordedRun) -> Callable[..., list[Sample]]:
+    return lambda **more: read_samples(run.run_dir, run.store, **more)
+
+
+def test_a_version_shows_its_answers_and_what_it_sampled_for_training(
+    read: Callable[..., list[Sample]],
+) -> None:
+    found = read(version=0, count=1)
+    heldout = [sample for sample in found if sample.split == "heldout"]
+    assert {(s.kept_as, s.reward) for s in heldout} >= {("best", 1.0), ("worst", 0.0)}
+    assert all(s.step is None and not s.trained for s in heldout)
+    training = read(version=0, split="train", count=8)
+    assert {s.split for s in training} == {"train"} and {s.version for s in training} == {0}
+    # Batch 0 and batch 1 begin with tokens of version 0, and so do the filtered groups of step 0.
+    assert {(s.step, s.trained) for s in training} == {(0, True), (1, True), (0, False)}
+
+
+def test_each_completion_is_shown_once_and_the_choice_is_always_the_same(
+    read: Callable[..., list[Sample]],
+) -> None:
+    found = read(version=1, count=8)
+    assert len({(s.step, s.key, s.answer, s.trained) for s in found}) == len(found)
+    assert found == read(version=1, count=8)
+
+
+def test_by_default_it_is_the_newest_version(read: Callable[..., list[Sample]]) -> None:
+    assert {s.version for s in read()} == {STEPS}
+    assert {s.version for s in read(split="train")} == {STEPS - 1}
+    assert read(version=99) == []
+
+
+def test_reasons_name_what_cut_an_answer_and_what_the_environment_says(
+    read: Callable[..., list[Sample]],
+) -> None:
+    asked: list[tuple[str, float]] = []
+
+    def explain(key: str, answer: str, reward: float) -> str:
+        asked.append((key, reward))
+        return "because"
+
+    found = read(version=0, split="heldout", count=3, explain=explain)
+    assert {s.reason for s in found if s.reward == 1.0} == {"cut at 6 tokens; because"}
+    assert {s.reason for s in found if s.reward < 1.0} == {"because"}
+    assert sorted(asked) == sorted((s.key, s.reward) for s in found)
+
+
+def test_the_ledger_alone_shows_the_same(run: RecordedRun, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    shutil.copytree(run.ledger, ledger)
+    elsewhere, empty = tmp_path / "runs" / run.run_id, ArtifactStore(tmp_path / "store")
+    for version in (0, 2, STEPS):
+        pulled = read_samples(elsewhere, empty, version=version, ledgers=ledger)
+        assert pulled == read_samples(run.run_dir, run.store, version=version) != []
+    with pytest.raises(ConfigError, match="there is no run demo-1"):
+        read_samples(elsewhere, empty)
+
+
+def test_a_run_without_kept_completions_shows_what_its_batches_hold(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.complete(2)
+    assert {s.trained for s in read_samples(run.run_dir, run.store)} == {True}
+    assert sampled_versions(SampleFiles(run.run_dir, run.store)) == [0, 1]
+
+
+def test_kept_completions_are_in_the_ledger_and_verified(run: RecordedRun, tmp_path: Path) -> None:
+    sound = verify_run(run.run_dir, run.store.root, run.home, "ledger")
+    assert sound.findings == ()
+    graph = build_graph(all_documents(run.run_dir, run.ledger))
+    contents = graph.find("evaluation 0").contents
+    assert graph.find(contents["samples_digest"][:12]).name == "evaluation of v0"
+    path = run.ledger / run.run_id / "batches" / "t000001.samples.parquet"
+    body = path.read_bytes()
+    path.chmod(0o644)
+    try:
+        path.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+        (finding, *_) = verify_run(run.run_dir, run.store.root, run.home, "ledger").findings
+        assert finding.artifact == name_of("batches/t000001.samples.parquet")
+    finally:
+        path.write_bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("split", "name"), [("heldout", "evaluation 1"), ("train", "filtered groups of step 1")]
+)
+def test_without_a_ledger_the_run_log_knows_what_is_missing(tmp_path: Path, split: str, name: str) -> None:
+    run = RecordedRun(tmp_path, record={"mlflow": False, "dvc": False, "samples": 2})
+    recorder = run.recorder()
+    run.record(recorder, range(2))
+    recorder.record_evaluation(EvaluationRecord(1, 8, 8, 0.5, 6.0, run.samples("heldout", 1)))
+    recorder.close(30.0)
+    assert verify_run(run.run_dir, run.store.root, None, "ledger").findings == ()
+    run.store.path(run.samples(split, 1)).unlink()
+    (finding,) = verify_run(run.run_dir, run.store.root, None, "ledger").findings
+    assert finding.artifact == f"samples of {name}" and "missing from the store" in finding.sentence
+
+
+def test_an_altered_file_is_an_error_and_a_sentence_on_the_page(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, record={"mlflow": False, "samples": 2})
+    run.complete(2)
+    path = run.store.path(run.samples("heldout", 0))
+    body = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+    with pytest.raises(IntegrityError):
+        read_samples(run.run_dir, run.store, version=0)
+    assert "They cannot all be shown" in samples_section(run.run_dir, run.store)
+
+
+def test_the_report_puts_the_first_version_beside_the_last(run: RecordedRun) -> None:
+    page = str(samples_section(run.run_dir, run.store, lambda key, answer, reward: "<why>"))
+    assert "&lt;why&gt;" in page and "<why>" not in page
+    assert page.index("Held-out answers") < page.index("version 0") < page.index(f"version {STEPS}")
+    heldout, _, training = page.partition("Completions of training groups")
+    assert heldout.count("best, reward 1") == heldout.count("worst, reward 0") == 2
+    assert training.count("worst, reward 0") == 2
+    assert "version 3" in page  # the last one that sampled for training
+    assert "antiphon samples demo-1" in page
+
+
+def test_a_run_that_recorded_nothing_has_no_section(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    assert samples_section(run.run_dir, run.store) == ""
+    assert samples_section(tmp_path / "runs" / "other", run.store) == ""
