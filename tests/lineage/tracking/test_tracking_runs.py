@@ -61,7 +61,7 @@ def test_a_run_says_all_that_a_comparison_asks(whole: TrackedRunFixture, client:
         steps = [step for step, _ in points[name]]
         assert steps == [0, 1, 2, 3, 4]
         assert {step for step, _ in points["heldout/pass_at_1"]} <= set(steps)
-        assert {step for step, _ in points["loss"]} <= set(steps)
+        assert {step for step, _ in points["learning/loss"]} <= set(steps)
     assert points["tokens_total"] == [(version, 24.0 * version) for version in range(5)]
     # Two workers at a dollar a second each.
     assert points["cost_dollars"][-1][1] == pytest.approx(2 * points["wall_s"][-1][1])
@@ -76,9 +76,9 @@ def test_a_run_says_all_that_a_comparison_asks(whole: TrackedRunFixture, client:
     models = {m.name: m for m in client.search_logged_models([found.info.experiment_id])}
     assert models["policy-v3"].params["parent_digest"] == models["policy-v2"].params["weights_digest"]
     assert {metric.key for metric in models["policy-v3"].metrics} >= {
-        "loss",
-        "reward_mean",
-        "staleness_mean",
+        "learning/loss",
+        "learning/reward_mean",
+        "rollout/staleness_mean",
         "cost_dollars",
     }
     assert "heldout/pass_at_1" in {metric.key for metric in models["policy-v4"].metrics}
@@ -130,7 +130,7 @@ def test_a_lost_mapping_between_creation_and_answer_finds_the_same_run(home: Pat
     run.tell_step(tracker, 0)
     end(tracker)
     assert run.mlflow_run_id() == run_id
-    assert census(client, run_id)["points"]["loss"] == [(0, 1.0)]
+    assert census(client, run_id)["points"]["learning/loss"] == [(0, 1.0)]
 
 
 class LostReplies:
@@ -233,7 +233,7 @@ def test_an_experiment_that_was_deleted_is_named_once(
     tracker = run.tracker()
     run.tell_again(tracker)
     end(tracker)
-    assert [step for step, _ in census(client, run.mlflow_run_id())["points"]["loss"]] == [0, 1, 2]
+    assert [step for step, _ in census(client, run.mlflow_run_id())["points"]["learning/loss"]] == [0, 1, 2]
 
 
 def test_a_run_that_was_deleted_is_named_once(
