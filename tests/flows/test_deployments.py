@@ -156,21 +156,22 @@ def worker(site: Site) -> Iterator[psutil.Process]:
 
 def test_deploying_offers_every_flow_with_its_form(site: Site, client: SyncPrefectClient) -> None:
     said = site.run("./antiphon deploy")
-    assert said.count("created") == len(DEPLOYMENTS) and "prefect worker start --pool antiphon" in said
+    assert said.count("created") == len(DEPLOYMENTS) and "/bin/prefect worker start --pool antiphon" in said
     found = {f"{d.name}": d for d in client.read_deployments()}
     assert set(found) == {planned.name for planned in DEPLOYMENTS}
     form = found["post-train"].parameter_openapi_schema
     assert form is not None
-    bound = form["definitions"]["LoopSection"]["properties"]["max_staleness"]
+    usual = form["properties"]["config"]["anyOf"][0]["properties"]
+    bound = usual["loop"]["properties"]["max_staleness"]
+    assert bound["title"] == "Staleness bound S, versions"
     assert bound["description"].startswith("Staleness bound S") and bound["default"] == 2
-    assert (bound["minimum"], bound["maximum"], bound["type"]) == (0, 64, "integer")
-    loss = form["definitions"]["AlgorithmSection"]["properties"]["objective"]
+    further = form["properties"]["more"]["anyOf"][1]["properties"]
+    loss = further["algorithm"]["anyOf"][1]["properties"]["objective"]
     assert "gspo" in loss["enum"]
     plan = found["benchmark"].parameter_openapi_schema
-    assert (
-        plan is not None
-        and "paired" in plan["definitions"]["BenchmarkPlan"]["properties"]["seeds"]["description"]
-    )
+    assert plan is not None
+    seeds = plan["properties"]["plan"]["anyOf"][0]["properties"]["seeds"]
+    assert "paired" in seeds["description"] and seeds["default"] == [0, 1, 2]
     assert found["evaluate"].work_queue_name == "default"
     assert {found[n].work_queue_name for n in ("post-train", "benchmark", "replay")} == {MACHINE_QUEUE}
     queue = client.read_work_queue_by_name(MACHINE_QUEUE, work_pool_name="antiphon")
