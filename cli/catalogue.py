@@ -55,8 +55,8 @@ def catalogue_page() -> str:
         parts.append(f"{title}:\n\n{_metric_table(metrics)}")
     rows = [(f"`{name}/`", ", ".join(f"`{n}`" for n in drawn.split())) for name, drawn in SECTIONS.items()]
     parts.append(
-        "MLflow draws them in sections, such as `learning/loss`; those of drafting are in `rollout/`, those of one "
-        f"staleness in `staleness/`:\n\n{table(('section', 'metrics'), rows)}"
+        "MLflow draws them in sections, such as `learning/loss`; those of drafting are in `rollout/`, "
+        f"those of one staleness in `staleness/`:\n\n{table(('section', 'metrics'), rows)}"
     )
     example = staleness_metric("kl_k3", 2)
     split = [dataclasses.replace(m, name=f"{m.name}.staleness_N") for m in STALENESS_METRICS]

@@ -14,11 +14,12 @@ from typing import Any
 from antiphon.core.metrics import STALENESS_METRICS
 
 SECTIONS: Mapping[str, str] = {
-    "learning": "reward_mean loss entropy_estimate kl_k3 completion_tokens_mean",
-    "optimizer": "gradient_norm learning_rate clip_share ratio_mean ratio_max truncated_share kl_k1 "
-    "effective_sample_share",
-    "rollout": "groups groups_filtered groups_dropped_stale trajectories trajectories_failed workers "
-    "completion_tokens voided staleness_mean staleness_max",
+    "learning": "loss reward_mean",
+    "optimizer": "gradient_norm learning_rate",
+    "policy": "clip_share completion_tokens_mean effective_sample_share entropy_estimate kl_k1 kl_k3 "
+    "ratio_max ratio_mean truncated_share",
+    "rollout": "groups groups_filtered groups_dropped_stale trajectories trajectories_failed workers voided "
+    "completion_tokens staleness_mean staleness_max",
     "timing": "train_s micro_batches padding_share",
 }
 """Section -> metrics of a step that MLflow draws in it."""
@@ -84,8 +85,7 @@ def _comparison() -> dict[str, Any]:
     ]
     cards.append(_differences("Parameters that differ"))
     prepared = [*sections, "Parameters that differ"]
-    differs = "tags.`antiphon.differs`"
-    figures = [f"metrics.`summary/{name}`" for name in ("reward_last", "reward_best", "wall_s", "tokens")]
+    figures = [f"metrics.`summary/{name}`" for name in ("reward_last", "wall_s", "tokens", "dollars")]
     # MLflow adds a chart for each further metric; its sections stand below these, closed.
     others = ["heldout", *SECTIONS, "staleness", "summary", "Model metrics", "System metrics"]
     return {
@@ -97,8 +97,7 @@ def _comparison() -> dict[str, Any]:
         ],
         "isAccordionReordered": True,
         "hideEmptyCharts": True,
-        "selectedColumns": [differs, *figures],
-        "columnWidths": {differs: 420, **dict.fromkeys(figures, 170)},
+        "selectedColumns": figures,
     }
 
 

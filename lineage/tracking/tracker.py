@@ -120,7 +120,7 @@ class Tracker:
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Log a finished evaluation, as the run log has it; its version may become the champion."""
         version, prompts, reward = int(line["version"]), int(line["prompts"]), line["reward_mean"]
-        metrics = {HELDOUT: reward, "heldout/completion_tokens_mean": line["completion_tokens_mean"]}
+        metrics = {HELDOUT: reward, "heldout/tokens_mean": line["completion_tokens_mean"]}
         label, at = f"evaluation {version}", line["timings"]["at"]
         self.mlflow.write(label, lambda run: run.log_evaluation(version, metrics, prompts, at))
         experiment = self._config.run.name

@@ -23,6 +23,7 @@ import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from antiphon.cli import app as cli
@@ -227,18 +228,25 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     )
     until(lambda: len(worker.children(recursive=True)) >= 4, excuse)  # flow, coordinator, learner, reward
     assert state(first) == "Running" and state(second) in {"Scheduled", "Late"}
+    run_dir = services[0].parents[1]
+    assert client.read_flow_run(first).name == run_dir.name  # from its start, whatever becomes of it
+    (plan,) = [a for a in client.read_artifacts() if a.flow_run_id == first and a.type == "markdown"]
+    assert "the services are starting" in str(plan.data) and "| run.steps | 20 |" in str(plan.data)
     family = worker.children(recursive=True)
     site.run(f".venv/bin/prefect flow-run cancel {first}")
     site.ran[-1] = ".venv/bin/prefect flow-run cancel ID"
     until(lambda: state(first) == "Cancelled", excuse)
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
-    run_dir = services[0].parents[1]
+    assert client.read_flow_run(first).name == run_dir.name
+    said = [(log.name, log.message) for log in client.read_logs(_of_flow_run(first))]
+    assert ("antiphon", f"starting run {run_dir.name}") in said
     assert json.loads((run_dir / "prefect.json").read_text()) == {"flow_run_id": str(first)}
     notes = [a for a in client.read_artifacts() if a.flow_run_id == first and a.type == "markdown"]
     assert any(f"--resume {run_dir.name}" in str(a.data) for a in notes)
     until(lambda: state(second) in {"Completed", "Failed", "Crashed"}, excuse)
     assert state(second) == "Completed", excuse()
+    assert client.read_flow_run(second).name == "draft_index.py at unversioned"
     results = site.project / "results" / "benchmarks"
     table = json.loads((results / "unversioned.json").read_text())
     assert set(table["cases"]) == {f"benchmarks/draft_index.py #{n}" for n in (1, 2, 3)}
@@ -247,6 +255,10 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     assert list((site.project / "ledger").glob("benchmarks*.dvc")) or list(
         (site.home / "ledger").glob("benchmarks*.dvc")
     )
+
+
+def _of_flow_run(run: UUID) -> LogFilter:
+    return LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))
 
 
 def test_a_server_that_goes_away_loses_nothing(site: Site, client: SyncPrefectClient) -> None:
