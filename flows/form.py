@@ -162,6 +162,8 @@ def _card(
     drawn = {}
     for position, name in enumerate(fields):
         field = {**_unbound(kind["properties"][name]), "title": label(name), "position": position}
+        for choice in field.get("anyOf", ()):
+            choice["title"] = "none" if choice.get("type") == "null" else "a value"
         drawn[name] = field | ({"default": start[name]} if name in start else {})
     return _object(title, drawn)
 

@@ -100,8 +100,11 @@ def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
 def name_of_this_run() -> str:
     """Return the id of the run that the current flow run is about to live; it is its name from the start."""
     given = flow_run.get_parameters()
-    config = with_fields(RunConfig.model_validate(filled(given["config"])), given.get("more") or {})
-    return upcoming_run(config, given.get("run_id") or None, home_directory())
+    config, run_id = RunConfig.model_validate(filled(given["config"])), given.get("run_id") or None
+    try:
+        return upcoming_run(with_fields(config, given.get("more") or {}), run_id, home_directory())
+    except AntiphonError:  # the flow itself says what is wrong
+        return run_id or config.run.name
 
 
 @flow(
