@@ -149,24 +149,28 @@ def _notes(compared: ComparedTable, earlier: BenchmarkTable | None) -> list[str]
 def change_words(change: float | None) -> str:
     """Write a comparison's change relative to the value before; one from nothing has no number.
 
-    >>> change_words(0.5), change_words(-0.5), change_words(1.0)
-    ('+100.0%', '-50.0%', 'from 0')
+    >>> change_words(0.5), change_words(-0.5), change_words(0.0), change_words(1.0)
+    ('+100.0%', '-50.0%', '0.0%', 'from 0')
     """
     if change is None:
         return ""
     # Comparisons weigh a change and its way back alike: it is relative to the larger of the two values.
     if change >= 1.0:
         return "from 0"
-    return f"{100 * (change / (1.0 - change) if change > 0 else change):+.1f}%"
+    return f"{100 * (change / (1.0 - change) if change > 0 else change):{'+' if change else ''}.1f}%"
 
 
 def noise_words(allowance: float | None) -> str:
     """Write how far a metric may rise and fall without being judged.
 
-    >>> noise_words(0.2)
-    '+25.0% or -20.0%'
+    >>> noise_words(0.2), noise_words(0.0), noise_words(1.0)
+    ('+25.0% or -20.0%', 'none', 'any')
     """
-    return "" if allowance is None else f"{change_words(allowance)} or {change_words(-allowance)}"
+    if allowance is None:
+        return ""
+    if 0.0 < allowance < 1.0:
+        return f"{change_words(allowance)} or {change_words(-allowance)}"
+    return "any" if allowance else "none"
 
 
 def _number(value: float | None) -> str:
