@@ -50,6 +50,9 @@ LINES_SENT = 200
 RECENT_STEPS = 20
 """Steps that measured seconds are the median of."""
 
+_LINKED = ("report: ", "look around: ", "beside other runs: ")
+"""Sentences of an outcome whose places the page links to."""
+
 _AWAY = (PrefectException, httpx.HTTPError, OSError)
 
 
@@ -74,6 +77,7 @@ class RunPage:
         self._run: RunContext | None = None
         self._status: RunStatus | None = None
         self._commits: list[StepCommit] = []
+        self._spans: list[StageSpan] = []
         self._scored: set[int] = set()
         self._artifacts: dict[str, tuple[UUID, str]] = {}
         self._over = threading.Event()
@@ -115,16 +119,16 @@ class RunPage:
     def _look(self, client: SyncPrefectClient, whole: bool) -> None:
         with self._looking:
             self._ask()
-        run, told = self._run, self._told
+        told = self._told
         facts = PageFacts(
             run_id=self._run_dir.name,
             config=self._config,
             status=self._status,
             commits=tuple(self._commits),
-            spans=tuple(run.spans) if run is not None else (),
+            spans=tuple(self._spans),
             links=links(self._run_dir, self._home),
             alarms=tuple(told.alarms),
-            outcome=tuple(told.outcome),
+            outcome=tuple(line for line in told.outcome if not line.startswith(_LINKED)),
         )
         self._try(lambda: self._write(client, page_content(facts), whole))
         self._try(lambda: self._send(client))
@@ -134,6 +138,7 @@ class RunPage:
         run = self._run
         if run is None:
             return
+        self._spans = list(run.spans)
         try:
             self._status = status = run.clients.run(run.coordinator.status(), ANSWER_S)
             more = True
@@ -339,12 +344,13 @@ def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def links(run_dir: Path, home: Path) -> dict[str, str]:
-    """Return where more of a run is: its folder, its report, and its page in MLflow if that is served."""
-    found = {"folder": f"`{run_dir}`"}
+    """Return where more of a run is: its folder, its report, and its pages in MLflow if they are served."""
+    found, pages = {"folder": f"`{run_dir}`"}, mlflow_links(run_dir, home)
     report = run_dir / "report.html"
     if report.exists():
-        found["report"] = f"[report.html]({report.as_uri()})"
-    if pages := mlflow_links(run_dir, home):
+        # A browser opens no file from a page of a server, so the copy in MLflow is the one to click on.
+        found["report"] = f"`{report}`" + (f", [in MLflow]({pages['report']})" if pages else "")
+    if pages:
         found["MLflow"] = f"[this run]({pages['run']}), [beside the others]({pages['comparison']})"
     elif (run_dir / "mlflow.json").exists():
         found["MLflow"] = "`./antiphon up` serves its page"

@@ -21,7 +21,7 @@ def served(home: Path, name: str) -> str:
 
 
 def mlflow_links(run_dir: Path, home: Path) -> Mapping[str, str]:
-    """Return the addresses of a run's pages in MLflow, `run` and `comparison`; {} where none is served."""
+    """Return the addresses of a run's pages in MLflow: run, report, comparison; {} where none is served."""
     mapping = run_dir / "mlflow.json"
     known = json.loads(mapping.read_text(encoding="utf-8")) if mapping.exists() else {}
     uri = str(known.get("tracking_uri", ""))
@@ -30,6 +30,7 @@ def mlflow_links(run_dir: Path, home: Path) -> Mapping[str, str]:
         return {}
     return {
         "run": run_link(base, known["experiment_id"], known["run_id"]),
+        "report": run_link(base, known["experiment_id"], known["run_id"], "artifacts/report.html"),
         "comparison": experiment_link(base, known["experiment_id"]),
     }
 

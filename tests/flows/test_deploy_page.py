@@ -144,8 +144,9 @@ def test_links_name_what_is_there(tmp_path: Path) -> None:
     known = {"tracking_uri": "sqlite:///x.db", "experiment_id": "3", "run_id": "0123456789"}
     (run_dir / "mlflow.json").write_text(json.dumps(known))
     found = links(run_dir, tmp_path)
-    assert found["report"].startswith("[report.html](file://") and "antiphon up" in found["MLflow"]
+    assert found["report"] == f"`{run_dir / 'report.html'}`" and "antiphon up" in found["MLflow"]
     (tmp_path / "up.json").write_text(json.dumps({"mlflow": {"url": "http://127.0.0.1:5000"}}))
+    assert "/runs/0123456789/artifacts/report.html?" in links(run_dir, tmp_path)["report"]
     shown = links(run_dir, tmp_path)["MLflow"]
     assert "http://127.0.0.1:5000/#/experiments/3/runs/0123456789?workflowType=machine_learning" in shown
     assert "http://127.0.0.1:5000/#/experiments/3/runs?workflowType=machine_learning&viewState" in shown
