@@ -90,15 +90,17 @@ def form_schema(flow: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
         kind = definitions.get(reference.rpartition("/")[2])
         if kind is None:
             continue
-        checked[name] = {"$ref": reference}
+        checked[name] = _whole(kind, definitions)
         drawn.pop("default", None)
         start = shipped_tree() if kind["title"] == "RunConfig" else parameters[name]
         drawn["anyOf"] = _buttons(name, kind, definitions, start)
     for position, name in enumerate(dict.fromkeys([*checked, *schema["properties"]])):
         schema["properties"][name]["position"] = position
+    schema.pop("definitions", None)
     if checked:
-        # Drawn is what stands under `properties`; this is only checked.
-        schema |= {"if": {}, "then": {"properties": checked}}
+        # Drawn is what stands under `properties`; this is only checked. Of that the page keeps no bounds, of
+        # this it does, so that it shows at the field what is out of bounds.
+        schema["allOf"] = [{"properties": checked}]
     return schema
 
 
@@ -166,6 +168,14 @@ def _card(
             choice["title"] = "none" if choice.get("type") == "null" else "a value"
         drawn[name] = field | ({"default": start[name]} if name in start else {})
     return _object(title, drawn)
+
+
+def _whole(kind: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a kind with the sections that it refers to in its place."""
+    found = {
+        name: str(field.get("$ref", "")).rpartition("/")[2] for name, field in kind["properties"].items()
+    }
+    return {**kind, "properties": {n: definitions.get(found[n], f) for n, f in kind["properties"].items()}}
 
 
 def _object(title: str, fields: Mapping[str, Any]) -> dict[str, Any]:
