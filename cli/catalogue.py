@@ -23,6 +23,7 @@ from antiphon.core.metrics import (
     staleness_metric,
 )
 from antiphon.core.reporting.alarms import ALARMS
+from antiphon.lineage.tracking.charts import SECTIONS
 
 INTRODUCTION = """\
 # Catalogue
@@ -52,6 +53,11 @@ def catalogue_page() -> str:
         ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),
     ):
         parts.append(f"{title}:\n\n{_metric_table(metrics)}")
+    rows = [(f"`{name}/`", ", ".join(f"`{n}`" for n in drawn.split())) for name, drawn in SECTIONS.items()]
+    parts.append(
+        "MLflow draws them in sections, such as `learning/loss`; those of drafting are in `rollout/`, "
+        f"those of one staleness in `staleness/`:\n\n{table(('section', 'metrics'), rows)}"
+    )
     example = staleness_metric("kl_k3", 2)
     split = [dataclasses.replace(m, name=f"{m.name}.staleness_N") for m in STALENESS_METRICS]
     parts.append(

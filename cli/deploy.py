@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -46,12 +47,19 @@ def deploy(
         made = "created" if one.created else "updated"
         print(f"{one.name}: {made}{', ' * bool(one.schedule)}{one.schedule}")
     print(f"pages: {url.removesuffix('/api')}/deployments")
+    prefect = shlex.quote(_prefect_program())
     print("start a worker, one on each machine:")
     if url == running_prefect(home):
         print(f"  . {shlex.quote(str(write_shell_file(home, url)))}")
     else:
         print(f"  export PREFECT_API_URL={shlex.quote(url)}")
-    print(f"  prefect worker start --pool {shlex.quote(pool)}")
+    print(f"  {prefect} worker start --pool {shlex.quote(pool)}")
     print("start a run, there or from the page's form:")
-    print('  prefect deployment run post_train/post-train --param \'config={"run": {"steps": 20}}\'')
+    print(f'  {prefect} deployment run post_train/post-train --param \'config={{"run": {{"steps": 20}}}}\'')
     return 0
+
+
+def _prefect_program() -> str:
+    """Return the program of this very environment, relative to the working directory where it lies below."""
+    program = Path(sys.prefix).absolute() / "bin" / "prefect"
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)

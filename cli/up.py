@@ -12,8 +12,9 @@ import psutil
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
+from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs import s3_server
-from antiphon.runs.directory import home_directory
+from antiphon.runs.directory import home_directory, list_runs
 from antiphon.runs.prefect_server import (
     HOST,
     answers,
@@ -100,6 +101,9 @@ def up(
     for name in ("prefect", "mlflow"):
         _wait(pages[name], home)
         print(f"{name}: {pages[name].url}", flush=True)
+        if name == "mlflow":
+            for line in newest_comparison(home):
+                print(f"  {line}", flush=True)
         if name == "prefect":
             print(f"  its password is the line in {password_file(home)}", flush=True)
             print(f"  the prefect command of a shell: . {write_shell_file(home, pages[name].url + '/api')}")
@@ -125,6 +129,14 @@ def down() -> int:
     if not running:
         print("nothing was up")
     return 0
+
+
+def newest_comparison(home: Path) -> list[str]:
+    """Return a line with the address of the newest run's experiment in MLflow; [] without one."""
+    for run_dir in reversed(list_runs(home)):
+        if pages := mlflow_links(run_dir, home):
+            return [f"runs beside {run_dir.name}: {pages['comparison']}"]
+    return []
 
 
 def running_prefect(home: Path) -> str | None:

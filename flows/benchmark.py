@@ -17,6 +17,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import FailedRun
+from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.core.config import RunConfig, load_config
@@ -25,7 +26,12 @@ from antiphon.core.reporting.regressions import flatten
 from antiphon.flows.post_train import post_train
 from antiphon.flows.run_page import artifact_key
 from antiphon.lineage.ledger.layout import find_project
-from antiphon.lineage.report.benchmark_page import WORDS, build_benchmark_page
+from antiphon.lineage.report.benchmark_page import (
+    WORDS,
+    build_benchmark_page,
+    change_words,
+    noise_words,
+)
 from antiphon.lineage.report.benchmark_table import (
     BenchmarkTable,
     ComparedTable,
@@ -34,6 +40,7 @@ from antiphon.lineage.report.benchmark_table import (
     name_of_machine,
     pin_table,
     read_tables,
+    settings_of,
     write_table,
 )
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
@@ -88,7 +95,15 @@ class BenchmarkPlan(BaseModel):
     """What a failed case, or a metric that got worse beyond noise, does to the flow run."""
 
 
-@flow(name="benchmark", flow_run_name="benchmark", persist_result=False, validate_parameters=True)
+def name_of_benchmark() -> str:
+    """Return what the current flow run measures, and of which commit; it is the flow run's name."""
+    plan = BenchmarkPlan.model_validate(flow_run.get_parameters()["plan"])
+    parts = [f"{Path(path).stem} x {len(plan.seeds)} seeds" for path in plan.configs if plan.seeds]
+    parts += [Path(script.split()[0]).name for script in plan.scripts]
+    return f"{', '.join(parts) or 'nothing'} at {name_of_commit(Path.cwd())}"
+
+
+@flow(name="benchmark", flow_run_name=name_of_benchmark, persist_result=False, validate_parameters=True)
 def benchmark(plan: BenchmarkPlan) -> dict[str, Any]:
     """Measure the commit in the working directory and compare it with the one measured before.
 
@@ -99,6 +114,7 @@ def benchmark(plan: BenchmarkPlan) -> dict[str, Any]:
     configs = check_plan(plan, project, home)
     commit = name_of_commit(project)
     at = datetime.now(UTC).isoformat(timespec="seconds")
+    settings = {case: settings_of(config) for case, config in configs.items()}
     cases: dict[str, dict[str, float]] = {}
     weights: dict[str, str] = {}
     failed: dict[str, str] = {}
@@ -113,7 +129,7 @@ def benchmark(plan: BenchmarkPlan) -> dict[str, Any]:
             cases[case] = measure_script(script, number, plan.script_timeout_s, str(project), str(logs))
     if not cases:
         raise AntiphonError(f"no case of the benchmark could be measured: {'; '.join(failed.values())}")
-    table = BenchmarkTable(commit, at, name_of_machine(), cases, weights, failed)
+    table = BenchmarkTable(commit, at, name_of_machine(), cases, weights, failed, settings)
     compared = publish(table, plan, project, home, logs)
     return conclude(compared, plan)
 
@@ -238,14 +254,25 @@ def show(compared: ComparedTable, page: Path) -> None:
             "figure": c.measure.name,
             "before": c.before,
             "now": compared.table.medians()[c.measure.name],
-            "change": None if c.change is None else f"{100 * c.change:+.1f}%",
+            "change": change_words(c.change) or None,
+            "noise": noise_words(c.allowance) or None,
             "verdict": WORDS[c.verdict],
         }
         for c in compared.comparisons
     ]
+    empty = {"before": None, "now": None, "noise": None}
     rows += [
-        {"figure": case, "before": None, "now": None, "change": reason, "verdict": "failed"}
+        {"figure": case, **empty, "change": reason, "verdict": "failed"}
         for case, reason in compared.table.failed.items()
+    ]
+    rows += [
+        {
+            "figure": case,
+            **empty,
+            "change": ", ".join(f"{name}: {before} -> {now}" for name, (before, now) in fields.items()),
+            "verdict": "not compared",
+        }
+        for case, fields in compared.differing.items()
     ]
     commit = compared.table.commit
     create_table_artifact(rows, key=artifact_key("figures", commit), description=f"Metrics of {commit}")

@@ -22,10 +22,10 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound, PrefectException
-from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.flows.form import form_schema
 
 MACHINE_QUEUE = "machine"
 """Work queue of flows that fill a machine; its limit is how many of them run at once."""
@@ -71,9 +71,9 @@ DEPLOYMENTS = (
     PlannedDeployment(
         name="post-train",
         entrypoint="antiphon.flows.post_train.post_train",
-        description="Post-train a policy; the form's fields are those of docs/configuration.md.",
+        description="Post-train a policy; what is left as it is comes from examples/quickstart.yaml.",
         queue=MACHINE_QUEUE,
-        parameters={"config": {}},
+        parameters={"config": {}, "more": {}},
     ),
     PlannedDeployment(
         name="evaluate",
@@ -176,7 +176,7 @@ def load_flow(planned: PlannedDeployment) -> Any:
 
 def form_of(planned: PlannedDeployment) -> dict[str, Any]:
     """Return the JSON schema that the server draws the deployment's form from."""
-    return dict(parameter_schema(load_flow(planned)).model_dump(exclude_unset=True))
+    return form_schema(load_flow(planned), planned.parameters)
 
 
 def job_variables(options: DeployOptions) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from prefect.runtime import flow_run
 from pydantic import Field
 
 from antiphon.flows.run_page import artifact_key
@@ -12,7 +13,12 @@ from antiphon.runs.directory import home_directory
 from antiphon.runs.scores import held_out_scores, plain_scores, write_scores
 
 
-@flow(name="evaluate", flow_run_name="evaluate {run}", persist_result=False, validate_parameters=True)
+def name_of_evaluation() -> str:
+    """Return the name of the current flow run: what it evaluates."""
+    return f"evaluate {flow_run.get_parameters().get('run') or 'the newest run'}"
+
+
+@flow(name="evaluate", flow_run_name=name_of_evaluation, persist_result=False, validate_parameters=True)
 def evaluate(
     run: str = "",
     version: Annotated[int | None, Field(ge=0)] = None,

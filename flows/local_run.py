@@ -14,6 +14,7 @@ import httpx
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.reporting.run_view import RunView
+from antiphon.flows.told import ToldView
 from antiphon.runs import directory as run_directory
 from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
 from antiphon.runs.outcome import RunOutcome
@@ -40,6 +41,7 @@ def run_post_train(
         AntiphonError: with the reason, when the run did not complete.
     """
     os.environ["ANTIPHON_HOME"] = str(home)
+    view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     surroundings = Surroundings(view, options or RunOptions(), checked=True)
     preflight(config, home)
     with ExitStack() as stack:

@@ -6,8 +6,10 @@ flow moves handles: tokens and weights travel between the services.
 
 import threading
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, cast
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 import httpx
@@ -21,17 +23,20 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import BeforeValidator
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.flows.driver import Handle, StageSkipped, drive
+from antiphon.flows.form import filled, with_fields
 from antiphon.flows.hooks import clear_up, remember_flow_run
 from antiphon.flows.prefect_resilience import await_server, hold_events
 from antiphon.flows.run_page import RunPage
+from antiphon.flows.told import ToldView, hear_logs
 from antiphon.lineage.run_overview import note_cancelled
 from antiphon.runs.context import RunContext
 from antiphon.runs.directory import home_directory
-from antiphon.runs.launch import open_run
+from antiphon.runs.launch import LiveRun, current_surroundings, open_run, surrounded, upcoming_run
 from antiphon.runs.outcome import RunOutcome
 from antiphon.tasks.stages import TASKS
 
@@ -47,6 +52,10 @@ NO_SIGNAL = "NoSignal"
 """Name of the state, a failed one, in which a run ends none of whose steps trained anything."""
 
 CANCEL_REASON = "cancelled from Prefect"
+
+
+class FlowCancelled(AntiphonError):
+    """The flow run was cancelled on its page."""
 
 
 class PrefectHandle:
@@ -91,49 +100,85 @@ def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
                 run.stop(CANCEL_REASON)
 
 
+def name_of_this_run() -> str:
+    """Return the id of the run that the current flow run is about to live; it is its name from the start."""
+    given = flow_run.get_parameters()
+    config, run_id = RunConfig.model_validate(filled(given["config"])), given.get("run_id") or None
+    try:
+        return upcoming_run(with_fields(config, given.get("more") or {}), run_id, home_directory())
+    except AntiphonError:  # the flow itself says what is wrong
+        return run_id or config.run.name
+
+
 @flow(
     name="post_train",
-    flow_run_name="{run_id}",
+    flow_run_name=name_of_this_run,
     task_runner=ThreadPoolTaskRunner(max_workers=96),
     persist_result=False,
     validate_parameters=True,
     on_cancellation=[clear_up],
     on_crashed=[clear_up],
 )
-def post_train(config: RunConfig, run_id: str = "") -> Any:
+def post_train(
+    config: Annotated[RunConfig, BeforeValidator(filled)],
+    run_id: str = "",
+    more: dict[str, Any] | None = None,
+) -> Any:
     """Post-train a policy: rollout, reward, training and broadcast, overlapped within the bound.
 
     Args:
-        config: everything the run depends on; defaults are the demo's.
+        config: what a run depends on; fields that are left out are those of examples/quickstart.yaml.
         run_id: a run to continue; empty starts the configuration's next one.
+        more: fields that are seldom changed, in the sections of docs/configuration.md.
     """
+    config = with_fields(config, more or {})
     hold_events()
-    flow_run_id = UUID(str(flow_run.get_id()))
-    home, remember = home_directory(), partial(remember_flow_run, flow_run_id=str(flow_run_id))
-    with open_run(config, run_id or None, home, remember) as live:
-        page = RunPage(live.context, flow_run_id, home)
-        watcher = threading.Thread(
-            target=watch_cancellation, args=(live.context, flow_run_id), name="cancel", daemon=True
-        )
-        watcher.start()
+    flow_run_id, home, around = UUID(str(flow_run.get_id())), home_directory(), current_surroundings()
+    told = around.view if isinstance(around.view, ToldView) else ToldView(around.view)
+    page = RunPage(config, told, flow_run_id, home)
+
+    def claimed(run_dir: Path) -> None:
+        remember_flow_run(run_dir, str(flow_run_id))
+        page.begin(run_dir)
+
+    with ExitStack() as stack:
+        stack.enter_context(hear_logs(told))
+        stack.enter_context(surrounded(replace(around, view=told)))
+        stack.callback(page.close)
         try:
-            stages = PrefectStages(live.context.run_id)
-            drive(live.context, stages, live.committed)
-            outcome: RunOutcome = live.finish()
-        except AntiphonError:
-            if live.context.stop_reason == CANCEL_REASON:
-                note_cancelled(live.context.run_dir)
-                return Cancelled(message="The run was cancelled; start it again to continue it.")
+            with open_run(config, run_id or None, home, claimed) as live:
+                outcome = _live(live, flow_run_id, page)
+        except FlowCancelled as error:
+            told.stopped(str(error))
+            return Cancelled(message=str(error))
+        except AntiphonError as error:
+            told.stopped(str(error))
             await_server()
             raise
-        finally:
-            page.close()
-            live.context.stop("the flow ended")
-            watcher.join(2 * CANCEL_POLL_S)
-    await_server()
+        await_server()
     if outcome.no_signal:
         return Failed(name=NO_SIGNAL, message=outcome.no_signal[0])
     return outcome.summary()
+
+
+def _live(live: LiveRun, flow_run_id: UUID, page: RunPage) -> RunOutcome:
+    """Submit all stages of a run whose services are up and return what came of it."""
+    run = live.context
+    page.watch(run)
+    watcher = threading.Thread(target=watch_cancellation, args=(run, flow_run_id), name="cancel", daemon=True)
+    watcher.start()
+    try:
+        drive(run, PrefectStages(run.run_id), live.committed)
+        return live.finish()
+    except AntiphonError as error:
+        if run.stop_reason == CANCEL_REASON:
+            note_cancelled(run.run_dir)
+            raise FlowCancelled("The run was cancelled; start it again to continue it.") from error
+        raise
+    finally:
+        page.leave()
+        run.stop("the flow ended")
+        watcher.join(2 * CANCEL_POLL_S)
 
 
 def flush_events() -> None:

@@ -62,7 +62,12 @@ def score_span(key: str, first: int, last: int) -> dict[str, Any]:
     }
 
 
-@flow(name="replay", flow_run_name="replay {run}", persist_result=False, validate_parameters=True)
+def name_of_replay() -> str:
+    """Return the name of the current flow run: what it repeats."""
+    return f"replay {flow_run.get_parameters().get('run') or 'the newest finished run'}"
+
+
+@flow(name="replay", flow_run_name=name_of_replay, persist_result=False, validate_parameters=True)
 def replay(
     run: str = "",
     first: Annotated[int | None, Field(ge=0)] = None,

@@ -1,4 +1,4 @@
-"""Run page: what the Prefect page of a flow run shows of it: progress, versions, plan and links.
+"""Run page: what the Prefect page of a flow run shows of it: progress, versions, plan, links and log.
 
 A thread of its own looks at the run every few seconds and rewrites the same three artifacts,
 so a long run leaves no pile of them, no stage ever waits for a page, and a server that is away
@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from uuid import UUID
 import httpx
 import structlog
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 from prefect.exceptions import PrefectException
 
 from antiphon.core.config import RunConfig
@@ -26,6 +26,9 @@ from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
+from antiphon.flows.told import ToldView
+from antiphon.lineage.tracking.description import differing
+from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs.context import RunContext, StageSpan
 
 _log = structlog.get_logger(__name__)
@@ -42,8 +45,14 @@ ANSWER_S = 5.0
 TABLE_VERSIONS = 50
 """Newest versions in the table; the report has them all."""
 
+LINES_SENT = 200
+"""Lines of the log in one request."""
+
 RECENT_STEPS = 20
 """Steps that measured seconds are the median of."""
+
+_LINKED = ("report: ", "look around: ", "beside other runs: ")
+"""Sentences of an outcome whose places the page links to."""
 
 _AWAY = (PrefectException, httpx.HTTPError, OSError)
 
@@ -60,70 +69,131 @@ class PageContent:
 
 
 class RunPage:
-    """Keeps the artifacts of one flow run up to date until it is closed."""
+    """Keeps artifacts, name and log of one flow run up to date, from the run's claim to its end."""
 
-    def __init__(self, run: RunContext, flow_run_id: UUID, home: Path) -> None:
-        """Name the flow run after the run and begin to write its page.
-
-        In the home directory `antiphon up` says what it serves.
-        """
-        self._run = run
-        self._flow_run_id = flow_run_id
-        self._home = home
+    def __init__(self, config: RunConfig, told: ToldView, flow_run_id: UUID, home: Path) -> None:
+        """Wait for `begin`; in the home directory `antiphon up` says what it serves."""
+        self._config, self._told, self._flow_run_id, self._home = config, told, flow_run_id, home
+        self._run_dir = home
+        self._run: RunContext | None = None
+        self._status: RunStatus | None = None
+        self._figures = RunFigures()
         self._commits: list[StepCommit] = []
+        self._spans: list[StageSpan] = []
+        self._scored: set[int] = set()
         self._artifacts: dict[str, tuple[UUID, str]] = {}
         self._over = threading.Event()
+        self._looking = threading.Lock()
         self._away = False
         self._thread = threading.Thread(target=self._work, name="page", daemon=True)
+
+    def begin(self, run_dir: Path) -> None:
+        """Write what is asked for, and go on writing until `close`."""
+        self._run_dir = run_dir
         self._thread.start()
+
+    def watch(self, run: RunContext) -> None:
+        """Look at the run, whose services are up, from now on."""
+        self._run = run
+
+    def leave(self) -> None:
+        """Look at the run a last time: its services are about to end."""
+        with self._looking:
+            self._ask()
+            self._run = None
 
     def close(self) -> None:
         """Write the page a last time and stop."""
         self._over.set()
-        self._thread.join(4 * ANSWER_S)
+        if self._thread.ident is not None:
+            self._thread.join(4 * ANSWER_S)
 
     def _work(self) -> None:
         with get_client(sync_client=True) as client:
+            name = self._run_dir.name
+            self._try(lambda: client.update_flow_run(self._flow_run_id, name=name))
             looks = 0
-            self._try(lambda: client.update_flow_run(self._flow_run_id, name=self._run.run_id))
             while not self._over.wait(PAGE_S if looks else 0.0):
                 self._look(client, whole=looks % SLOW_LOOKS == 0)
                 looks += 1
             self._look(client, whole=True)
 
     def _look(self, client: SyncPrefectClient, whole: bool) -> None:
+        with self._looking:
+            self._ask()
+        told = self._told
+        facts = PageFacts(
+            run_id=self._run_dir.name,
+            config=self._config,
+            status=self._status,
+            commits=tuple(self._commits),
+            spans=tuple(self._spans),
+            links=links(self._run_dir, self._home),
+            alarms=tuple(told.alarms),
+            figures=self._figures,
+            outcome=tuple(line for line in told.outcome if not line.startswith(_LINKED)),
+        )
+        self._try(lambda: self._write(client, page_content(facts), whole))
+        self._try(lambda: self._send(client))
+
+    def _ask(self) -> None:
+        """Ask the coordinator for what is new, and keep a line for each step and score."""
         run = self._run
+        if run is None:
+            return
+        self._spans = list(run.spans)
         try:
-            status = run.clients.run(run.coordinator.status(), ANSWER_S)
+            self._status = status = run.clients.run(run.coordinator.status(), ANSWER_S)
             more = True
             while more:
                 after = self._commits[-1].step if self._commits else -1
                 page = run.clients.run(run.coordinator.commits_after(after), ANSWER_S)
                 self._commits += page.commits
+                for commit in page.commits:
+                    self._told.say(step_line(commit, self._config.run.steps))
                 more = page.more
         except UnavailableError:
             return  # the stages notice and say so; the page just waits
         except AntiphonError as error:
             _log.warning("page.failed", error=str(error))
             return
-        figures = RunFigures() if run.recorder is None else run.recorder.figures()
-        found = links(run.run_dir, self._home)
-        content = page_content(run.config, status, self._commits, list(run.spans), found, figures)
-        self._try(lambda: self._write(client, content, whole))
+        self._figures = RunFigures() if run.recorder is None else run.recorder.figures()
+        for evaluation in status.evaluations:
+            if evaluation.complete and evaluation.version not in self._scored:
+                self._scored.add(evaluation.version)
+                self._told.say(
+                    f"held-out pass@1 of version {evaluation.version}: {share(evaluation.reward_mean)}"
+                )
+
+    def _send(self, client: SyncPrefectClient) -> None:
+        while lines := self._told.take(LINES_SENT):
+            client.create_logs(
+                LogCreate(
+                    name="antiphon",
+                    level=line.level,
+                    message=line.text,
+                    timestamp=line.at,
+                    flow_run_id=self._flow_run_id,
+                )
+                for line in lines
+            )
+            self._told.drop(lines)
 
     def _write(self, client: SyncPrefectClient, content: PageContent, whole: bool) -> None:
         self._put(client, "progress", "progress", content.percent, "Steps committed")
         if whole:
             versions = json.dumps(content.versions)
+            self._put(
+                client, "plan", "markdown", content.plan, "What was asked, how it goes, what came of it"
+            )
             self._put(client, "versions", "table", versions, "Policy versions, newest first")
-            self._put(client, "plan", "markdown", content.plan, "Plan, measured seconds and links")
 
     def _put(self, client: SyncPrefectClient, name: str, kind: str, data: Any, description: str) -> None:
         known = self._artifacts.get(name)
         if known is None:
             made = client.create_artifact(
                 ArtifactCreate(
-                    key=artifact_key(name, self._run.run_id),
+                    key=artifact_key(name, self._run_dir.name),
                     type=kind,
                     data=data,
                     description=description,
@@ -155,21 +225,45 @@ def artifact_key(name: str, run_id: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{name}-{run_id}".lower()).strip("-")
 
 
-def page_content(
-    config: RunConfig,
-    status: RunStatus,
-    commits: Sequence[StepCommit],
-    spans: Sequence[StageSpan],
-    links: Mapping[str, str],
-    figures: RunFigures,
-) -> PageContent:
+@dataclass(frozen=True, slots=True)
+class PageFacts:
+    """All that a run's page is drawn from."""
+
+    run_id: str
+    config: RunConfig
+    status: RunStatus | None = None
+    """The newest look; None before the services were up."""
+    commits: Sequence[StepCommit] = ()
+    spans: Sequence[StageSpan] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    alarms: Sequence[str] = ()
+    figures: RunFigures = field(default_factory=RunFigures)
+    """Up to the last recorded step."""
+    outcome: Sequence[str] = ()
+    """Sentences of what came of it; empty before its end."""
+
+
+def page_content(facts: PageFacts) -> PageContent:
     """Draw a run's page from what is known at this moment; decides nothing and waits for nothing."""
-    scores = {e.version: e.reward_mean for e in status.evaluations if e.complete}
+    status = facts.status
+    scores = {e.version: e.reward_mean for e in status.evaluations if e.complete} if status else {}
     return PageContent(
-        percent=round(100.0 * status.committed_steps / max(1, status.steps_total), 1),
-        versions=[_row(commit, scores) for commit in reversed(commits[-TABLE_VERSIONS:])],
-        plan=_plan(config, status, spans, links, figures),
+        percent=round(100.0 * len(facts.commits) / facts.config.run.steps, 1),
+        versions=[_row(commit, scores) for commit in reversed(facts.commits[-TABLE_VERSIONS:])],
+        plan=_plan(facts),
     )
+
+
+def step_line(commit: StepCommit, steps: int) -> str:
+    """Say in one line what a step did.
+
+    >>> step_line(StepCommit(0, 1, "", "", {"reward_mean": 0.25, "staleness_max": 1.0, "train_s": 2.0}), 9)
+    'step 1 of 9: training reward 25.0%, staleness at most 1, 2.0 s of training'
+    """
+    metrics = commit.metrics
+    parts = [f"step {commit.step + 1} of {steps}: training reward {share(metrics.get('reward_mean'))}"]
+    parts += [f"staleness at most {metrics.get('staleness_max', 0.0):.0f}"]
+    return ", ".join([*parts, f"{metrics.get('train_s', 0.0):.1f} s of training"])
 
 
 def _row(commit: StepCommit, scores: Mapping[int, float]) -> dict[str, Any]:
@@ -191,37 +285,49 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _plan(
-    config: RunConfig,
-    status: RunStatus,
-    spans: Sequence[StageSpan],
-    links: Mapping[str, str],
-    figures: RunFigures,
-) -> str:
-    loop = config.loop
-    asked = {
-        "steps": str(config.run.steps),
-        "trajectories in a step": f"{loop.prompts_per_step} prompts x {loop.group_size}",
-        "staleness bound": f"{loop.max_staleness} versions, {loop.mode} mode",
-        "a snapshot every": f"{loop.publish_interval} steps",
-        "workers here": f"{config.rollout.workers}, {config.rollout.concurrent_groups} groups each",
-    }
-    now = {
+def _plan(facts: PageFacts) -> str:
+    base, fields = differing(facts.config)
+    parts = [
+        f"# {facts.run_id}",
+        "\n".join(f"- {line}" for line in facts.outcome),
+        _table("now", _now(facts).items()) if not facts.outcome else "",
+        "\n".join(f"- **{line}**" for line in facts.alarms),
+        _table("figures up to the last recorded step", facts.figures.rows() if facts.figures.steps else ()),
+        _table("asked for", _asked(facts.config).items()),
+        _table(f"differs from {base or 'the defaults'} in", fields.items()),
+        _table(
+            f"median of the last {RECENT_STEPS} steps, waiting included",
+            [(stage, f"{seconds:.2f} s") for stage, seconds in stage_seconds(facts.spans).items()],
+        ),
+        _table("where", facts.links.items()),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _now(facts: PageFacts) -> dict[str, str]:
+    status = facts.status
+    if status is None:
+        return {"state": "the services are starting; this usually takes less than two minutes"}
+    return {
         "committed": f"{status.committed_steps} of {status.steps_total} steps",
         "workers": ", ".join(f"{w.worker_id} ({w.state})" for w in status.workers) or "none",
         "waiting for": status.paused_reason or status.waiting or "nothing",
         "not scored": f"{status.trajectories_failed} answers",
     }
-    measured = {stage: f"{seconds:.2f} s" for stage, seconds in stage_seconds(spans).items()}
-    parts = [
-        f"# {status.run_id}",
-        _table("plan", asked.items()),
-        _table("now", now.items()),
-        _table("figures up to the last recorded step", figures.rows()),
-        _table(f"median of the last {RECENT_STEPS} steps, waiting included", measured.items()),
-        _table("where", links.items()),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _asked(config: RunConfig) -> dict[str, str]:
+    loop = config.loop
+    return {
+        "policy": config.model.path,
+        "task": config.environment.name,
+        "steps": str(config.run.steps),
+        "trajectories in a step": f"{loop.prompts_per_step} prompts x {loop.group_size}",
+        "staleness bound": f"{loop.max_staleness} versions, {loop.mode} mode",
+        "objective": f"{config.algorithm.objective}, learning rate {config.learner.learning_rate:g}",
+        "a snapshot every": f"{loop.publish_interval} steps",
+        "workers here": f"{config.rollout.workers}, {config.rollout.concurrent_groups} groups each",
+    }
 
 
 def stage_seconds(spans: Sequence[StageSpan]) -> dict[str, float]:
@@ -244,24 +350,14 @@ def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def links(run_dir: Path, home: Path) -> dict[str, str]:
-    """Return where more of a run is: its folder, its report, and its page in MLflow if that is served."""
-    found = {"folder": f"`{run_dir}`"}
+    """Return where more of a run is: its folder, its report, and its pages in MLflow if they are served."""
+    found, pages = {"folder": f"`{run_dir}`"}, mlflow_links(run_dir, home)
     report = run_dir / "report.html"
     if report.exists():
-        found["report"] = f"[report.html]({report.as_uri()})"
-    mapping, served = run_dir / "mlflow.json", _served_mlflow(home)
-    if mapping.exists():
-        known = json.loads(mapping.read_text(encoding="utf-8"))
-        base = known["tracking_uri"] if known["tracking_uri"].startswith("http") else served
-        if base:
-            found["MLflow"] = f"[run {known['run_id'][:8]}]({base.rstrip('/')}/#/runs/{known['run_id']})"
-        else:
-            found["MLflow"] = f"run `{known['run_id']}`; `antiphon up` serves its page"
+        # A browser opens no file from a page of a server, so the copy in MLflow is the one to click on.
+        found["report"] = f"`{report}`" + (f", [in MLflow]({pages['report']})" if pages else "")
+    if pages:
+        found["MLflow"] = f"[this run]({pages['run']}), [beside the others]({pages['comparison']})"
+    elif (run_dir / "mlflow.json").exists():
+        found["MLflow"] = "`./antiphon up` serves its page"
     return found
-
-
-def _served_mlflow(home: Path) -> str:
-    up = home / "up.json"
-    if not up.exists():
-        return ""
-    return str(json.loads(up.read_text(encoding="utf-8")).get("mlflow", {}).get("url", ""))

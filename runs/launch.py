@@ -28,6 +28,7 @@ from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
+from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
@@ -150,9 +151,28 @@ class LiveRun:
         run.call(lambda: run.coordinator.finish())
         if run.recorder is not None:
             run.recorder.record_end(run.call(lambda: packed_events(run.coordinator), None))
-        self.view.finished(outcome.lines(report))
+        pages = mlflow_links(run.run_dir, run.run_dir.parents[1])
+        side_by_side = [f"beside other runs: {pages['comparison']}"] if pages else []
+        self.view.finished([*outcome.lines(report), *side_by_side])
         self.outcome = outcome
         return outcome
+
+
+def current_surroundings() -> Surroundings:
+    """Return what the caller of the current flow handed to it."""
+    return _surroundings.get() or Surroundings()
+
+
+def upcoming_run(config: RunConfig, run_id: str | None, home: Path) -> str:
+    """Return the id of the run that `open_run` would open now.
+
+    Raises:
+        ConfigError: as `open_run` does, for a `run_id` that cannot be continued.
+    """
+    surroundings = current_surroundings()
+    if surroundings.live is not None:
+        return surroundings.live.context.run_id
+    return run_directory.choose_run(config, run_id, home, surroundings.options.fresh).run_id
 
 
 @contextmanager
@@ -174,7 +194,7 @@ def open_run(
     opened = time.perf_counter()
     if not structlog.is_configured():
         configure_logs("warning")  # a Prefect worker started this process, not our command
-    surroundings = _surroundings.get() or Surroundings()
+    surroundings = current_surroundings()
     if surroundings.live is not None:
         claimed(surroundings.live.context.run_dir)
         yield surroundings.live

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.environments.outside import OutsideEnvironment
 from antiphon.environments.environment import Problem
+from antiphon.environments.outside import OutsideEnvironment
 from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore

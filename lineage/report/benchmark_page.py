@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from antiphon.core.reporting.regressions import Comparison, Direction, Verdict
+from antiphon.core.reporting.regressions import Comparison, Verdict
 from antiphon.lineage.report.benchmark_table import BenchmarkTable, ComparedTable
 from antiphon.lineage.report.render import render
 from antiphon.system.files import write_atomically
@@ -37,7 +37,8 @@ def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTabl
         UnavailableError: when the file cannot be written.
     """
     table = compared.table
-    same_machine = [t for t in tables if t.machine == table.machine][-HISTORY_SHOWN:]
+    alike = [t.like(table) for t in tables if t.machine == table.machine]
+    same_machine = [t for t in alike if t.cases][-HISTORY_SHOWN:]
     earlier = next((t for t in reversed(tables) if t.commit == compared.before), None)
     counts = Counter(comparison.verdict for comparison in compared.comparisons)
     order = list(WORDS)
@@ -58,10 +59,15 @@ def build_benchmark_page(compared: ComparedTable, tables: Sequence[BenchmarkTabl
             _row(comparison, table, same_machine)
             for comparison in sorted(compared.comparisons, key=lambda c: order.index(c.verdict))
         ],
-        names=table.names(),
+        names=table.judged(),
         cases=[
-            (case, *(_number(values.get(name)) for name in table.names()))
+            (case, *(_number(values.get(name)) for name in table.judged()))
             for case, values in table.cases.items()
+        ],
+        differing=[
+            (case, name, before, now)
+            for case, fields in compared.differing.items()
+            for name, (before, now) in fields.items()
         ],
         failed=table.failed,
         notes=_notes(compared, earlier),
@@ -76,11 +82,11 @@ def _row(comparison: Comparison, table: BenchmarkTable, tables: Sequence[Benchma
     verdict = Markup('<span class="{}">{}</span>').format(comparison.verdict.value, WORDS[comparison.verdict])
     return [
         name,
-        "" if direction is Direction.NEITHER else direction.value,
+        direction.value,
         _number(comparison.before),
         _number(now),
-        _percent(comparison.change, signed=True),
-        _percent(comparison.allowance, signed=False),
+        change_words(comparison.change),
+        noise_words(comparison.allowance),
         str(comparison.pairs or ""),
         verdict,
         history_plot(name, tables),
@@ -126,7 +132,10 @@ def _notes(compared: ComparedTable, earlier: BenchmarkTable | None) -> list[str]
         "and at least three of four pairs agree.",
         "Noise is the largest of the metric's tolerance (twice that with fewer than three pairs), three "
         "standard errors of the pairs' spread, and three times the usual distance between commits.",
-        "Only tables of the same kind of machine are compared.",
+        "Only tables of the same kind of machine are compared, and of these only cases with equal "
+        "configurations; fields that only say where things lie do not count.",
+        "A change is relative to the value before. Changes and noise are weighed relative to the larger of "
+        "the two values, so that a change and its way back weigh the same.",
     ]
     changed = compared.other_weights(earlier)
     if changed:
@@ -137,11 +146,32 @@ def _notes(compared: ComparedTable, earlier: BenchmarkTable | None) -> list[str]
     return notes
 
 
+def change_words(change: float | None) -> str:
+    """Write a comparison's change relative to the value before; one from nothing has no number.
+
+    >>> change_words(0.5), change_words(-0.5), change_words(0.0), change_words(1.0)
+    ('+100.0%', '-50.0%', '0.0%', 'from 0')
+    """
+    if change is None:
+        return ""
+    # Comparisons weigh a change and its way back alike: it is relative to the larger of the two values.
+    if change >= 1.0:
+        return "from 0"
+    return f"{100 * (change / (1.0 - change) if change > 0 else change):{'+' if change else ''}.1f}%"
+
+
+def noise_words(allowance: float | None) -> str:
+    """Write how far a metric may rise and fall without being judged.
+
+    >>> noise_words(0.2), noise_words(0.0), noise_words(1.0)
+    ('+25.0% or -20.0%', 'none', 'any')
+    """
+    if allowance is None:
+        return ""
+    if 0.0 < allowance < 1.0:
+        return f"{change_words(allowance)} or {change_words(-allowance)}"
+    return "any" if allowance else "none"
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _percent(value: float | None, *, signed: bool) -> str:
-    if value is None:
-        return ""
-    return f"{100 * value:+.1f}%" if signed else f"±{100 * value:.1f}%"

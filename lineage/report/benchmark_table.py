@@ -9,15 +9,16 @@ keeps both, because its entries are named after their content.
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
+from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError
-from antiphon.core.reporting.regressions import Comparison, Verdict, compare, measure_for
-from antiphon.lineage.documents.manifest import code_revision, hardware
+from antiphon.core.reporting.regressions import Comparison, Direction, Verdict, compare, measure_for
+from antiphon.lineage.documents.manifest import code_revision, flatten_config, hardware
 from antiphon.lineage.ledger.pins import Ledger
 from antiphon.system.files import write_atomically
 
@@ -26,6 +27,18 @@ FORMAT = 1
 
 COMMIT_DIGITS = 12
 """Digits of a commit in file names and tables."""
+
+PLACES = frozenset(
+    {
+        "coordinator.journal_url",
+        *(f"record.{name}" for name in ("artifact_url", "artifact_endpoint", "ledger")),
+        *(
+            f"services.{name}"
+            for name in ("host", "address", "credentials", "coordinator_port", "metrics_port")
+        ),
+    }
+)
+"""Fields of a configuration that change with the machine and not with the work."""
 
 LEDGER_NAME = "benchmarks"
 """The ledger that the tables are pinned in, beside those of the runs."""
@@ -47,6 +60,35 @@ class BenchmarkTable:
     """Case -> digest of the final weights; equal digests say that nothing about learning changed."""
     failed: dict[str, str] = field(default_factory=dict)
     """Case -> why it has no metrics."""
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Case -> field -> value: its resolved configuration, without what only says where things lie; a script
+    has none beside its arguments, which are its name."""
+
+    def differs(self, other: Self) -> dict[str, dict[str, tuple[str, str]]]:
+        """Return case -> field -> (value in `other`, value here), for cases of both whose settings differ."""
+        found = {}
+        for case in self.cases.keys() & other.cases.keys():
+            here, there = self.settings.get(case, {}), other.settings.get(case, {})
+            if here and there:
+                pairs = {
+                    name: (there.get(name, ""), here.get(name, "")) for name in here.keys() | there.keys()
+                }
+                fields = {name: pairs[name] for name in sorted(pairs) if pairs[name][0] != pairs[name][1]}
+            else:  # a table of a time when they were not recorded, or a script, which has none
+                fields = {} if here == there else {"configuration": ("not recorded", "recorded")}
+            if fields:
+                found[case] = fields
+        return dict(sorted(found.items()))
+
+    def like(self, other: Self) -> Self:
+        """Return this table with only those cases that `other` has with equal settings."""
+        differing = self.differs(other)
+        cases = {c: m for c, m in self.cases.items() if c in other.cases and c not in differing}
+        return replace(self, cases=cases)
+
+    def judged(self) -> list[str]:
+        """Return the names of the metrics that have a better side."""
+        return [name for name in self.names() if measure_for(name).better is not Direction.NEITHER]
 
     def metric(self, name: str) -> dict[str, float]:
         """Return case -> value of one metric, where it was measured."""
@@ -57,8 +99,8 @@ class BenchmarkTable:
         return list(dict.fromkeys(name for metrics in self.cases.values() for name in metrics))
 
     def medians(self) -> dict[str, float]:
-        """Return metric -> median over the cases that have it."""
-        return {name: median(self.metric(name).values()) for name in self.names()}
+        """Return metric with a better side -> median over the cases that have it."""
+        return {name: median(self.metric(name).values()) for name in self.judged()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +111,8 @@ class ComparedTable:
     before: str
     """Commit it was compared with; empty when there was none."""
     comparisons: tuple[Comparison, ...]
+    differing: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    """Case -> field -> (before, now), for cases that were not compared: their settings differ."""
 
     def worse(self) -> list[str]:
         """Return the metrics that got worse beyond noise."""
@@ -89,6 +133,11 @@ def name_of_commit(project: Path) -> str:
     return f"{name}+{str(revision['changes_md5'])[:8]}" if revision["modified"] else name
 
 
+def settings_of(config: RunConfig) -> dict[str, str]:
+    """Return field -> value of a resolved configuration, without what only says where things lie."""
+    return {name: value for name, value in flatten_config(config).items() if name not in PLACES}
+
+
 def name_of_machine() -> str:
     """Return the kind of this machine, by which tables are kept apart."""
     found = hardware()
@@ -99,9 +148,11 @@ def name_of_machine() -> str:
 def compare_tables(table: BenchmarkTable, earlier: Sequence[BenchmarkTable]) -> ComparedTable:
     """Compare a table with the newest earlier one of another commit on the same kind of machine.
 
-    `earlier` has all others, oldest first; their spread counts as noise too.
+    Only cases with equal settings are compared, and only metrics that have a better side. `earlier` has all
+    others, oldest first; their spread counts as noise too.
     """
-    comparable = [t for t in earlier if t.machine == table.machine and t.commit != table.commit]
+    others = [t for t in earlier if t.machine == table.machine and t.commit != table.commit]
+    comparable = [like for t in others if (like := t.like(table)).cases]
     before = comparable[-1] if comparable else None
     comparisons = tuple(
         compare(
@@ -110,9 +161,11 @@ def compare_tables(table: BenchmarkTable, earlier: Sequence[BenchmarkTable]) -> 
             table.metric(name),
             [t.metric(name) for t in comparable[:-1]],
         )
-        for name in table.names()
+        for name in table.judged()
     )
-    return ComparedTable(table, before.commit if before else "", comparisons)
+    named = next((t for t in reversed(others) if before is None or t.commit == before.commit), None)
+    differing = table.differs(named) if named is not None else {}
+    return ComparedTable(table, before.commit if before else "", comparisons, differing)
 
 
 def read_tables(folder: Path) -> list[BenchmarkTable]:

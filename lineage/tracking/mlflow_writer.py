@@ -55,6 +55,7 @@ class MlflowWriter(Writer):
         params: Mapping[str, str],
         tags: Mapping[str, str],
         first_pause_s: float = FIRST_PAUSE_S,
+        experiment_tags: Mapping[str, str] | None = None,
     ) -> None:
         """Open the MLflow run, or the one that an earlier process opened, as the first job.
 
@@ -64,6 +65,7 @@ class MlflowWriter(Writer):
                 MLFLOW_TRACKING_URI names another place.
             experiment, run_id, params, tags: see `RunPlan`.
             first_pause_s: pause before a second attempt; it doubles with each further one.
+            experiment_tags: what the experiment is to say.
         """
         super().__init__("mlflow", first_pause_s)
         self._mapping = run_dir / "mlflow.json"
@@ -77,7 +79,7 @@ class MlflowWriter(Writer):
         self._refusal = ""
         """Why nothing more is written; said once."""
         root = self._folder / "artifacts" if self._is_own else None
-        plan = RunPlan(experiment, run_id, dict(params), dict(tags), root)
+        plan = RunPlan(experiment, run_id, dict(params), dict(tags), root, dict(experiment_tags or {}))
         self.put("run", lambda: self._open(plan))
 
     def write(self, label: str, call: Callable[[TrackedRun], object]) -> None:

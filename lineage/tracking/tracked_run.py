@@ -13,6 +13,7 @@ from typing import Any
 
 from antiphon.core.errors import ContractError
 from antiphon.core.reporting.figures import VersionTotals
+from antiphon.lineage.tracking.charts import HELDOUT, chart_name
 from antiphon.lineage.tracking.system_metrics import SystemSample
 from antiphon.lineage.tracking.totals import total_metrics
 from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
@@ -30,19 +31,24 @@ RECORD_TAG = "antiphon.record"
 VERSION_TAG = "antiphon.version"
 TRACES_TAG = "antiphon.traces"
 PARENT_TAG = "mlflow.parentRunId"
-HELDOUT = "heldout/pass_at_1"
+NOTE_TAG = "mlflow.note.content"
+"""Tag of a run or an experiment that its page shows as a text."""
+STEP_METRIC = chart_name("loss")
+"""A metric that every recorded step has."""
 MODEL_METRICS = frozenset(
-    {
-        "batch/reward_mean",
-        "completion_tokens_mean",
-        "drafting_gain",
-        "gradient_norm",
-        "kl_k3",
-        "loss",
-        "reward_mean",
-        "staleness_max",
-        "staleness_mean",
-    }
+    map(
+        chart_name,
+        (
+            "completion_tokens_mean",
+            "drafting_gain",
+            "gradient_norm",
+            "kl_k3",
+            "loss",
+            "reward_mean",
+            "staleness_max",
+            "staleness_mean",
+        ),
+    )
 )
 """Metrics of a step that its logged model carries too; each costs a second row in MLflow."""
 
@@ -53,11 +59,13 @@ class RunPlan:
 
     experiment: str
     run_id: str
-    """Our run id; the MLflow run's name."""
+    """The MLflow run's name."""
     params: Mapping[str, str]
     tags: Mapping[str, str]
     artifact_root: Path | None
     """Folder of the artifacts of a local database; None leaves the place to the server."""
+    experiment_tags: Mapping[str, str] = field(default_factory=dict)
+    """What the experiment is to say; set again where it says something else."""
 
 
 @dataclass(slots=True)
@@ -88,7 +96,7 @@ class TrackedRun:
         client, run = self.client, self.client.get_run(self.run_id)
         self.linked = {output.model_id for output in run.outputs.model_outputs}
         self.inputs = {entry.dataset.name for entry in run.inputs.dataset_inputs}
-        for name, known in (("version", "steps"), ("wall_s", "totals"), (HELDOUT, "evaluations")):
+        for name, known in ((STEP_METRIC, "steps"), ("wall_s", "totals"), (HELDOUT, "evaluations")):
             setattr(self, known, {point.step for point in client.get_metric_history(self.run_id, name)})
         wanted = f"source_run_id = '{self.run_id}'"
         for model in _pages(
@@ -145,6 +153,11 @@ class TrackedRun:
             self.client.log_batch(self.run_id, metrics=entries)
         self.steps.add(step)
         self.totals |= {known.version for known in new}
+
+    def tell(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        for name, value in tags.items():
+            self.client.set_tag(self.run_id, name, value)
 
     def log_summary(self, step: int, metrics: Mapping[str, float], at: float) -> None:
         """Log what the run says of itself after `step` steps."""
@@ -271,6 +284,7 @@ def open_tracked_run(client: Any, uri: str, plan: RunPlan, mapping: Path) -> Tra
             raise ContractError(gone)
         client.update_run(tracked.run_id, status="RUNNING")
         tracked.reload()
+    _tag_experiment(client, tracked.experiment_id, plan.experiment_tags)
     if not run.data.params:
         _log_params(client, tracked.run_id, plan.params)
     _write(mapping, {"tracking_uri": uri, "experiment_id": tracked.experiment_id, "run_id": tracked.run_id})
@@ -312,6 +326,13 @@ def _experiment_id(client: Any, uri: str, plan: RunPlan) -> str:
     if found.lifecycle_stage == "deleted":
         raise ContractError(_deleted_experiment(found, uri))
     return str(found.experiment_id)
+
+
+def _tag_experiment(client: Any, experiment_id: str, tags: Mapping[str, str]) -> None:
+    known = client.get_experiment(experiment_id).tags if tags else {}
+    for name, value in tags.items():
+        if known.get(name) != value:
+            client.set_experiment_tag(experiment_id, name, value)
 
 
 def _deleted_experiment(experiment: Any, uri: str) -> str:

@@ -16,12 +16,14 @@ from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.champion import crown
+from antiphon.lineage.tracking.charts import HELDOUT, chart_name, comparison_tag
+from antiphon.lineage.tracking.description import differing, display_name, note, origin_tags
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.lineage.tracking.model_files import Exporter
 from antiphon.lineage.tracking.system_metrics import SystemSampler
 from antiphon.lineage.tracking.totals import summarise
 from antiphon.lineage.tracking.traces import read_trajectories
-from antiphon.lineage.tracking.tracked_run import HELDOUT, TrackedRun
+from antiphon.lineage.tracking.tracked_run import NOTE_TAG, TrackedRun
 from antiphon.lineage.writer import FIRST_PAUSE_S
 
 SAMPLES_PER_STEP = 100
@@ -55,10 +57,15 @@ class Tracker:
         self._export, self._scratch = export, run_dir / "exports"
         self._totals = FiguresFold(config)
         self._shown: set[int] = set()
+        self._run_dir, self._home = run_dir, home
         tags = {"antiphon.run_id": run_id, "antiphon.mode": config.loop.mode}
+        name = display_name(run_id, differing(config)[1])
+        view = dict([comparison_tag()])
         self.mlflow = MlflowWriter(
-            run_dir, home, config.run.name, run_id, flatten_config(config), tags, first_pause_s
+            run_dir, home, config.run.name, name, flatten_config(config), tags, first_pause_s, view
         )
+        self.mlflow.write("origin", lambda run: run.tell(origin_tags(config)))
+        self._describe()
         self._sampler: SystemSampler | None = None
         if config.record.system_metrics_s > 0:
             self._sampler = SystemSampler(config.record.system_metrics_s, log.wall_s)
@@ -99,15 +106,16 @@ class Tracker:
     def step(self, line: Mapping[str, Any]) -> None:
         """Log a committed step, as the run log has it."""
         step, timings, batch = int(line["step"]), line["timings"], line["batch"] or {}
-        metrics = {**line["metrics"], **{k: v for k, v in timings.items() if _is_metric(k, v)}}
-        metrics |= {f"batch/{key}": value for key, value in batch.items() if isinstance(value, int | float)}
+        # A commit repeats most of what is known of its batch; each number is drawn once.
+        metrics = {k: v for k, v in batch.items() if k != "tokens" and isinstance(v, int | float)}
+        metrics |= {**line["metrics"], **{k: v for k, v in timings.items() if _is_metric(k, v)}}
         if batch.get("replaced"):
-            metrics["batch/voided"] = len(batch["replaced"])
-        for staleness, count in batch.get("staleness_histogram", {}).items():
-            metrics[f"batch/staleness_{staleness}"] = count
+            metrics["voided"] = len(batch["replaced"])
         if timings.get("workers"):
-            metrics["batch/workers"] = len(timings["workers"])
-        metrics["version"] = int(line["version"])
+            metrics["workers"] = len(timings["workers"])
+        metrics = {chart_name(name): value for name, value in metrics.items()}
+        for staleness, count in batch.get("staleness_histogram", {}).items():
+            metrics[f"staleness/trajectories.staleness_{staleness}"] = count
         totals = self._totals.add(line)
         samples = self._sampler.collect(SAMPLES_PER_STEP) if self._sampler is not None else []
         self.mlflow.write(
@@ -117,7 +125,7 @@ class Tracker:
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Log a finished evaluation, as the run log has it; its version may become the champion."""
         version, prompts, reward = int(line["version"]), int(line["prompts"]), line["reward_mean"]
-        metrics = {HELDOUT: reward, "heldout/completion_tokens_mean": line["completion_tokens_mean"]}
+        metrics = {HELDOUT: reward, "heldout/tokens_mean": line["completion_tokens_mean"]}
         label, at = f"evaluation {version}", line["timings"]["at"]
         self.mlflow.write(label, lambda run: run.log_evaluation(version, metrics, prompts, at))
         experiment, files = self._config.run.name, (self._export, self._scratch)
@@ -145,7 +153,15 @@ class Tracker:
         if steps:
             at = max(line["timings"]["at"] for line in (*steps, *held))
             self.mlflow.summarise(len(steps), summarise(steps, held, self._config), at)
+        self._describe()  # the flow run is known by now
         self.mlflow.end("FINISHED" if len(steps) >= self._config.run.steps else "KILLED")
+
+    def _describe(self) -> None:
+        def write(run: TrackedRun) -> None:
+            text = note(self._config, self._run_dir, self._home, run.experiment_id, run.run_id)
+            run.tell({NOTE_TAG: text})
+
+        self.mlflow.write("description", write)
 
     def _show(self, version: int, step: int, digest: str, timings_digest: str, at: float) -> None:
         """Show a few trajectories of an evaluated version, from the first batch that has any."""

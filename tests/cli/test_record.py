@@ -41,7 +41,7 @@ def test_records_of_a_finished_run_are_brought_in_once(
         files = [file.path for file in client.list_artifacts(run.mlflow_run_id())]
         assert files == ["plots", "report.html"]
     assert counted[0] == counted[1]
-    assert counted[0]["points"]["loss"] == [(0, 1.0), (1, 0.5)]
+    assert counted[0]["points"]["learning/loss"] == [(0, 1.0), (1, 0.5)]
     assert [name for name, *_ in counted[0]["children"]] == ["evaluate v0", "evaluate v2"]
     assert counted[0]["datasets"] == 2 and len(counted[0]["traces"]) == 2
 

@@ -20,11 +20,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
 from antiphon.cli.up import read_pages
+from antiphon.lineage.tracking.charts import run_link
 from antiphon.runs.prefect_server import server_password
 from tests.support.browser import Browser
 from tests.support.main_job import PROJECT as ROOT
@@ -34,16 +34,12 @@ from tests.support.tracked_runs import TrackedRunFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 CLOSE_S = 120.0
-BOUND = "Max Staleness (Optional)"
-"""Prefect's words for the form's field `loop.max_staleness`."""
-
-WANTED = (
-    "summary/wall_s_to_reward_0.5",
-    "summary/dollars_to_reward_0.5",
-    "summary/reward_last",
-    "summary/staleness_mean",
-)
-"""What the comparison is asked to draw: the first two of these that both runs have."""
+BOUND = "Staleness bound S, versions"
+"""The form's words for `loop.max_staleness`."""
+FORM_PX = 2800
+"""The form of a run is at most so high, before anything is opened."""
+ASSISTANT = "document.querySelector('button[aria-label=Close]')?.click()"
+"""Closes the panel that MLflow opens on a first visit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +50,8 @@ class Site:
     run: str
     prefect: str
     mlflow: str
+    comparison: str
+    """The page that `up` names for the newest run."""
     browser: Browser
     pictures: Path
 
@@ -120,47 +118,66 @@ def site(
             password = json.dumps(server_password(home))
             browser.run(f"localStorage.setItem('prefect-password', btoa({password}))")
             run = os.environ.get("ANTIPHON_SCREENSHOTS_RUN") or reports[0].parent.name
-            yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, browser, pictures)
+            (comparison,) = re.findall(r"runs beside .*: (http.*)", served.stdout)
+            yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, comparison, browser, pictures)
     finally:
         command(home, "down")
 
 
-def test_the_page_of_a_run_shows_its_stages_and_artifacts(site: Site) -> None:
+def test_the_page_of_a_run_shows_its_stages_artifacts_and_log(site: Site) -> None:
     browser = site.browser
     (flow_run,) = [one["id"] for one in site.ask("flow_runs") if one["name"] == site.run]
     browser.go(f"{site.prefect}/runs/flow-run/{flow_run}")
     browser.shows(site.run, "Completed", "Task runs", "post_train")
+    browser.click("Logs")
+    browser.shows("training reward", "held-out pass@1 of version 0", "report: ")
     browser.click("Artifacts")
     browser.shows(*(f"{kind}-{site.run}" for kind in ("progress", "versions", "plan")))
     browser.wait_until_painted("canvas")
     browser.picture(site.pictures / "prefect-run.png")
-    (table,) = [
-        one["id"]
-        for one in site.ask("artifacts")
-        if one["flow_run_id"] == flow_run and one["type"] == "table"
-    ]
-    browser.go(f"{site.prefect}/artifacts/artifact/{table}")
-    browser.shows("reward", "loss", "staleness")
-    browser.picture(site.pictures / "prefect-versions.png")
+    made = [one for one in site.ask("artifacts") if one["flow_run_id"] == flow_run]
+    for kind, words, name in (
+        ("table", ("reward", "loss", "staleness"), "prefect-versions.png"),
+        (
+            "markdown",
+            ("asked for", "staleness bound", "final weights", "where", "report.html"),
+            "prefect-plan.png",
+        ),
+    ):
+        (artifact,) = [one["id"] for one in made if one["type"] == kind]
+        browser.go(f"{site.prefect}/artifacts/artifact/{artifact}")
+        browser.shows(*words)
+        browser.picture(site.pictures / name)
 
 
-def test_the_form_has_descriptions_and_refuses_what_is_out_of_bounds(site: Site) -> None:
+def test_the_form_shows_what_is_changed_first_and_refuses_what_is_out_of_bounds(site: Site) -> None:
     browser = site.browser
     browser.go(site.form("post-train"))
-    browser.shows("Staleness bound S, in policy versions: nothing older trains.", BOUND)
-    field = (
-        "Array.from(document.querySelectorAll('.schema-form-property'))"
-        f".filter(e => e.querySelector('label')?.innerText.trim() === '{BOUND}').pop()"
-    )
-    entry = f"{field}.querySelector('input')"
+    browser.shows("Staleness bound S, in policy versions: nothing older trains.", BOUND, "min_terms")
+    height = "Math.max(...Array.from(document.querySelectorAll('*'), e => e.scrollHeight))"
+    assert browser.run(height) < FORM_PX
+    assert browser.run(f"{_field('Steps')}.getBoundingClientRect().bottom < innerHeight")
+    assert "Kv" not in browser.text() and browser.text().count("(Optional)") == 2
+    entry = f"{_field(BOUND)}.querySelector('input')"
     browser.wait_for(f"{entry}.value === '2'", "the form does not hold the default")
-    browser.run(f"{field}.scrollIntoView({{block: 'center'}})")
+    browser.run(f"{_field(BOUND)}.scrollIntoView({{block: 'center'}})")
     browser.type(entry, "65")
     browser.click("Submit")
-    browser.shows("config.loop.max_staleness", "65 is greater than the maximum of 64")
-    browser.run(f"{field}.scrollIntoView({{block: 'center'}})")
+    words = f"{_field(BOUND)}.innerText.includes('65 is greater than the maximum of 64')"
+    browser.wait_for(words, "the field does not say what is wrong")
+    browser.run(f"{_field('Run')}.scrollIntoView({{block: 'start'}})")
     browser.picture(site.pictures / "prefect-form.png")
     assert not [one for one in site.ask("flow_runs") if one["deployment_id"]]
+    browser.click("change")
+    browser.shows("HistoSpec", "How far the stages may run ahead of each other.")
+
+
+def _field(label: str) -> str:
+    """Return the JavaScript expression of the form's innermost field with this label."""
+    return (
+        "Array.from(document.querySelectorAll('.schema-form-property')).filter(e => "
+        f"e.querySelector('.schema-form-property__label')?.innerText.trim() === '{label}').pop()"
+    )
 
 
 def test_the_benchmark_has_a_form_too(site: Site) -> None:
@@ -169,33 +186,40 @@ def test_the_benchmark_has_a_form_too(site: Site) -> None:
     site.browser.picture(site.pictures / "prefect-benchmark.png")
 
 
-def test_two_runs_can_be_compared(site: Site) -> None:
+def test_the_named_page_compares_runs_over_steps_seconds_tokens_and_dollars(site: Site) -> None:
     browser = site.browser
     with closing(sqlite3.connect(site.home / "mlflow" / "mlflow.db")) as database:
-        query = (
-            "SELECT runs.run_uuid, runs.experiment_id, runs.name FROM runs JOIN tags "
-            "ON tags.run_uuid = runs.run_uuid AND tags.key = 'antiphon.run_id' ORDER BY start_time"
-        )
-        runs = database.execute(query).fetchall()
-        query = "SELECT key FROM latest_metrics WHERE run_uuid = ?"
-        both = set.intersection(*({key for (key,) in database.execute(query, run[:1])} for run in runs))
-    shown = [metric for metric in WANTED if metric in both][:2]
-    assert len(shown) == 2
-    assert len(runs) == 2 and len({experiment for _, experiment, _ in runs}) == 1
-    named = quote(json.dumps([identity for identity, _, _ in runs]))
-    place = quote(json.dumps([str(runs[0][1])]))
-    browser.resize(1560, 680)
-    browser.go(f"{site.mlflow}/#/compare-runs?runs={named}&experiments={place}")
-    browser.shows(*(name for _, _, name in runs), "Visualizations", "loop.max_staleness", "Metrics")
-    browser.run("document.querySelector('button[aria-label=Close]')?.click()")  # the assistant's panel
-    browser.press_on("Array.from(document.querySelectorAll('[role=combobox]')).pop()")
-    for metric in shown:
-        browser.write(metric)
-    drawn = "Array.from(document.querySelectorAll('svg'), e => e.textContent).join()"
-    for metric in shown:
-        browser.wait_for(f"{drawn}.includes('{metric}')", f"{metric} is not drawn")
-    browser.close_lists()
+        marked = "tags.run_uuid = runs.run_uuid AND tags.key = 'antiphon.run_id'"
+        query = f"SELECT name FROM runs JOIN tags ON {marked}"
+        names = [name for (name,) in database.execute(query).fetchall()]
+    assert len(names) == 2
+    browser.resize(1560, 1020)
+    browser.go(site.comparison)
+    browser.shows("Model training", "Models", "2 matching runs", "Held-out reward", "heldout/pass_at_1")
+    browser.run(ASSISTANT)
+    browser.shows("wall_s", "tokens_total", "cost_dollars", "Learning", *names)
+    seen = browser.text()
+    order = ["Held-out reward", "Learning", "What the overlap does", "Parameters that differ", "summary"]
+    assert [seen.index(f"\n{section}\n") for section in order] == sorted(
+        seen.index(f"\n{section}\n") for section in order
+    )
     browser.picture(site.pictures / "mlflow-compare.png")
+
+
+def test_the_page_of_a_run_in_mlflow_says_what_it_is(site: Site) -> None:
+    browser = site.browser
+    known = json.loads((site.home / "runs" / site.run / "mlflow.json").read_text(encoding="utf-8"))
+    place = run_link(site.mlflow, known["experiment_id"], known["run_id"])
+    browser.go(place)
+    browser.shows(site.run, "Differs from", "report", "antiphon.differs", "quickstart.yaml")
+    browser.run(ASSISTANT)
+    browser.picture(site.pictures / "mlflow-run.png")
+    browser.go(place.replace("?", "/model-metrics?"))
+    browser.shows("heldout", "learning", "optimizer", "rollout", "summary", "timing")
+    seen = browser.text()
+    assert seen.index("\nheldout\n") < seen.index("\nlearning\n") < seen.index("\noptimizer\n")
+    browser.go(run_link(site.mlflow, known["experiment_id"], "").replace("runs/?", "models?"))
+    browser.shows("Model name", "policy-v0", "policy-v1", "Ready")
     browser.resize(1280, 800)
 
 

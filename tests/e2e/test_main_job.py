@@ -110,7 +110,9 @@ def test_mlflow_has_every_version_and_batch(job: Job) -> None:
     datasets = dict(rows(database, "SELECT name, digest FROM datasets"))
     digests = [commit["batch_digest"] for commit in job.journal.events("step.committed")]
     assert datasets == {f"batch-t{t:06d}": digest[:32] for t, digest in enumerate(digests)}
-    told = {step for (step,) in rows(database, "SELECT DISTINCT step FROM metrics WHERE key = 'loss'")}
+    told = {
+        step for (step,) in rows(database, "SELECT DISTINCT step FROM metrics WHERE key = 'learning/loss'")
+    }
     assert len(told) == STEPS
     for name in ("tokens_total", "wall_s", "cost_dollars"):
         found = rows(database, f"SELECT DISTINCT step FROM metrics WHERE key = '{name}'")

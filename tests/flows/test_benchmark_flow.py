@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.core.reporting.regressions import Verdict
@@ -31,6 +32,7 @@ from antiphon.lineage.report.benchmark_table import (
     pin_table,
     read_table,
     read_tables,
+    settings_of,
     write_table,
 )
 from antiphon.runs.script import run_script
@@ -39,11 +41,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def table(
-    commit: str, seconds: float, hour: int, machine: str = "one", weights: str = "ab"
+    commit: str, seconds: float, hour: int, machine: str = "one", weights: str = "ab", rate: str = "0.001"
 ) -> BenchmarkTable:
     cases = {f"demo seed {s}": {"seconds_per_step": seconds + s / 50, "steps": 20.0} for s in range(3)}
     digests = {case: f"{weights}{case}" for case in cases}
-    return BenchmarkTable(commit, f"2026-01-01T{hour:02d}:00:00+00:00", machine, cases, digests)
+    at, settings = f"2026-01-01T{hour:02d}:00:00+00:00", {"learner.learning_rate": rate, "loop.mode": "fixed"}
+    return BenchmarkTable(commit, at, machine, cases, digests, settings=dict.fromkeys(cases, settings))
 
 
 def test_a_table_comes_back_and_its_derived_files_are_for_dvc(tmp_path: Path) -> None:
@@ -76,6 +79,53 @@ def test_tables_of_another_machine_are_not_compared(tmp_path: Path) -> None:
         table("ccc", 2.0, 3), [table("aaa", 2.0, 1), table("bbb", 9.0, 2, machine="other")]
     )
     assert compared.before == "aaa" and compared.worse() == []
+
+
+def test_cases_with_other_configurations_are_not_compared_and_the_page_says_what_differs(
+    tmp_path: Path,
+) -> None:
+    earlier = [table("aaa", 2.0, 1), table("bbb", 2.0, 2, rate="0.005")]
+    now = table("ccc", 9.0, 3, rate="0.005")
+    slower = replace(now, settings=now.settings | {"demo seed 0": {"learner.learning_rate": "0.1"}})
+    compared = compare_tables(slower, earlier)
+    (figure,) = compared.comparisons
+    assert (compared.before, figure.pairs, compared.worse()) == ("bbb", 2, ["seconds_per_step"])
+    assert compared.differing == {
+        "demo seed 0": {"learner.learning_rate": ("0.005", "0.1"), "loop.mode": ("fixed", "")}
+    }
+    page = build_benchmark_page(compared, [*earlier, slower], tmp_path / "index.html").read_text()
+    assert "Not compared" in page and "learner.learning_rate" in page and "<td>0.005" in page
+
+    alone = compare_tables(now, earlier[:1])
+    assert alone.before == "" and {c.verdict for c in alone.comparisons} == {Verdict.UNDECIDED}
+    assert set(alone.differing) == set(now.cases)
+
+
+def test_a_table_without_configurations_is_compared_in_its_scripts_alone() -> None:
+    old, new = table("aaa", 2.0, 1), table("bbb", 9.0, 2)
+    script = {"kills.py #1": {"lost": 0.0}}
+    compared = compare_tables(
+        replace(new, cases=new.cases | script), [replace(old, cases=old.cases | script, settings={})]
+    )
+    assert {c.measure.name: c.pairs for c in compared.comparisons} == {"seconds_per_step": 0, "lost": 1}
+    assert compared.differing["demo seed 1"] == {"configuration": ("not recorded", "recorded")}
+
+
+def test_what_only_says_where_things_lie_is_no_setting() -> None:
+    config = build_config({"services": {"coordinator_port": 7700}, "record": {"ledger": "elsewhere"}})
+    assert settings_of(config) == settings_of(RunConfig())
+    assert settings_of(build_config({"loop": {"max_staleness": 1}})) != settings_of(RunConfig())
+
+
+def test_only_figures_that_are_judged_are_listed(tmp_path: Path) -> None:
+    cases = {"quick.py #1": {"seconds": 1.0, "load_s": 2.0, "seed": 7.0, "vocabulary": 32.0}}
+    compared = compare_tables(BenchmarkTable("aaa", "2026-01-01T01:00:00+00:00", "one", cases), [])
+    assert [c.measure.name for c in compared.comparisons] == ["load_s"]
+    write_table(tmp_path, compared)
+    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"] == {"load_s": 2.0}
+    assert json.loads((tmp_path / "aaa.json").read_text())["cases"] == cases
+    page = build_benchmark_page(compared, [compared.table], tmp_path / "index.html").read_text()
+    assert "vocabulary" not in page and "load_s" in page
 
 
 def test_a_spoilt_table_is_named(tmp_path: Path) -> None:

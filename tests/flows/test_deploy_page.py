@@ -1,19 +1,31 @@
 """The page of a flow run: what it says, what it costs to say it, and what is said after a bad end."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
+import structlog
 
-from antiphon.core.config import RunConfig
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures
+from antiphon.core.reporting.run_view import SilentView
 from antiphon.core.status import EvaluationRecord, RunStatus, WorkerRecord, WorkerState
 from antiphon.flows.hooks import end_services, find_run_of, how_to_continue, remember_flow_run
-from antiphon.flows.run_page import TABLE_VERSIONS, artifact_key, links, page_content, stage_seconds
+from antiphon.flows.run_page import (
+    TABLE_VERSIONS,
+    PageFacts,
+    artifact_key,
+    links,
+    page_content,
+    stage_seconds,
+)
+from antiphon.flows.told import ToldView, hear_logs
 from antiphon.runs.context import StageSpan
 
 
@@ -55,12 +67,18 @@ def commits(count: int) -> list[StepCommit]:
 def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
     spans = [StageSpan("step", n, float(n), n + 0.5) for n in range(100)]
     figures = RunFigures(steps=160, wall_s=320.0, learner_idle_share=0.25)
-    content = page_content(RunConfig(), status(160), commits(160), spans, {"folder": "`a|b`"}, figures)
+    config = build_config({"run": {"steps": 200}, "loop": {"max_staleness": 4}})
+    where = {"folder": "`a|b`"}
+    alarms = ["alarm stall: slow"]
+    facts = PageFacts("demo-s0-ab-1", config, status(160), commits(160), spans, where, alarms, figures)
+    content = page_content(facts)
     assert content.percent == 80.0
     assert len(content.versions) == TABLE_VERSIONS and content.versions[0]["version"] == 160
     assert {row["held-out pass@1"] for row in content.versions} == {"–", "50.0%"}
     assert content.versions[0]["loss"] == 0.1235
-    assert "| staleness bound | 2 versions, elastic mode |" in content.plan
+    assert "| staleness bound | 4 versions, elastic mode |" in content.plan
+    assert "| loop.max_staleness | 4 |" in content.plan and "| differs from " in content.plan
+    assert "- **alarm stall: slow**" in content.plan
     assert "| step | 0.50 s |" in content.plan and "| folder | `a/b` |" in content.plan
     assert "| workers | worker-0 (active) |" in content.plan
     assert "| waiting for | worker-0 |" in content.plan
@@ -68,9 +86,53 @@ def test_the_page_shows_progress_the_newest_versions_and_the_plan() -> None:
     assert json.loads(json.dumps(content.versions)) == content.versions
 
 
-def test_a_run_that_has_nothing_yet_has_a_page() -> None:
-    content = page_content(RunConfig(), status(0), [], [], {}, RunFigures())
-    assert content.percent == 0.0 and content.versions == [] and "demo-s0-ab-1" in content.plan
+def test_a_run_has_a_page_before_its_services_are_up_and_after_its_end() -> None:
+    before = page_content(PageFacts("demo-s0-ab-1", RunConfig()))
+    assert before.percent == 0.0 and before.versions == [] and "# demo-s0-ab-1" in before.plan
+    assert (
+        "the services are starting" in before.plan and "| policy | examples/models/chain-sum |" in before.plan
+    )
+    facts = PageFacts(
+        "r", RunConfig(), status(60), commits(60), outcome=["60 steps in 9 s", "report: r.html"]
+    )
+    after = page_content(facts)
+    assert after.percent == 100.0 and "- 60 steps in 9 s\n- report: r.html" in after.plan
+    assert "waiting for" not in after.plan
+
+
+def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Shown(SilentView):
+        said: ClassVar[list[str]] = []
+
+        def message(self, text: str) -> None:
+            self.said.append(text)
+
+    told = ToldView(Shown())
+    try:
+        with hear_logs(told):
+            told.message("learner: restoring")
+            told.message("alarm stall: nothing moves; look")
+            structlog.get_logger().warning("record.delayed", why="full")
+            structlog.get_logger().info("nothing.special")
+        structlog.get_logger().warning("after.the.run")
+    finally:
+        structlog.reset_defaults()
+    assert "record.delayed" in capsys.readouterr().err
+    told.finished(["3 steps in 1 s"])
+    assert Shown.said == ["learner: restoring", "alarm stall: nothing moves; look"]
+    assert told.alarms == ["alarm stall: nothing moves; look"] and told.outcome == ["3 steps in 1 s"]
+    lines = told.take(10)
+    assert [(logging.getLevelName(line.level), line.text) for line in lines] == [
+        ("INFO", "learner: restoring"),
+        ("WARNING", "alarm stall: nothing moves; look"),
+        ("WARNING", "record.delayed why=full"),
+        ("INFO", "3 steps in 1 s"),
+    ]
+    told.drop(lines[:3])
+    told.say("later")
+    assert [line.text for line in told.take(10)] == ["3 steps in 1 s", "later"]
 
 
 def test_stage_seconds_are_those_of_the_newest_steps() -> None:
@@ -83,13 +145,15 @@ def test_links_name_what_is_there(tmp_path: Path) -> None:
     run_dir.mkdir(parents=True)
     assert list(links(run_dir, tmp_path)) == ["folder"]
     (run_dir / "report.html").write_text("x")
-    (run_dir / "mlflow.json").write_text(
-        json.dumps({"tracking_uri": "sqlite:///x.db", "run_id": "0123456789"})
-    )
+    known = {"tracking_uri": "sqlite:///x.db", "experiment_id": "3", "run_id": "0123456789"}
+    (run_dir / "mlflow.json").write_text(json.dumps(known))
     found = links(run_dir, tmp_path)
-    assert found["report"].startswith("[report.html](file://") and "antiphon up" in found["MLflow"]
+    assert found["report"] == f"`{run_dir / 'report.html'}`" and "antiphon up" in found["MLflow"]
     (tmp_path / "up.json").write_text(json.dumps({"mlflow": {"url": "http://127.0.0.1:5000"}}))
-    assert links(run_dir, tmp_path)["MLflow"] == "[run 01234567](http://127.0.0.1:5000/#/runs/0123456789)"
+    assert "/runs/0123456789/artifacts/report.html?" in links(run_dir, tmp_path)["report"]
+    shown = links(run_dir, tmp_path)["MLflow"]
+    assert "http://127.0.0.1:5000/#/experiments/3/runs/0123456789?workflowType=machine_learning" in shown
+    assert "http://127.0.0.1:5000/#/experiments/3/runs?workflowType=machine_learning&viewState" in shown
 
 
 @pytest.mark.parametrize("run_id", ["demo-s0-ab-1", "a.b_c-s1-ff-2"])

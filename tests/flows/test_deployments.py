@@ -23,6 +23,7 @@ import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from antiphon.cli import app as cli
@@ -156,21 +157,22 @@ def worker(site: Site) -> Iterator[psutil.Process]:
 
 def test_deploying_offers_every_flow_with_its_form(site: Site, client: SyncPrefectClient) -> None:
     said = site.run("./antiphon deploy")
-    assert said.count("created") == len(DEPLOYMENTS) and "prefect worker start --pool antiphon" in said
+    assert said.count("created") == len(DEPLOYMENTS) and "/bin/prefect worker start --pool antiphon" in said
     found = {f"{d.name}": d for d in client.read_deployments()}
     assert set(found) == {planned.name for planned in DEPLOYMENTS}
     form = found["post-train"].parameter_openapi_schema
     assert form is not None
-    bound = form["definitions"]["LoopSection"]["properties"]["max_staleness"]
+    usual = form["properties"]["config"]["anyOf"][0]["properties"]
+    bound = usual["loop"]["properties"]["max_staleness"]
+    assert bound["title"] == "Staleness bound S, versions"
     assert bound["description"].startswith("Staleness bound S") and bound["default"] == 2
-    assert (bound["minimum"], bound["maximum"], bound["type"]) == (0, 64, "integer")
-    loss = form["definitions"]["AlgorithmSection"]["properties"]["objective"]
+    further = form["properties"]["more"]["anyOf"][1]["properties"]
+    loss = further["algorithm"]["anyOf"][1]["properties"]["objective"]
     assert "gspo" in loss["enum"]
     plan = found["benchmark"].parameter_openapi_schema
-    assert (
-        plan is not None
-        and "paired" in plan["definitions"]["BenchmarkPlan"]["properties"]["seeds"]["description"]
-    )
+    assert plan is not None
+    seeds = plan["properties"]["plan"]["anyOf"][0]["properties"]["seeds"]
+    assert "paired" in seeds["description"] and seeds["default"] == [0, 1, 2]
     assert found["evaluate"].work_queue_name == "default"
     assert {found[n].work_queue_name for n in ("post-train", "benchmark", "replay")} == {MACHINE_QUEUE}
     queue = client.read_work_queue_by_name(MACHINE_QUEUE, work_pool_name="antiphon")
@@ -226,18 +228,25 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     )
     until(lambda: len(worker.children(recursive=True)) >= 4, excuse)  # flow, coordinator, learner, reward
     assert state(first) == "Running" and state(second) in {"Scheduled", "Late"}
+    run_dir = services[0].parents[1]
+    assert client.read_flow_run(first).name == run_dir.name  # from its start, whatever becomes of it
+    (plan,) = [a for a in client.read_artifacts() if a.flow_run_id == first and a.type == "markdown"]
+    assert "the services are starting" in str(plan.data) and "| run.steps | 20 |" in str(plan.data)
     family = worker.children(recursive=True)
     site.run(f".venv/bin/prefect flow-run cancel {first}")
     site.ran[-1] = ".venv/bin/prefect flow-run cancel ID"
     until(lambda: state(first) == "Cancelled", excuse)
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
-    run_dir = services[0].parents[1]
+    assert client.read_flow_run(first).name == run_dir.name
+    said = [(log.name, log.message) for log in client.read_logs(_of_flow_run(first))]
+    assert ("antiphon", f"starting run {run_dir.name}") in said
     assert json.loads((run_dir / "prefect.json").read_text()) == {"flow_run_id": str(first)}
     notes = [a for a in client.read_artifacts() if a.flow_run_id == first and a.type == "markdown"]
     assert any(f"--resume {run_dir.name}" in str(a.data) for a in notes)
     until(lambda: state(second) in {"Completed", "Failed", "Crashed"}, excuse)
     assert state(second) == "Completed", excuse()
+    assert client.read_flow_run(second).name == "draft_index.py at unversioned"
     results = site.project / "results" / "benchmarks"
     table = json.loads((results / "unversioned.json").read_text())
     assert set(table["cases"]) == {f"benchmarks/draft_index.py #{n}" for n in (1, 2, 3)}
@@ -246,6 +255,10 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     assert list((site.project / "ledger").glob("benchmarks*.pointer")) or list(
         (site.home / "ledger").glob("benchmarks*.pointer")
     )
+
+
+def _of_flow_run(run: UUID) -> LogFilter:
+    return LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))
 
 
 def test_a_server_that_goes_away_loses_nothing(site: Site, client: SyncPrefectClient) -> None:

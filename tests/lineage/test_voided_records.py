@@ -61,7 +61,7 @@ def test_mlflow_shows_what_was_voided_with_the_batch_that_replaced_it(tmp_path: 
 
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow/mlflow.db")
     found = client.get_run(run.mlflow_run_id())
-    points = client.get_metric_history(found.info.run_id, "batch/voided")
+    points = client.get_metric_history(found.info.run_id, "rollout/voided")
     assert [(point.step, point.value) for point in points] == [(1, 1.0)]
     profiles = {d.dataset.name: json.loads(d.dataset.profile) for d in found.inputs.dataset_inputs}
     assert "replaced" not in profiles["batch-t000000"]

@@ -122,9 +122,9 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
     client, run = project.client(), project.mlflow_run()
     assert run.info.status == "FINISHED"
     assert run.data.params["loop.max_staleness"] == "2"
-    history = client.get_metric_history(run.info.run_id, "loss")
+    history = client.get_metric_history(run.info.run_id, "learning/loss")
     assert [(point.step, point.value) for point in history] == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
-    drafted = client.get_metric_history(run.info.run_id, "drafting_acceptance")
+    drafted = client.get_metric_history(run.info.run_id, "rollout/drafting_acceptance")
     assert [(point.step, point.value) for point in drafted] == [(0, 0.0), (1, 0.25), (2, 0.5)]
     heldout = client.get_metric_history(run.info.run_id, "heldout/pass_at_1")
     assert [(point.step, point.value) for point in heldout] == [(0, 0.25), (3, 0.75)]
@@ -135,7 +135,11 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
     assert {model.name for model in models} == {f"policy-v{version}" for version in range(4)}
     newest = next(model for model in models if model.name == "policy-v3")
     assert newest.params["weights_digest"] == f"{2:064x}" and newest.status == "READY"
-    assert {metric.key for metric in newest.metrics} >= {"loss", "heldout/pass_at_1", "batch/reward_mean"}
+    assert {metric.key for metric in newest.metrics} >= {
+        "learning/loss",
+        "heldout/pass_at_1",
+        "learning/reward_mean",
+    }
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["report.html"]
 
     assert project.entries() == {
@@ -169,7 +173,7 @@ def test_what_a_crash_left_out_comes_from_the_run_log(project: Project) -> None:
     late = project.recorder()
     assert late.close(120).complete
     run = project.mlflow_run()
-    history = project.client().get_metric_history(run.info.run_id, "loss")
+    history = project.client().get_metric_history(run.info.run_id, "learning/loss")
     assert [point.step for point in history] == [0, 1, 2] and len(run.inputs.dataset_inputs) == 3
     assert {f"batches/t{step:06d}.parquet" for step in range(3)} < project.entries()
 

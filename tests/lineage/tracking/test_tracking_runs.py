@@ -1,19 +1,28 @@
 """One run of ours in the real MLflow: all of it there, once, readable, and comparable."""
 
+import base64
 import http.server
+import json
 import logging
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from antiphon.core.config import load_config
+from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS
+from antiphon.lineage.documents.manifest import code_revision, source_tree
 from antiphon.lineage.tracking import mlflow_writer
+from antiphon.lineage.tracking.charts import chart_name
+from antiphon.lineage.tracking.description import differing, note
 from antiphon.lineage.tracking.tracker import Tracker
 from tests.support.tracked_runs import TrackedRunFixture, census
 
 pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[3]
 CLOSE_S = 120.0
 
 
@@ -61,7 +70,7 @@ def test_a_run_says_all_that_a_comparison_asks(whole: TrackedRunFixture, client:
         steps = [step for step, _ in points[name]]
         assert steps == [0, 1, 2, 3, 4]
         assert {step for step, _ in points["heldout/pass_at_1"]} <= set(steps)
-        assert {step for step, _ in points["loss"]} <= set(steps)
+        assert {step for step, _ in points["learning/loss"]} <= set(steps)
     for name in ("tokens_total", "tokens_trained_total"):
         assert points[name] == [(version, 24.0 * version) for version in range(5)]
     assert points["wall_s"] == [(version, 1.5 * version) for version in range(5)]
@@ -78,15 +87,59 @@ def test_a_run_says_all_that_a_comparison_asks(whole: TrackedRunFixture, client:
     models = {m.name: m for m in client.search_logged_models([found.info.experiment_id])}
     assert models["policy-v3"].params["parent_digest"] == models["policy-v2"].params["weights_digest"]
     assert {metric.key for metric in models["policy-v3"].metrics} >= {
-        "loss",
-        "reward_mean",
-        "staleness_mean",
+        "learning/loss",
+        "learning/reward_mean",
+        "rollout/staleness_mean",
         "cost_dollars",
     }
     assert "heldout/pass_at_1" in {metric.key for metric in models["policy-v4"].metrics}
     files = {file.path for file in client.list_artifacts(found.info.run_id)}
     assert files == {"report.html", "plots"}
     assert [file.path for file in client.list_artifacts(found.info.run_id, "plots")] == ["plots/learning.svg"]
+
+
+def test_a_run_says_what_it_is(whole: TrackedRunFixture, client: Any) -> None:
+    found = client.get_run(whole.mlflow_run_id())
+    experiment, tags = found.info.experiment_id, found.data.tags
+    assert tags["antiphon.run_id"] == "tracked-1"
+    assert found.info.run_name == "steps=4, interval=2 · tracked-1"
+    assert (tags["antiphon.base"], tags["mlflow.source.name"]) == ("defaults", "antiphon run")
+    assert differing(load_config(ROOT / "examples" / "quickstart.yaml")) == ("examples/quickstart.yaml", {})
+    assert "run.steps=4" in tags["antiphon.differs"] and "run.name" not in tags["antiphon.differs"]
+    revision = code_revision(source_tree())
+    assert tags.get("mlflow.source.git.commit") == revision.get("revision")
+    text = tags["mlflow.note.content"]
+    assert f"(#/experiments/{experiment}/runs/{found.info.run_id}/artifacts/report.html?workflow" in text
+    assert "`run.steps=4`" in text and "./antiphon lineage whole-tracked-1 v4 " in text
+    assert "Prefect" not in text  # no flow run lived it
+    (whole.run_dir / "prefect.json").write_text('{"flow_run_id": "f-1"}')
+    text = note(whole.config, whole.run_dir, whole.home, experiment, found.info.run_id)
+    assert "[its stages in Prefect](http://127.0.0.1:4200/runs/flow-run/f-1)" in text
+
+
+def test_the_experiment_opens_on_charts_of_metrics_that_are_there(
+    whole: TrackedRunFixture, client: Any
+) -> None:
+    run = client.get_run(whole.mlflow_run_id())
+    view = json.loads(client.get_experiment(run.info.experiment_id).tags["mlflow.sharedViewState.antiphon"])
+    packed = view["state"].removeprefix("deflate;")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    sections = [section["uuid"] for section in state["compareRunSections"]]
+    cards = state["compareRunCharts"]
+    assert {card["metricSectionId"] for card in cards} <= set(sections)
+    assert sections[:2] == ["Held-out reward", "Learning"]
+    drawn = {card["metricKey"] for card in cards if card["type"] == "LINE"}
+    axes = {card["selectedXAxisMetricKey"] for card in cards if card["type"] == "LINE"} - {""}
+    assert axes == {"wall_s", "tokens_total", "cost_dollars"} <= set(run.data.metrics)
+    every = {chart_name(metric.name) for metric in (*LEARNER_METRICS, *BATCH_METRICS)}
+    assert drawn <= every | {"heldout/pass_at_1"}
+
+
+def test_no_metric_is_drawn_twice(whole: TrackedRunFixture, client: Any) -> None:
+    names = [name for name in client.get_run(whole.mlflow_run_id()).data.metrics if "summary/" not in name]
+    assert not [name for name in names if name.startswith("batch/")]
+    leaves = [name.rpartition("/")[2] for name in names]
+    assert len(set(leaves)) == len(leaves)
 
 
 def test_trajectories_are_shown_under_the_evaluation_of_their_version(
@@ -132,7 +185,7 @@ def test_a_lost_mapping_between_creation_and_answer_finds_the_same_run(home: Pat
     run.tell_step(tracker, 0)
     end(tracker)
     assert run.mlflow_run_id() == run_id
-    assert census(client, run_id)["points"]["loss"] == [(0, 1.0)]
+    assert census(client, run_id)["points"]["learning/loss"] == [(0, 1.0)]
 
 
 class LostReplies:
@@ -235,7 +288,7 @@ def test_an_experiment_that_was_deleted_is_named_once(
     tracker = run.tracker()
     run.tell_again(tracker)
     end(tracker)
-    assert [step for step, _ in census(client, run.mlflow_run_id())["points"]["loss"]] == [0, 1, 2]
+    assert [step for step, _ in census(client, run.mlflow_run_id())["points"]["learning/loss"]] == [0, 1, 2]
 
 
 def test_a_run_that_was_deleted_is_named_once(

@@ -82,13 +82,13 @@ def test_records_of_an_outage_arrive_later_in_order_and_once(
 
     client, run_id = client_of(server), run.mlflow_run_id()
     found = census(client, run_id)
-    assert found["points"]["loss"] == [(step, 1.0 / (step + 1)) for step in range(6)]
+    assert found["points"]["learning/loss"] == [(step, 1.0 / (step + 1)) for step in range(6)]
     assert [step for step, _ in found["points"]["wall_s"]] == list(range(7))
     assert found["points"]["heldout/pass_at_1"] == [(0, 0.25), (4, 0.5)]
     assert found["datasets"] == 6 and found["outputs"] == 7 and found["runs"] == 1 + 3
     assert [name for name, *_ in found["children"]] == ["evaluate v0", "evaluate v2", "evaluate v4"]
     assert [spans for _, spans, _ in found["traces"]] == [1] * 6
-    clocks = [point.timestamp for point in client.get_metric_history(run_id, "loss")]
+    clocks = [point.timestamp for point in client.get_metric_history(run_id, "learning/loss")]
     lines = [tracker._log.steps[step]["timings"]["at"] for step in range(6)]
     assert clocks == [int(at * 1000) for at in lines]  # when it happened, not when it was written
     assert [file.path for file in client.list_artifacts(run_id)] == ["report.html"]
@@ -141,7 +141,7 @@ def _check_team_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: 
         tracker.end()
         report = tracker.mlflow.close(CLOSE_S)
         assert (report.failed, report.pending) == (0, 0), report
-        assert census(client_of(server), run.mlflow_run_id())["points"]["loss"] == [(0, 1.0)]
+        assert census(client_of(server), run.mlflow_run_id())["points"]["learning/loss"] == [(0, 1.0)]
         kept = remote_objects(bucket, "mlflow/")
         assert any(key.endswith(f"{run.mlflow_run_id()}/artifacts/report.html") for key in kept), kept
     finally:
