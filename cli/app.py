@@ -50,6 +50,18 @@ for _verb, _place, _help in (
     app.command(f"antiphon.cli.{_place}", name=_verb, help=_help)
 
 
+_UNUSABLE = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+)
+"""What the system says of a file that a person named and that cannot be used."""
+
+
 def execute(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; what goes wrong is one line on stderr."""
     try:
@@ -66,10 +78,14 @@ def execute(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" for {error.filename}" if error.filename else ""
+            return _complain(
+                f"no space is left on the disk{where}; free some and give the same command again", 1
+            )
+        if error.errno not in _UNUSABLE or not error.filename:
             raise
-        where = f" for {error.filename}" if error.filename else ""
-        return _complain(f"no space is left on the disk{where}; free some and give the same command again", 1)
+        return _complain(f"cannot use {error.filename}: {error.strerror}; give another file or folder", 2)
     return code if isinstance(code, int) else 0
 
 

@@ -41,7 +41,7 @@ def run_post_train(
     """
     os.environ["ANTIPHON_HOME"] = str(home)
     surroundings = Surroundings(view, options or RunOptions(), checked=True)
-    preflight(config, home)
+    preflight(config, home, surroundings.options.results)
     with ExitStack() as stack:
         stack.enter_context(surrounded(surroundings))
         server = None

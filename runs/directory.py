@@ -4,10 +4,12 @@ A configuration names its run: the same command continues the run it left unfini
 starts the next one once that is complete. A lock keeps two processes from running the same one.
 """
 
+import difflib
 import fcntl
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,6 +27,26 @@ FREE_BYTES = 512 << 20
 def home_directory() -> Path:
     """Return where runs, the store and the databases live: ANTIPHON_HOME or ./.antiphon."""
     return Path(os.environ.get("ANTIPHON_HOME", ".antiphon")).absolute()
+
+
+def make_usable(folder: Path, named: str) -> None:
+    """Make a folder and try it, so that what cannot be written is known before anything is started.
+
+    Args:
+        folder: the folder.
+        named: the option or variable that names it.
+
+    Raises:
+        ConfigError: when it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror}); give {named} another folder"
+        ) from error
 
 
 def store_directory(home: Path) -> Path:
@@ -52,7 +74,7 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
     if run_id is not None:
         directory = runs / run_id
         if not (directory / "config.yaml").exists():
-            raise ConfigError(f"there is no run {run_id} under {runs}; `antiphon status` lists the runs")
+            raise ConfigError(no_such_run(home, run_id))
         _check_same(config, directory)
         if is_finished(directory):
             raise ConfigError(
@@ -159,6 +181,17 @@ def list_runs(home: Path) -> list[Path]:
     return sorted(found, key=lambda d: (d / "config.yaml").stat().st_mtime)
 
 
+def no_such_run(home: Path, run_id: str) -> str:
+    """Return the sentence for a run that is unknown, with those whose names are near."""
+    known = [directory.name for directory in list_runs(home)]
+    near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.6)
+    if not known:
+        hint = "there are none yet; start one with `antiphon demo`"
+    else:
+        hint = f"did you mean {' or '.join(near)}?" if near else f"the newest is {known[-1]}"
+    return f"there is no run {run_id} under {home / 'runs'}; {hint}"
+
+
 def find_run(home: Path, run_id: str | None) -> Path:
     """Return the directory of a run, or of the newest one.
 
@@ -168,7 +201,7 @@ def find_run(home: Path, run_id: str | None) -> Path:
     if run_id is not None:
         directory = home / "runs" / run_id
         if not (directory / "config.yaml").exists():
-            raise ConfigError(f"there is no run {run_id} under {home / 'runs'}")
+            raise ConfigError(no_such_run(home, run_id))
         return directory
     runs = list_runs(home)
     if not runs:

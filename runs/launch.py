@@ -164,7 +164,7 @@ def open_run(
         return
     view, options = surroundings.view, surroundings.options
     if not surroundings.checked:
-        preflight(config, home)
+        preflight(config, home, options.results)
     place = run_directory.choose_run(config, run_id, home, options.fresh)
     run_directory.create(place, config)
     with ExitStack() as stack:

@@ -49,8 +49,10 @@ def check_port(port: int, option: str, host: str = HOST) -> None:
     """Check that a server could listen on `port`.
 
     Raises:
-        ConfigError: when something listens there already; `option` is what to change.
+        ConfigError: when it is no port, or something listens there already; `option` is what to change.
     """
+    if not 0 <= port < 65536:
+        raise ConfigError(f"{option} {port} is no port; give one from 1 to 65535, or 0 for a free one")
     if not is_free(port, host):
         raise ConfigError(f"port {port} on {host} is taken; give another one with {option}")
 
