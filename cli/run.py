@@ -37,11 +37,13 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     view = make_view()
     view.message(f"{config.run.name}: {config.run.steps} steps, seed {config.run.seed}; loading")
     from antiphon.flows.local_run import run_post_train
+    from antiphon.runs.interrupt import Interrupt
     from antiphon.runs.launch import RunOptions
 
     use_prefect(home)  # where `up` serves one, since one server on the database is better than two
     try:
-        run_post_train(config, resume, home, view, RunOptions(fresh=fresh, results=results))
+        with Interrupt(view) as interrupt:
+            run_post_train(config, resume, home, view, RunOptions(fresh=fresh, results=results), interrupt)
     finally:
         view.close()
     return 0
