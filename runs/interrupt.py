@@ -32,13 +32,14 @@ class Interrupt:
         self._stop: Callable[[], None] = lambda: None
         self._kill: Callable[[], None] = lambda: None
         self._asked = threading.Event()
+        self._unasked = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)
 
     @property
     def asked(self) -> bool:
         """Return whether there was a Ctrl-C."""
-        return self._asked.is_set()
+        return self._asked.is_set() and not self._unasked
 
     def tell(self, doing: Callable[[], str], stop: Callable[[], None], kill: Callable[[], None]) -> None:
         """Say what there is to stop.
@@ -61,6 +62,7 @@ class Interrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         signal.signal(signal.SIGINT, self._before)
+        self._unasked = not self._asked.is_set()
         self._over.set()
         self._asked.set()
         self._thread.join()
@@ -74,7 +76,7 @@ class Interrupt:
 
     def _watch(self) -> None:
         self._asked.wait()
-        if self._over.is_set():
+        if self._unasked:
             return
         doing = self._doing()
         self._stop()

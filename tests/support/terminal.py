@@ -1,5 +1,6 @@
 """A terminal that a command writes to, and what a person sees on it after each piece of output."""
 
+import codecs
 import fcntl
 import os
 import pty
@@ -90,6 +91,7 @@ class Terminal:
         self.screen = Screen(columns)
         self.output = ""
         self._master = master
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.process = subprocess.Popen(
             list(arguments),
             cwd=folder,
@@ -107,12 +109,12 @@ class Terminal:
         if not select.select([self._master], [], [], timeout_s)[0]:
             return False
         try:
-            piece = os.read(self._master, 4096).decode(errors="replace")
+            piece = self._decoder.decode(os.read(self._master, 4096))
         except OSError:  # the other end is closed
             return False
         self.output += piece
         self.screen.feed(piece)
-        return bool(piece)
+        return True
 
     def until(self, words: str, deadline_s: float) -> None:
         """Read until the output has these words.
@@ -123,7 +125,7 @@ class Terminal:
         ends = time.perf_counter() + deadline_s
         while words not in self.output:
             alive = self.process.poll() is None
-            if not self.read(0.2) and not alive or time.perf_counter() > ends:
+            if (not self.read(0.2) and not alive) or time.perf_counter() > ends:
                 raise AssertionError(f"{words!r} did not come:\n" + "\n".join(self.screen.shown()))
 
     def finish(self, deadline_s: float) -> int:
