@@ -51,6 +51,7 @@ def run_post_train(
     os.environ["ANTIPHON_HOME"] = str(home)
     surroundings = Surroundings(view, options or RunOptions(), checked=True, interrupt=interrupt)
     preflight(config, home, surroundings.options.results)
+    run_directory.check_place(run_directory.choose_run(config, run_id, home, surroundings.options.fresh))
     with ExitStack() as stack:
         stack.enter_context(surrounded(surroundings))
         server = None

@@ -122,14 +122,7 @@ def create(place: RunPlace, config: RunConfig) -> None:
     Raises:
         ConfigError: when there is too little space, or another process just made it.
     """
-    home = place.directory.parent.parent
-    home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(home).free
-    if free < FREE_BYTES:
-        raise ConfigError(
-            f"only {free >> 20} MiB are free under {home}; a run needs {FREE_BYTES >> 20} MiB: "
-            "free some space or set ANTIPHON_HOME to a larger disk"
-        )
+    check_place(place)
     if place.resumed:
         return
     place.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -141,6 +134,23 @@ def create(place: RunPlace, config: RunConfig) -> None:
         ) from None
     write_atomically(place.directory / "config.yaml", dump_config(config).encode())
     flush_folder(place.directory.parent)
+
+
+def check_place(place: RunPlace) -> None:
+    """Check that a run could begin or continue at a place, before anything is started for it.
+
+    Raises:
+        ConfigError: when there is too little space, or another process runs it.
+    """
+    home = place.directory.parent.parent
+    free = shutil.disk_usage(home).free
+    if free < FREE_BYTES:
+        raise ConfigError(
+            f"only {free >> 20} MiB are free under {home}; a run needs {FREE_BYTES >> 20} MiB: "
+            "free some space or set ANTIPHON_HOME to a larger disk"
+        )
+    if place.resumed:
+        lock(place.directory).close()
 
 
 def lock(directory: Path) -> IO[str]:

@@ -63,6 +63,6 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> Non
     prompts.check_all(
         min(section.train_size, CHECKED_PROMPTS), min(config.evaluation.prompts, CHECKED_PROMPTS)
     )
-    make_usable(home, "ANTIPHON_HOME")
     if results is not None:
         make_usable(results, "--results")
+    make_usable(home, "ANTIPHON_HOME")

@@ -162,8 +162,7 @@ view.close()
 """
 
 
-@pytest.mark.parametrize("columns", [60, 100, 220])
-@pytest.mark.parametrize("end", ["finished", "stopping"])
+@pytest.mark.parametrize(("end", "columns"), [("finished", 60), ("stopping", 100), ("finished", 220)])
 def test_whoever_writes_while_it_is_drawn_there_is_one_panel(end: str, columns: int) -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
