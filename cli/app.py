@@ -12,7 +12,7 @@ from importlib import metadata
 
 from cyclopts import App, CycloptsError, Parameter
 
-from antiphon.core.errors import AntiphonError
+from antiphon.core.errors import INTERRUPTED, AntiphonError
 
 app = App(
     name="antiphon",
@@ -72,7 +72,7 @@ def execute(arguments: Sequence[str]) -> int:
     except AntiphonError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same command continues where it stopped", 130)
+        return _complain(INTERRUPTED, 130)
     except BrokenPipeError:
         # Whoever read our output has left; without this the interpreter complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

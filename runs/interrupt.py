@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
+from antiphon.core.errors import INTERRUPTED
 from antiphon.core.reporting.run_view import RunView
 
 LIMIT_S = 4.0
@@ -86,5 +87,5 @@ class Interrupt:
 
     def _end_at_once(self) -> None:
         self._kill()
-        os.write(2, b"antiphon: ended at once; the same command continues where it stopped\n")
+        os.write(2, f"antiphon: {INTERRUPTED}\n".encode())
         self._end(CODE)

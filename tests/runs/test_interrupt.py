@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from antiphon.core.errors import INTERRUPTED
 from antiphon.core.reporting.run_view import SilentView
 from antiphon.runs.interrupt import CODE, Interrupt
 
@@ -57,7 +58,7 @@ def rest_of(process: "subprocess.Popen[str]") -> list[str]:
 
 
 STOPPING = "stopping worker-0 (worker-0 is starting its engine); Ctrl-C again ends it at once"
-AT_ONCE = "antiphon: ended at once; the same command continues where it stopped"
+AT_ONCE = f"antiphon: {INTERRUPTED}"
 
 
 def test_the_first_says_what_is_waited_for_and_lets_everything_end_in_order() -> None:
