@@ -90,8 +90,9 @@ def _sentence(item: ErrorDetails, root: type[BaseModel]) -> str:
             return f"a configuration holds sections, such as run and loop, not {shown}"
         field = next(iter(_section(location, root).model_fields))
         return f"{where}={shown} is not possible: {where} is a section of fields; write {where}.{field}=..."
-    words = _WORDS.get(kind, lambda _: "see its type in docs/configuration.md")
-    return f"{where}={shown} is not possible: {words(item.get('ctx', {}))}"
+    words = _WORDS.get(kind)
+    wanted = words(item.get("ctx", {})) if words else "see its type in docs/configuration.md"
+    return f"{where}={shown} is not possible: {wanted}"
 
 
 def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel]:

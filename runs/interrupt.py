@@ -7,6 +7,7 @@ journal before anyone is told of it, and the same command continues the run.
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -14,6 +15,7 @@ from typing import Self
 
 from antiphon.core.errors import INTERRUPTED
 from antiphon.core.reporting.run_view import RunView
+from antiphon.system.logs import configure_logs
 
 LIMIT_S = 4.0
 """Seconds that an interrupted run gets to end in order."""
@@ -67,6 +69,9 @@ class Interrupt:
         self._over.set()
         self._asked.set()
         self._thread.join()
+        if kind is KeyboardInterrupt and not self._unasked:
+            sys.stdout.flush()
+            self._end_at_once()  # all is closed; what libraries do at their exit may take long
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         # Little may be done here: whatever this thread was in the middle of, it holds its locks.
@@ -79,6 +84,7 @@ class Interrupt:
         self._asked.wait()
         if self._unasked:
             return
+        configure_logs("error")  # what is cut short now is cut short on purpose
         doing = self._doing()
         self._stop()
         self._view.stopping(f"stopping{doing and ' '}{doing}; Ctrl-C again ends it at once")

@@ -9,7 +9,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOOLS = (
-    *("awk", "cat", "cksum", "cut", "date", "df", "dirname", "du", "grep", "head", "mkdir", "mv", "rm", "sleep"),
+    *(
+        "awk",
+        "cat",
+        "cksum",
+        "cut",
+        "date",
+        "df",
+        "dirname",
+        "du",
+        "grep",
+        "head",
+        "mkdir",
+        "mv",
+        "rm",
+        "sleep",
+    ),
     *("tail", "tr", "uname"),
 )
 
