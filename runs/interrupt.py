@@ -68,8 +68,8 @@ class Interrupt:
         self._unasked = not self._asked.is_set()
         self._over.set()
         self._asked.set()
-        self._thread.join()
-        if kind is KeyboardInterrupt and not self._unasked:
+        self._thread.join(LIMIT_S)
+        if kind is not None and not self._unasked:
             sys.stdout.flush()
             self._end_at_once()  # all is closed; what libraries do at their exit may take long
 

@@ -25,8 +25,8 @@ with Interrupt(make_view()) as interrupt:
     stopped = threading.Event()
     killed = lambda: print("killed", flush=True)
     interrupt.tell(lambda: "worker-0 (worker-0 is starting its engine)", stopped.set, killed)
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         threading.Event().wait()
     finally:
         stopped.wait()
