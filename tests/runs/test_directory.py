@@ -32,7 +32,7 @@ def test_a_full_disk_is_named_with_the_space_that_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 3 << 20))
-    with pytest.raises(ConfigError, match="only 3 MiB are free under .*; a run needs 512 MiB"):
+    with pytest.raises(ConfigError, match=r"only 3 MiB are free under .*; a run needs 512 MiB"):
         check_place(choose_run(CONFIG, None, tmp_path, fresh=False))
     assert not list(tmp_path.iterdir())
 
