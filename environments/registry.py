@@ -34,27 +34,12 @@ def make_environment(
         ConfigError: for an unknown name (the closest ones are listed), a parameter the task does
             not take or cannot take, or a size that is not positive.
     """
-    check_name(name)
+    names = environment_names()
+    if name not in names:
+        bare = [f"{reasoning.FAMILY}/{name}"] if f"{reasoning.FAMILY}/{name}" in names else []
+        close = bare or difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"names look like {names[0]}"
+        raise ConfigError(f"environment.name={name!r} is unknown; {hint} (`antiphon environments` lists all)")
     return reasoning.ReasoningEnvironment(
         name.partition("/")[2], parameters, seed=seed, train_size=train_size, heldout_size=heldout_size
-    )
-
-
-def check_name(name: str) -> None:
-    """Check that there is an environment `name`.
-
-    Raises:
-        ConfigError: when there is none, with the names that are near.
-    """
-    names = environment_names()
-    if name in names:
-        return
-    tasks = [known.partition("/")[2] for known in names]
-    asked = name.rpartition("/")[2].lower()
-    near = [asked, *difflib.get_close_matches(asked, tasks, n=3, cutoff=0.6)]
-    near += [task for task in tasks if len(asked) > 2 and (asked in task or task in asked)]
-    known = [f"{reasoning.FAMILY}/{task}" for task in dict.fromkeys(near) if task in tasks]
-    hint = f"did you mean {' or '.join(known[:3])}?" if known else f"names look like {names[0]};"
-    raise ConfigError(
-        f"environment.name={name!r} is unknown; {hint} `antiphon environments` lists all {len(names)}"
     )

@@ -162,14 +162,13 @@ class Supervisor:
         self._ending.set()
 
     def doing(self) -> str:
-        """Return the services that run, and what those that are not ready do, as words."""
-        running = [child for child in list(self._children.values()) if child.process is not None]
-        starting = []
-        for child in running:
+        """Return the services that were started, and what those that are not ready do, as words."""
+        starting, children = [], list(self._children.values())
+        for child in children:
             if not child.ready.is_set():
                 usual = "starting its engine" if child.spec.arguments[0] == "worker" else "starting"
                 starting.append(f"{child.spec.name} is {self._starting(child.spec.name)[0] or usual}")
-        names = ", ".join(child.spec.name for child in running)
+        names = ", ".join(child.spec.name for child in children)
         return f"{names} ({', '.join(starting)})" if starting else names
 
     def hurry(self) -> None:
