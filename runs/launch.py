@@ -258,11 +258,9 @@ def _start_services(
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
     view.message("services are starting: coordinator is up, learner, reward and workers follow")
     if not names:
-        view.message(
-            f"rollout.workers=0 starts no worker here: `./antiphon worker --coordinator {address} --run "
-            f"{place.run_id}` joins one; the run waits {config.services.empty_fleet_timeout_s:g} s for it "
-            "(services.empty_fleet_timeout_s)"
-        )
+        waits_s = config.services.empty_fleet_timeout_s
+        view.message(f"rollout.workers=0: the run waits up to {waits_s:g} s for a worker to join, by")
+        view.message(f"  ./antiphon worker --coordinator {address} --run {place.run_id}")
     learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s, view.message)}"
     for name in ["reward", *names]:
         supervisor.wait_ready(name, timeout_s)

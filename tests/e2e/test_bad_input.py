@@ -76,7 +76,8 @@ def test_a_run_without_workers_says_how_one_joins_and_waits_as_long_as_it_was_to
         job.close()
     said = " ".join(job.said.split())
     port = json.loads((job.run_dir / "services" / "coordinator.json").read_text())["port"]
-    assert f"`./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}` joins one" in said
+    assert f"\n  ./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}\n" in job.said
+    assert "rollout.workers=0: the run waits up to 5 s for a worker to join" in said
     (line,) = job.complaints()
     assert "no worker for" in line and "give the same command again" in line
     assert "alarm stall" not in said and "Traceback" not in said
