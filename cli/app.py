@@ -13,7 +13,7 @@ from importlib import metadata
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from antiphon.cli.help import GROUPS, epilogue, place_of, shown_default, words_of
-from antiphon.core.errors import AntiphonError
+from antiphon.core.errors import INTERRUPTED, AntiphonError
 
 app = App(
     name="antiphon",
@@ -70,6 +70,18 @@ for _flag in ("--help", "--version"):
     app[_flag].group = (_groups["Options"],)
 
 
+_UNUSABLE = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+)
+"""What the system says of a file that a person named and that cannot be used."""
+
+
 def execute(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; what goes wrong is one line on stderr."""
     try:
@@ -80,16 +92,20 @@ def execute(arguments: Sequence[str]) -> int:
     except AntiphonError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same command continues where it stopped", 130)
+        return _complain(INTERRUPTED, 130)
     except BrokenPipeError:
         # Whoever read our output has left; without this the interpreter complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" for {error.filename}" if error.filename else ""
+            return _complain(
+                f"no space is left on the disk{where}; free some and give the same command again", 1
+            )
+        if error.errno not in _UNUSABLE or not error.filename:
             raise
-        where = f" for {error.filename}" if error.filename else ""
-        return _complain(f"no space is left on the disk{where}; free some and give the same command again", 1)
+        return _complain(f"cannot use {error.filename}: {error.strerror}; give another file or folder", 2)
     return code if isinstance(code, int) else 0
 
 

@@ -13,6 +13,8 @@ def config(
 ) -> None:
     """Print the resolved configuration with every default filled in; nothing is started.
 
+    The environment's name and parameters are checked too.
+
     A note on the error output names each key that was set and cannot act with the others.
 
     Args:
@@ -23,6 +25,10 @@ def config(
     from antiphon.core.config import dump_config, load_config
 
     resolved = load_config(path, list(overrides))
+    from antiphon.environments.registry import make_environment  # slow to import
+
+    chosen = resolved.environment
+    make_environment(chosen.name, chosen.parameters, chosen.seed, chosen.train_size, chosen.heldout_size)
     for sentence in resolved.idle_keys():
         print(f"note: {sentence}", file=sys.stderr)
     if as_json:

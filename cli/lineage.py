@@ -61,6 +61,10 @@ def lineage(
 def _split(home: Path, words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     if words and (_is_run(home, words[0]) or ("-" in words[0] and not words[0].startswith("held-"))):
         return words[0], words[1:]
+    from antiphon.lineage.documents.graph import means_artifact
+
+    if means_artifact(" ".join(words[1:])) and not means_artifact(" ".join(words)):
+        return words[0], words[1:]  # a run that is unknown, which is then said
     return None, words
 
 

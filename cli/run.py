@@ -38,12 +38,14 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     view = make_view()
     view.message(f"{config.run.name}: {config.run.steps} steps, seed {config.run.seed}; loading")
     from antiphon.flows.local_run import run_post_train
+    from antiphon.runs.interrupt import Interrupt
     from antiphon.runs.launch import RunOptions
 
     use_prefect(home)  # where `up` serves one, since one server on the database is better than two
     try:
         options = RunOptions(fresh=fresh, results=results, command=command_line())
-        outcome = run_post_train(config, resume, home, view, options)
+        with Interrupt(view) as interrupt:
+            outcome = run_post_train(config, resume, home, view, options, interrupt)
     finally:
         view.close()
     return outcome.exit_code

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs import s3_server
-from antiphon.runs.directory import home_directory, list_runs
+from antiphon.runs.directory import home_directory, list_runs, make_usable
 from antiphon.runs.prefect_server import (
     HOST,
     answers,
@@ -63,38 +63,32 @@ class Page:
 
 def up(
     *,
-    prefect_port: int = 4200,
-    mlflow_port: int = 5000,
+    prefect_port: int | None = None,
+    mlflow_port: int | None = None,
     s3: Annotated[bool, Parameter(negative="--no-s3")] = False,
-    s3_port: int = 8333,
+    s3_port: int | None = None,
 ) -> int:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
     The Prefect page asks for a password: the line in prefect/password in the home directory.
 
     Args:
-        prefect_port: port of the Prefect pages; 0 picks a free one.
-        mlflow_port: port of the MLflow pages; 0 picks a free one.
+        prefect_port: port of the Prefect pages, 4200 unless given; 0 picks a free one.
+        mlflow_port: port of the MLflow pages, 5000 unless given; 0 picks a free one.
         s3: serve a bucket for artifacts too; its folder and keys lie in the home directory.
-        s3_port: port of the S3 server; 0 picks a free one.
+        s3_port: port of the S3 server, 8333 unless given; 0 picks a free one.
     """
     home = home_directory()
-    home.mkdir(parents=True, exist_ok=True)
     pages = {name: page for name, page in read_pages(home).items() if page.alive()}
-    # All ports are tried before any server starts, so a taken one leaves nothing behind.
-    for name, port in {"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3 and s3_port}.items():
-        if name not in pages and port:
-            check_port(port, f"--{name}-port")
-    for name, begin, port in (
-        ("prefect", _begin_prefect, prefect_port),
-        ("mlflow", _begin_mlflow, mlflow_port),
-    ):
+    ports = _ports({"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3_port}, pages, s3)
+    make_usable(home, "ANTIPHON_HOME")
+    for name, begin in (("prefect", _begin_prefect), ("mlflow", _begin_mlflow)):
         if name not in pages:
-            pages[name] = begin(home, port)
+            pages[name] = begin(home, ports[name])
             # Written down before the wait, so that `down` finds it whatever happens meanwhile.
             write_pages(home, pages)
     if s3 and "s3" not in pages:
-        server = s3_server.begin_s3(home / "s3", s3_port, outlive=True)
+        server = s3_server.begin_s3(home / "s3", ports["s3"], outlive=True)
         pages["s3"] = _page("s3", server.endpoint_url, server.process)
         write_pages(home, pages)
         server.wait_ready(START_TIMEOUT_S)
@@ -112,6 +106,28 @@ def up(
         print(f"s3: {pages['s3'].url}, bucket antiphon; its keys: . {keys}", flush=True)
     print("stop them with: antiphon down")
     return 0
+
+
+def _ports(asked: Mapping[str, int | None], pages: Mapping[str, "Page"], s3: bool) -> dict[str, int]:
+    """Return the port of each server; all are tried before any starts, so a wrong one leaves nothing behind.
+
+    Raises:
+        ConfigError: when a port is none, is taken, or is asked for while its pages are up at another one.
+    """
+    ports = {}
+    for name, usual in {"prefect": 4200, "mlflow": 5000, "s3": 8333}.items():
+        port, option, page = asked[name], f"--{name}-port", pages.get(name)
+        ports[name] = usual if port is None else port
+        if page is None and (s3 or name != "s3"):
+            check_port(ports[name], option)
+        elif page is not None and port and not page.url.endswith(f":{port}"):
+            raise ConfigError(
+                f"{option} {port} is not possible: {name} is up at {page.url} already; "
+                "`antiphon down` stops it, then give the same command again"
+            )
+        if same := [f"--{other}-port" for other in ports if other != name and port and ports[other] == port]:
+            raise ConfigError(f"{option} {port} is that of {same[0]} too; give two ports")
+    return ports
 
 
 def down() -> int:

@@ -3,11 +3,13 @@
 Drawing never holds a run up: it reads what it is given and keeps a short history of its own.
 """
 
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -21,6 +23,9 @@ from antiphon.core.status import RunStatus
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 48
 """Steps that the sparkline shows."""
+
+WIDTH = 120
+"""Columns of the widest panel, and of a line without a terminal."""
 
 PLAIN_INTERVAL_S = 10.0
 """Without a terminal, longest silence while nothing changes is this many seconds or one step."""
@@ -131,7 +136,8 @@ def picture(
     parts: list[RenderableType] = [rows, Text(""), table]
     if status.paused_reason:
         parts += [Text(""), Text(f"paused: {status.paused_reason}", style="bold red")]
-    return Panel(Group(*parts), title=status.run_id, title_align="left", border_style="dim")
+    panel = Panel(Group(*parts), title=status.run_id, title_align="left", border_style="dim")
+    return Constrain(panel, WIDTH)
 
 
 def _score_words(scores: Mapping[int, float]) -> str:
@@ -155,7 +161,7 @@ class LiveView:
     def started(self, run_id: str, links: Mapping[str, str]) -> None:
         """Name the pages and folders of the run and begin to draw."""
         for name, target in links.items():
-            self._console.print(f"{name}: {target}", highlight=False, soft_wrap=True)
+            self.message(f"{name}: {target}")
         self._started_s = time.perf_counter()
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._live.start()
@@ -168,7 +174,12 @@ class LiveView:
             self._live.update(picture(status, planes, self._history, elapsed_s))
 
     def message(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(self._console, text)
+
+    def stopping(self, text: str) -> None:
+        """Take the panel away and say what has to end."""
+        self.close()
+        self.message(text)
 
     def finished(self, lines: Sequence[str]) -> None:
         """Take the panel away and print what came of the run."""
@@ -208,7 +219,8 @@ class PlainView:
             self._paused = status.paused_reason
             self.message(f"paused: {status.paused_reason}")
         now = time.perf_counter()
-        if status.committed_steps == self._step and now - self._said_s < PLAIN_INTERVAL_S:
+        moved = status.committed_steps != self._step
+        if not moved and now - self._said_s < PLAIN_INTERVAL_S:
             return
         self._step = status.committed_steps
         waits = [f"{p.name} waits for {p.waits_for}" for p in planes.values() if p.waits_for]
@@ -216,13 +228,16 @@ class PlainView:
         reward = share(reward_of(status.last_commit))
         stale = max(status.staleness_histogram, default=0)
         head = f"{minutes(now - self._started_s)} step {status.committed_steps}/{status.steps_total}"
-        drafts = drafting_words(status.last_commit)
-        said = [f"{head} reward {reward} staleness <= {stale}", *([drafts] if drafts else []), *rates, *waits]
-        self.message("; ".join(said))
+        drafts = [words.partition(",")[0]] if (words := drafting_words(status.last_commit)) else []
+        more = [*rates, *drafts, *waits] if moved else [*waits, *rates, *drafts]
+        self.message(one_line([f"{head} reward {reward} staleness <= {stale}", *more]))
 
     def message(self, text: str) -> None:
         self._said_s = time.perf_counter()
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(self._console, text)
+
+    def stopping(self, text: str) -> None:
+        self.message(text)
 
     def finished(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -230,6 +245,24 @@ class PlainView:
 
     def close(self) -> None:
         """Do nothing: no terminal is held."""
+
+
+def say(console: Console, text: str) -> None:
+    """Print a sentence in lines of at most WIDTH columns; what has no blank, such as a path, stays whole."""
+    for line in textwrap.wrap(
+        text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    ):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def one_line(parts: Sequence[str]) -> str:
+    """Join parts until a line is full; the first one that does not fit is cut, and no more follow.
+
+    >>> one_line(["step 1/2", "rollout 10 tokens/s"])
+    'step 1/2; rollout 10 tokens/s'
+    """
+    joined = "; ".join(parts)
+    return joined if len(joined) <= WIDTH else f"{joined[: WIDTH - 3].rstrip(' ;,(')}..."
 
 
 def make_view(console: Console | None = None) -> LiveView | PlainView:

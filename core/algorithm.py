@@ -31,10 +31,10 @@ class AlgorithmSection(Section):
     clip_low: float | None = Field(default=None, ge=0.0, le=1.0)
     """Lower clip: ratios below 1 - clip_low get no gradient where the advantage is negative. null: the
     objective's own (grpo, dapo, dr_grpo 0.2; gspo 0.0003); cispo has none."""
-    clip_high: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    clip_high: float | None = Field(default=None, ge=0.0)
     """Upper clip: ratios above 1 + clip_high get no gradient where the advantage is positive; for cispo the
     cap is 1 + clip_high. null: the objective's own (grpo, dr_grpo 0.2; dapo 0.28; gspo 0.0004; cispo 4)."""
-    dual_clip: float | None = Field(default=None, gt=1.0, allow_inf_nan=False)
+    dual_clip: float | None = Field(default=None, gt=1.0)
     """Ratios above this get no gradient where the advantage is negative either, so that the loss of a token
     is at most dual_clip times |advantage|; null has no such bound."""
     decoupled: bool = True

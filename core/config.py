@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from antiphon.core.algorithm import AlgorithmSection
+from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import (
     BroadcastSection,
     CoordinatorSection,
@@ -138,11 +139,13 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}; give a readable YAML file") from error
     try:
-        tree = yaml.safe_load(text) or {}
+        tree = read_yaml(text) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must hold a mapping of sections, not a {type(tree).__name__}")
+        raise ConfigError(f"{path} must hold sections, such as run and loop, each with its fields below it")
     for override in overrides or []:
         _apply_override(tree, override)
     return build_config(tree)
@@ -157,7 +160,7 @@ def build_config(tree: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_sentences(error)) from error
+        raise ConfigError(sentences(error, RunConfig)) from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -193,10 +196,10 @@ def _as_yaml(text: str) -> str:
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, equals, raw = override.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise ConfigError(f"override {override!r} is not of the form key=value; write loop.max_staleness=2")
     try:
-        value = yaml.safe_load(raw) if raw else ""
+        value = read_yaml(raw) if raw else ""
     except yaml.YAMLError:
         raise ConfigError(f"override {key}: {raw!r} is not a valid YAML value; quote it") from None
     *path, leaf = key.split(".")
@@ -209,34 +212,3 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {key}: {part} is a value, not a section; see `antiphon config`")
         node = child
     node[leaf] = value
-
-
-def _sentences(error: ValidationError) -> str:
-    sentences = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            sentences.append(f"unknown key {where}{_suggest(item['loc'])}")
-        elif item["type"] == "value_error":
-            sentences.append(str(item["ctx"]["error"]))
-        else:
-            given = item.get("input")
-            sentences.append(f"{where}={given!r} is not possible: {item['msg']}")
-    return "; ".join(sentences)
-
-
-def _suggest(location: tuple[int | str, ...]) -> str:
-    import difflib
-
-    section: type[BaseModel] = RunConfig
-    for part in location[:-1]:
-        annotation = section.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return ""
-        section = annotation
-    close = difflib.get_close_matches(str(location[-1]), list(section.model_fields), n=1)
-    prefix = ".".join(str(part) for part in location[:-1])
-    known = ", ".join(section.model_fields)
-    if close:
-        return f"; did you mean {prefix + '.' if prefix else ''}{close[0]}?"
-    return f"; known here: {known}"

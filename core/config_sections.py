@@ -7,23 +7,43 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 _STORE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*/?|/.*")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+/?")
+_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+
+# Every number has a bound: beyond it a message, a clock or a shape would overflow in some service, later.
+MOST_STEPS = 10_000_000
+MOST_PROMPTS = 10_000_000
+MOST_TOKENS = 1 << 22
+MOST_MIB = 1 << 24
+MOST_THREADS = 1024
+MOST_KEPT = 10_000
+YEAR_S = 365 * 86_400.0
 
 
 class Section(BaseModel):
     """What all sections share: they cannot change, and an unknown field is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
     """Who the run is and how long it lasts."""
 
-    name: str = Field(default="demo", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    name: str = Field(default="demo", pattern=_NAME)
     """Experiment name; also the MLflow experiment and the start of the run's id."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of every random stream of the run."""
-    steps: int = Field(default=60, ge=1)
+    steps: int = Field(default=60, ge=1, le=MOST_STEPS)
     """Learner steps to train."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _check_name(cls, value: object) -> object:
+        if isinstance(value, str) and not re.fullmatch(_NAME, value):
+            raise ValueError(
+                f"run.name={value!r} is not possible: use 1 to 64 of the letters a to z, digits, dots, "
+                "dashes and underscores, with a letter or a digit first"
+            )
+        return value
 
 
 class ModelSection(Section):
@@ -43,11 +63,11 @@ class EnvironmentSection(Section):
     your own, a plain name what an installed package calls so; see docs/guides/own-environment.md."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the task, such as its difficulty."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the problems; splits never share one."""
-    train_size: int = Field(default=256, ge=1)
+    train_size: int = Field(default=256, ge=1, le=MOST_PROMPTS)
     """Number of training prompts; once all were used, the next epoch begins."""
-    heldout_size: int = Field(default=192, ge=1)
+    heldout_size: int = Field(default=192, ge=1, le=MOST_PROMPTS)
     """Number of held-out prompts."""
     max_lost_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Largest share of the characters of the prompts, spaces left out, for which the model's tokenizer may
@@ -64,7 +84,7 @@ class RewardSection(Section):
     trust."""
     answer_timeout_s: float = Field(default=5.0, gt=0.0, le=3600.0)
     """Seconds that scoring one answer may take; then the answer has failed."""
-    memory_mib: int = Field(default=2048, ge=256)
+    memory_mib: int = Field(default=2048, ge=256, le=MOST_MIB)
     """Address space that scoring one answer may use, in MiB."""
     processes: int = Field(default=2, ge=1, le=256)
     """Scoring processes of a reward service, where it does not score itself; each scores one group at a
@@ -91,7 +111,7 @@ class LoopSection(Section):
     run_ahead: Literal["measured", "bound"] = "measured"
     """Groups that elastic mode keeps in flight. measured: what covers rollout, reward and broadcast, so
     that staleness stays below the bound where that costs no time; bound: all that max_staleness allows."""
-    prompts_per_step: int = Field(default=32, ge=1)
+    prompts_per_step: int = Field(default=32, ge=1, le=65_536)
     """Groups one learner step consumes."""
     group_size: int = Field(default=8, ge=2, le=1024)
     """Trajectories sampled from each prompt."""
@@ -110,7 +130,7 @@ class LoopSection(Section):
 class LearnerSection(Section):
     """The learner and its DeepSpeed engine."""
 
-    learning_rate: float = Field(default=2e-4, gt=0.0, allow_inf_nan=False)
+    learning_rate: float = Field(default=2e-4, gt=0.0)
     """AdamW learning rate after warm-up."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """AdamW first-moment decay."""
@@ -118,7 +138,7 @@ class LearnerSection(Section):
     """AdamW second-moment decay."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """AdamW decoupled weight decay."""
-    warmup_steps: int | None = Field(default=None, ge=0)
+    warmup_steps: int | None = Field(default=None, ge=0, le=MOST_STEPS)
     """Steps of linear learning-rate warm-up; null: 5, or half of a run of fewer than 10."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after warm-up: it stays, or it falls to final_rate_share at step run.steps."""
@@ -130,15 +150,15 @@ class LearnerSection(Section):
     """DeepSpeed ZeRO stage."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the learner's forward and backward; masters stay float32."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of the learner; part of the numerics, so it is recorded."""
     batching: Literal["bucket", "pack"] = "bucket"
     """Micro-batches: length-sorted and padded (fast on CPU), or packed without padding."""
-    micro_batch_tokens: int = Field(default=2048, ge=64)
+    micro_batch_tokens: int = Field(default=2048, ge=64, le=MOST_TOKENS)
     """Padded tokens of one micro-batch."""
-    checkpoint_interval: int = Field(default=5, ge=1)
+    checkpoint_interval: int = Field(default=5, ge=1, le=MOST_STEPS)
     """Steps between checkpoints; a restarted learner repeats the recorded steps after the last."""
-    checkpoints_kept: int = Field(default=2, ge=1)
+    checkpoints_kept: int = Field(default=2, ge=1, le=MOST_KEPT)
     """Newest checkpoints kept on disk."""
     gradient_checkpointing: bool = False
     """Trade compute for memory in the backward pass."""
@@ -158,18 +178,18 @@ class RolloutSection(Section):
 
     workers: int = Field(default=1, ge=0, le=64)
     """Workers started on this machine."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of one engine; part of the numerics, so it is recorded."""
-    concurrent_groups: int = Field(default=12, ge=1)
+    concurrent_groups: int = Field(default=12, ge=1, le=4096)
     """Groups one worker samples at the same time."""
-    kv_cache_mib: int = Field(default=512, ge=16)
+    kv_cache_mib: int = Field(default=512, ge=16, le=MOST_MIB)
     """Memory of the engine's key-value cache, MiB."""
-    max_model_tokens: int = Field(default=512, ge=16)
+    max_model_tokens: int = Field(default=512, ge=16, le=MOST_TOKENS)
     """Longest prompt plus completion the engine accepts, tokens."""
-    grace_s: float = Field(default=20.0, ge=0.0)
+    grace_s: float = Field(default=20.0, ge=0.0, le=YEAR_S)
     """Seconds between SIGTERM and the worker's exit: groups that are surely finished in half of them
     are finished, the others are handed over at once. Stay below the notice that your provider gives."""
-    hung_step_s: float = Field(default=60.0, gt=0.0)
+    hung_step_s: float = Field(default=60.0, gt=0.0, le=YEAR_S)
     """Seconds after which an engine step that does not come back counts as hung, or twenty times the
     longest of its last steps, if that is more: the worker then gives its leases back and ends its
     process, to be started again. Taking in weights has services.stall_timeout_s."""
@@ -193,22 +213,22 @@ class DraftingSection(Section):
     """Weight of a completion one epoch older than another, relative to it."""
     reward_weight: float = Field(default=0.3, ge=0.0, le=1.0)
     """How far a completion's reward decides its weight; 0 ignores rewards."""
-    store_mib: int = Field(default=256, ge=1)
+    store_mib: int = Field(default=256, ge=1, le=MOST_MIB)
     """Memory of the coordinator's history; beyond it the oldest epochs go first."""
     lease_kib: int = Field(default=512, ge=1, le=4096)
     """Most compressed history one lease carries; completions that do not fit stay behind."""
-    probe_steps: int = Field(default=256, ge=16)
+    probe_steps: int = Field(default=256, ge=16, le=MOST_STEPS)
     """Engine steps between two comparisons with the undrafted engine."""
 
 
 class CoordinatorSection(Section):
     """Leases and liveness."""
 
-    lease_s: float = Field(default=30.0, gt=0.0)
+    lease_s: float = Field(default=30.0, gt=0.0, le=YEAR_S)
     """Seconds a lease lasts unless a heartbeat extends it."""
-    heartbeat_s: float = Field(default=2.0, gt=0.0)
+    heartbeat_s: float = Field(default=2.0, gt=0.0, le=YEAR_S)
     """Seconds between a worker's heartbeats; after five missed ones it counts as lost."""
-    hung_factor: float = Field(default=5.0, ge=2.0)
+    hung_factor: float = Field(default=5.0, ge=2.0, le=1e6)
     """A worker whose engine brings no token for so many times the usual pause loses its leases although
     its heartbeats come, and gets no others before the engine moves. The usual pause is measured (99% of
     pauses are shorter) and at least heartbeat_s. While too few pauses are known, lease_s counts instead."""
@@ -216,10 +236,10 @@ class CoordinatorSection(Section):
     """Share of a batch whose last groups an idle worker may sample a second time, once their leases are
     older than 95% of leases get; the first submission wins. 0 switches it off. Only with
     sampling.sampler=keyed, and between engines of equal numerics: both holders sample the same tokens."""
-    partials_mib: int = Field(default=256, ge=0)
+    partials_mib: int = Field(default=256, ge=0, le=MOST_MIB)
     """Memory of unfinished groups, kept from heartbeats so that another worker can continue them; 0
     keeps none, and lost groups are begun anew."""
-    payload_retention_steps: int = Field(default=16, ge=1)
+    payload_retention_steps: int = Field(default=16, ge=1, le=MOST_KEPT)
     """Committed steps whose group payloads the journal keeps."""
     journal_url: str | None = None
     """Where the journal lies: null keeps it in the run's folder (SQLite), `postgresql://HOST/DATABASE` in
@@ -251,9 +271,9 @@ class BroadcastSection(Section):
     """Bytes of one chunk."""
     uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
     """Cap on what the origin sends, bytes per second; none by default."""
-    snapshots_kept: int = Field(default=8, ge=2)
+    snapshots_kept: int = Field(default=8, ge=2, le=MOST_KEPT)
     """Newest snapshots a chunk store keeps."""
-    transfer_timeout_s: float = Field(default=600.0, gt=0.0)
+    transfer_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)
     """Seconds without an arriving chunk after which a transfer is given up and tried again."""
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
     """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
@@ -272,7 +292,7 @@ class RecordSection(Section):
     keep_ledger: bool = False
     """Write the ledger's .dvc file, which git and DVC's commands see, from the start; otherwise
     `antiphon keep RUN` does that for the runs that are worth it, and git sees nothing of the others."""
-    checkpoint_stride: int = Field(default=4, ge=0)
+    checkpoint_stride: int = Field(default=4, ge=0, le=MOST_KEPT)
     """Every how many-th of the learner's checkpoints enters the ledger, so that a replay of late steps
     can start there; 0 pins none, and replays start from the base model."""
     artifact_url: str | None = None
@@ -286,11 +306,11 @@ class RecordSection(Section):
     the worst and at random (`antiphon samples`); 0 keeps none."""
     traces: int = Field(default=3, ge=0, le=32)
     """Trajectories of each evaluated version that MLflow shows as traces; 0 shows none."""
-    system_metrics_s: float = Field(default=10.0, ge=0.0)
+    system_metrics_s: float = Field(default=10.0, ge=0.0, le=YEAR_S)
     """Seconds between two samples of CPU and memory in MLflow; 0 takes none."""
-    worker_usd_per_hour: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    worker_usd_per_hour: float = Field(default=0.0, ge=0.0)
     """Price of one rollout worker, US dollars per hour; runs are compared by what they cost."""
-    learner_usd_per_hour: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    learner_usd_per_hour: float = Field(default=0.0, ge=0.0)
     """Price of the machine of the learner and the other services, US dollars per hour."""
 
     @model_validator(mode="after")
@@ -340,19 +360,19 @@ class ServicesSection(Section):
     """Port of the coordinator; 0 picks a free one."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port on loopback for Prometheus, 0 for a free one, which the coordinator's log names; null for none."""
-    start_timeout_s: float = Field(default=180.0, gt=0.0)
+    start_timeout_s: float = Field(default=180.0, gt=0.0, le=YEAR_S)
     """Seconds a service may take to start; a learner that restores may take longer as long as it moves."""
-    stall_timeout_s: float = Field(default=300.0, gt=0.0)
+    stall_timeout_s: float = Field(default=300.0, gt=0.0, le=YEAR_S)
     """Seconds a stage may go without progress before the run stops and names it; it counts from the last
     token, group, micro-batch or byte, so what takes long and moves is never a stall."""
-    empty_fleet_timeout_s: float = Field(default=86400.0, gt=0.0)
+    empty_fleet_timeout_s: float = Field(default=86400.0, gt=0.0, le=YEAR_S)
     """Seconds a stage waits while no worker is active, before the run stops; a day by default."""
     outage_timeout_s: float = Field(default=3600.0, gt=0.0, le=86_400.0)
     """Seconds for which a run waits while the journal or the store can take nothing: its disk is full, or
     its database is away. This is no lack of progress of a stage."""
-    restart_limit: int = Field(default=5, ge=0)
+    restart_limit: int = Field(default=5, ge=0, le=MOST_KEPT)
     """Times a crashed service is started again within services.restart_window_s, with growing pauses."""
-    restart_window_s: float = Field(default=3600.0, gt=0.0)
+    restart_window_s: float = Field(default=3600.0, gt=0.0, le=YEAR_S)
     """Seconds after which a restart of a service no longer counts against services.restart_limit."""
 
     @property

@@ -35,3 +35,7 @@ class UnavailableError(AntiphonError):
 
 class BlockedError(UnavailableError):
     """A peer that answers but can record nothing now: its disk is full, or its database is away."""
+
+
+INTERRUPTED = "interrupted; the same command continues where it stopped"
+"""What a command says that Ctrl-C ended; its exit code is 130."""

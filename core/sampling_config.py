@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from antiphon.core.config_sections import Section
+from antiphon.core.config_sections import MOST_PROMPTS, MOST_STEPS, MOST_TOKENS, Section
 from antiphon.core.records import SamplingParameters
 
 Rule = Literal["inverse_cdf", "gumbel"]
@@ -34,11 +34,11 @@ class SamplingSection(Section):
 
     temperature: float = Field(default=1.0, ge=0.0, le=10.0)
     """Divides the logits; 0 means greedy."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=MOST_TOKENS)
     """Always 0, which keeps all tokens: training needs the whole distribution; see evaluation.top_k."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Always 1, which keeps all tokens: training needs the whole distribution; see evaluation.top_p."""
-    max_tokens: int = Field(default=192, ge=1)
+    max_tokens: int = Field(default=192, ge=1, le=MOST_TOKENS)
     """Longest completion, in tokens."""
     sampler: Literal["keyed", "native"] = "keyed"
     """keyed: tokens depend on weights, prompt and seed alone; native: the engine's own sampler."""
@@ -77,13 +77,13 @@ class SamplingSection(Section):
 class EvaluationSection(Section):
     """Held-out evaluation during training, on the workers, without stopping it."""
 
-    interval: int = Field(default=10, ge=0)
+    interval: int = Field(default=10, ge=0, le=MOST_STEPS)
     """Versions between evaluations; 0 evaluates only the first and the last version."""
-    prompts: int = Field(default=192, ge=1)
+    prompts: int = Field(default=192, ge=1, le=MOST_PROMPTS)
     """Held-out prompts per evaluation, one sample each."""
     temperature: float | None = Field(default=None, ge=0.0, le=10.0)
     """Divides the logits of held-out samples; 0 means greedy; null takes sampling.temperature."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=MOST_TOKENS)
     """Keep only this many most probable tokens of held-out samples; 0 keeps all."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Keep the smallest set of tokens with at least this probability mass in held-out samples."""

@@ -18,6 +18,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.exceptions import PrefectException
 
 from antiphon.flows.run_page import artifact_key
+from antiphon.runs.context import is_here
 from antiphon.runs.directory import home_directory, is_finished, list_runs
 from antiphon.system.files import write_atomically
 
@@ -73,7 +74,8 @@ def clear_up(flow: Any, flow_run: Any, state: Any) -> None:
     run_dir = find_run_of(home_directory(), str(flow_run.id))
     if run_dir is None:
         return
-    left = [] if _living_elsewhere(run_dir) else end_services(run_dir)
+    # Who has the run open ends its services when it closes it.
+    left = [] if is_here(run_dir.name) or _living_elsewhere(run_dir) else end_services(run_dir)
     if left:
         _log.warning("services.left", run=run_dir.name, pids=left)
     if is_finished(run_dir):

@@ -16,9 +16,17 @@ from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.reporting.run_view import RunView
 from antiphon.flows.told import ToldView
 from antiphon.runs import directory as run_directory
+from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
 from antiphon.runs.outcome import RunOutcome
-from antiphon.runs.prefect_server import PrefectSupervisor, begin_prefect_server, client_environment
+from antiphon.runs.prefect_server import (
+    HURRIED_GRACE_S,
+    QUIET,
+    STOP_GRACE_S,
+    PrefectSupervisor,
+    begin_prefect_server,
+    client_environment,
+)
 from antiphon.runs.preflight import preflight
 
 SERVER_START_S = 180.0
@@ -31,32 +39,37 @@ def run_post_train(
     home: Path,
     view: RunView,
     options: RunOptions | None = None,
+    interrupt: Interrupt | None = None,
 ) -> RunOutcome:
     """Run the flow in this process against a real Prefect server and return what came of it.
 
     A server is started unless PREFECT_API_URL names one; it is stopped afterwards, its
-    database stays.
+    database stays. `interrupt`, where it is entered, learns what Ctrl-C has to stop.
 
     Raises:
         AntiphonError: with the reason, when the run did not complete.
     """
     os.environ["ANTIPHON_HOME"] = str(home)
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
-    surroundings = Surroundings(view, options or RunOptions(), checked=True)
-    preflight(config, home)
+    surroundings = Surroundings(view, options or RunOptions(), checked=True, interrupt=interrupt)
+    preflight(config, home, surroundings.options.results)
+    run_directory.check_place(run_directory.choose_run(config, run_id, home, surroundings.options.fresh))
     with ExitStack() as stack:
         stack.enter_context(surrounded(surroundings))
         server = None
+        for name, value in QUIET.items():
+            stack.callback(_set_variable(name, value))
         if not os.environ.get("PREFECT_API_URL"):
             view.message("starting the Prefect server and the services")
-            server = begin_prefect_server(home, 0, home / "prefect" / "server.log")
-            stack.callback(server.stop)
+            server = begun = begin_prefect_server(home, 0, home / "prefect" / "server.log")
+            stack.callback(lambda: begun.stop(_grace_s(surroundings)))
             for name, value in client_environment(server.url, home).items():
                 stack.callback(_set_variable(name, value))
         live = stack.enter_context(open_run(config, run_id, home))
         if server is not None:
             server.wait_healthy(SERVER_START_S)
-            stack.callback(PrefectSupervisor(server, home).close)
+            kept = PrefectSupervisor(server, home)
+            stack.callback(lambda: kept.close(_grace_s(surroundings)))
         stack.enter_context(surrounded(replace(surroundings, live=live)))
         from prefect.exceptions import CancelledRun, FailedRun
 
@@ -80,6 +93,10 @@ def run_post_train(
     if live.outcome is None:
         raise AntiphonError("the run did not complete")
     return live.outcome
+
+
+def _grace_s(surroundings: Surroundings) -> float:
+    return HURRIED_GRACE_S if surroundings.interrupted() else STOP_GRACE_S
 
 
 def _set_variable(name: str, value: str) -> Callable[[], None]:

@@ -8,6 +8,8 @@ that does not match is refused before a token is sampled. Without a chat templat
 
 import json
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from antiphon.core.errors import ConfigError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """owner/name, as a model hub spells it."""
+HUB_ANSWER_S = 5.0
+"""Longest wait for the first answer of a model hub."""
 
 
 def resolve_model_path(path: str) -> str:
@@ -52,12 +56,13 @@ def local_model_directory(path: str) -> Path:
     resolved = resolve_model_path(path)
     if Path(resolved).is_dir():
         return Path(resolved)
+    offline = _without_hub(path)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     wanted = ["*.json", "*.safetensors", "*.txt", "*.model"]
     try:
-        return Path(snapshot_download(resolved, allow_patterns=wanted))
+        return Path(snapshot_download(resolved, allow_patterns=wanted, local_files_only=offline))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         reason = " ".join(str(error).split())[:120]
         raise ConfigError(
@@ -181,11 +186,11 @@ def _read_tokenizer(path: Path, model_path: str) -> Tokenizer:
         ) from error
 
 
-def _load_pretrained(model_path: str) -> Any:
+def _load_pretrained(model_path: str, offline: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_path)
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=offline)
     except (OSError, ValueError, KeyError, ImportError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -199,17 +204,46 @@ def _load_from_hub(model_path: str) -> TextCodec:
         raise ConfigError(
             f"model.path={model_path!r} is no folder; give the directory of a Hugging Face model"
         )
+    offline = _without_hub(model_path)
     from transformers import AutoConfig
 
-    pretrained = _load_pretrained(model_path)
+    pretrained = _load_pretrained(model_path, offline)
     if not pretrained.is_fast:
         raise ConfigError(
             f"model.path={model_path!r} has no fast tokenizer; give a model with a tokenizer.json"
         )
-    config = AutoConfig.from_pretrained(model_path).to_dict()
+    config = AutoConfig.from_pretrained(model_path, local_files_only=offline).to_dict()
     render = _chat_renderer(pretrained) if pretrained.chat_template else None
     tokenizer_config = {"eos_token": pretrained.eos_token}
     return _checked(model_path, pretrained.backend_tokenizer, config, tokenizer_config, {}, render)
+
+
+def _without_hub(model_path: str) -> bool:
+    """Return whether a hub's model must come from this machine's cache, since no hub answers.
+
+    Its client would try for half a minute and log each attempt.
+
+    Raises:
+        ConfigError: when the cache does not have it either.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    reason = "HF_HUB_OFFLINE is set"
+    if not constants.HF_HUB_OFFLINE:
+        asking = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+        try:
+            urllib.request.urlopen(asking, timeout=HUB_ANSWER_S).close()
+            return False
+        except urllib.error.HTTPError:
+            return False  # it answers
+        except (OSError, ValueError) as error:
+            reason = f"{constants.ENDPOINT} does not answer: {getattr(error, 'reason', error)}"
+    if not isinstance(try_to_load_from_cache(model_path, "config.json"), str):
+        raise ConfigError(
+            f"model.path={model_path!r} is no folder here and no hub can be asked ({reason}); "
+            "download the model elsewhere and give its directory"
+        )
+    return True
 
 
 def _chat_renderer(pretrained: Any) -> Callable[[str], list[int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from antiphon.core.errors import ConfigError
 
@@ -45,7 +45,7 @@ def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of the directory's tensors, in file order, without a tied lm_head.
 
     Raises:
-        ConfigError: when the directory holds no model in safetensors form.
+        ConfigError: when the directory holds no model in safetensors form, or not the whole of it.
     """
     config = _read_json(model_dir / "config.json")
     if config is None:
@@ -53,11 +53,21 @@ def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
     files = sorted(model_dir.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"model.path={model_dir} has no .safetensors file; save the model in that format")
+    parts = set((_read_json(model_dir / "model.safetensors.index.json") or {}).get("weight_map", {}).values())
+    if absent := sorted(parts - {file.name for file in files}):
+        raise ConfigError(
+            f"model.path={model_dir} lacks {', '.join(absent)}, which its index names; copy it there"
+        )
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        with safe_open(file, framework="numpy") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"model.path={model_dir}: {file.name} cannot be read ({error}); copy it anew"
+            ) from error
     if config.get("tie_word_embeddings", False):
         shapes.pop("lm_head.weight", None)
     return shapes

@@ -19,7 +19,7 @@ from antiphon.core.reporting.alarms import (
     stall_alarm,
     turn_of,
 )
-from antiphon.core.status import LearnerProgress, RunStatus
+from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 from antiphon.models.codec import resolve_model_path
 
 _ASKED = ("stall", "no_space", "unaudited")
@@ -63,8 +63,11 @@ class AlarmWatch:
         grown = len(self.commits) > self._seen
         self._seen = len(self.commits)
         turn = turn_of(status, learner)
-        still_s = self._patience.still_s((turn.step, turn.counted, turn.counter), now)
-        idle = status.finished or bool(status.paused_reason)
+        working = any(worker.state is WorkerState.ACTIVE for worker in status.workers)
+        absent = not working and status.sealed_steps <= status.committed_steps
+        still_s = self._patience.still_s((turn.step, turn.counted, turn.counter), now, absent)
+        # Who waits for workers is told so, and has the patience of services.empty_fleet_timeout_s.
+        idle = status.finished or bool(status.paused_reason) or absent
         stall = None if idle else stall_alarm(still_s, self._config.services.stall_timeout_s, turn)
         found = {alarm.name: alarm for alarm in self._newest(grown)}
         for alarm in (stall, audit_alarm(status)):

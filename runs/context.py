@@ -247,6 +247,11 @@ def unregister(run_id: str) -> None:
     _RUNS.pop(run_id, None)
 
 
+def is_here(run_id: str) -> bool:
+    """Return whether this process has the run open."""
+    return run_id in _RUNS
+
+
 def find(run_id: str) -> RunContext:
     """Return a run of this process.
 

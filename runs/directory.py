@@ -4,10 +4,12 @@ A configuration names its run: the same command continues the run it left unfini
 starts the next one once that is complete. A lock keeps two processes from running the same one.
 """
 
+import difflib
 import fcntl
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,6 +27,26 @@ FREE_BYTES = 512 << 20
 def home_directory() -> Path:
     """Return where runs, the store and the databases live: ANTIPHON_HOME or ./.antiphon."""
     return Path(os.environ.get("ANTIPHON_HOME", ".antiphon")).absolute()
+
+
+def make_usable(folder: Path, named: str) -> None:
+    """Make a folder and try it, so that what cannot be written is known before anything is started.
+
+    Args:
+        folder: the folder.
+        named: the option or variable that names it.
+
+    Raises:
+        ConfigError: when it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror}); give {named} another folder"
+        ) from error
 
 
 def store_directory(home: Path) -> Path:
@@ -52,7 +74,7 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
     if run_id is not None:
         directory = runs / run_id
         if not (directory / "config.yaml").exists():
-            raise ConfigError(f"there is no run {run_id} under {runs}; `antiphon status` lists the runs")
+            raise ConfigError(no_such_run(home, run_id))
         _check_same(config, directory)
         if is_finished(directory):
             raise ConfigError(
@@ -100,14 +122,7 @@ def create(place: RunPlace, config: RunConfig) -> None:
     Raises:
         ConfigError: when there is too little space, or another process just made it.
     """
-    home = place.directory.parent.parent
-    home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(home).free
-    if free < FREE_BYTES:
-        raise ConfigError(
-            f"only {free >> 20} MiB are free under {home}; a run needs {FREE_BYTES >> 20} MiB: "
-            "free some space or set ANTIPHON_HOME to a larger disk"
-        )
+    check_place(place)
     if place.resumed:
         return
     place.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +134,23 @@ def create(place: RunPlace, config: RunConfig) -> None:
         ) from None
     write_atomically(place.directory / "config.yaml", dump_config(config).encode())
     flush_folder(place.directory.parent)
+
+
+def check_place(place: RunPlace) -> None:
+    """Check that a run could begin or continue at a place, before anything is started for it.
+
+    Raises:
+        ConfigError: when there is too little space, or another process runs it.
+    """
+    home = place.directory.parent.parent
+    free = shutil.disk_usage(home).free
+    if free < FREE_BYTES:
+        raise ConfigError(
+            f"only {free >> 20} MiB are free under {home}; a run needs {FREE_BYTES >> 20} MiB: "
+            "free some space or set ANTIPHON_HOME to a larger disk"
+        )
+    if place.resumed:
+        lock(place.directory).close()
 
 
 def lock(directory: Path) -> IO[str]:
@@ -157,6 +189,18 @@ def list_runs(home: Path) -> list[Path]:
         return []
     found = [d for d in runs.iterdir() if d.name[0] != "." and (d / "config.yaml").exists()]
     return sorted(found, key=lambda d: (d / "config.yaml").stat().st_mtime)
+
+
+def no_such_run(home: Path, run_id: str, ledgers: Sequence[Path] = ()) -> str:
+    """Return the sentence for a run that neither `home` nor a ledger has, with those whose names are near."""
+    known = [directory.name for directory in list_runs(home)]
+    near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.6)
+    if not known:
+        hint = "there are none yet; start one with `antiphon demo`"
+    else:
+        hint = f"did you mean {' or '.join(near)}?" if near else f"the newest is {known[-1]}"
+    places = " or in ".join(map(str, [home / "runs", *ledgers]))
+    return f"there is no run {run_id} under {places}; {hint}"
 
 
 def find_run(home: Path, run_id: str | None) -> Path:

@@ -35,6 +35,7 @@ from antiphon.runs import directory as run_directory
 from antiphon.runs.attach import draw_events, packed_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
+from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.no_signal import closing_lines
 from antiphon.runs.outcome import RunOutcome, write_results
 from antiphon.runs.prefect_server import password_file, server_password
@@ -57,8 +58,11 @@ _log = structlog.get_logger(__name__)
 CLOSE_S = 5.0
 """Longest wait for a channel to close."""
 
-INTERRUPTED_RECORD_S = 15.0
-"""Longest wait for the records of a run that was interrupted."""
+UNFINISHED_RECORD_S = 15.0
+"""Longest wait for the records of a run that failed or was cancelled."""
+
+INTERRUPTED_RECORD_S = 1.0
+"""The same while a person waits for the end; what is left follows when the run continues."""
 
 RECORD_TIMEOUT_S = 120.0
 """Longest wait for the records to be written once the last step is done."""
@@ -86,6 +90,12 @@ class Surroundings:
     """A run whose services the caller brought up already."""
     checked: bool = False
     """Whether the configuration passed `preflight` already."""
+    interrupt: Interrupt | None = None
+    """Takes Ctrl-C, where a person may give it."""
+
+    def interrupted(self) -> bool:
+        """Return whether there was a Ctrl-C."""
+        return self.interrupt is not None and self.interrupt.asked
 
 
 _surroundings: ContextVar[Surroundings | None] = ContextVar("surroundings", default=None)
@@ -201,7 +211,7 @@ def open_run(
         return
     view, options = surroundings.view, surroundings.options
     if not surroundings.checked:
-        preflight(config, home)
+        preflight(config, home, options.results)
     place = run_directory.choose_run(config, run_id, home, options.fresh)
     run_directory.create(place, config)
     with ExitStack() as stack:
@@ -218,6 +228,8 @@ def open_run(
             place.directory, services.restart_limit, services.restart_window_s, failure.append
         )
         stack.callback(supervisor.close)
+        if surroundings.interrupt is not None:
+            surroundings.interrupt.tell(supervisor.doing, supervisor.hurry, supervisor.kill)
         clients = ClientLoop()
         stack.callback(clients.close)
         context = _start_services(config, place, home, supervisor, clients, view)
@@ -229,7 +241,7 @@ def open_run(
         stack.callback(lambda: run_context.unregister(place.run_id))
         if config.record.artifact_url is not None:
             context.uploader = Uploader(open_store(context.store_root, config.record))
-            stack.callback(_close_queue, context.uploader, place.directory)
+            stack.callback(_close_queue, context.uploader, place.directory, surroundings)
         chunks = ChunkStore(place.directory / "chunks")
         context.recorder = Recorder(
             place.run_id,
@@ -240,7 +252,7 @@ def open_run(
             read_chunk=chunks.get,
             decode=decoder(config),
         )
-        stack.callback(_close_queue, context.recorder, place.directory)
+        stack.callback(_close_queue, context.recorder, place.directory, surroundings)
         if place.resumed:
             catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
@@ -282,6 +294,10 @@ def _start_services(
     for name in names:
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
     view.message("services are starting: coordinator is up, learner, reward and workers follow")
+    if not names:
+        waits_s = config.services.empty_fleet_timeout_s
+        view.message(f"rollout.workers=0: the run waits up to {waits_s:g} s for a worker to join, by")
+        view.message(f"  ./antiphon worker --coordinator {address} --run {place.run_id}")
     learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s, view.message)}"
     for name in ["reward", *names]:
         supervisor.wait_ready(name, timeout_s)
@@ -302,9 +318,10 @@ def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:
     return lambda token_ids: codec().decode(token_ids)
 
 
-def _close_queue(queue: Recorder | Uploader, directory: Path) -> None:
-    """Write or send what is queued; what is left of an interrupted run follows when it continues."""
-    queue.close(RECORD_TIMEOUT_S if run_directory.is_finished(directory) else INTERRUPTED_RECORD_S)
+def _close_queue(queue: Recorder | Uploader, directory: Path, surroundings: Surroundings) -> None:
+    """Write or send what is queued; what is left of an unfinished run follows when it continues."""
+    unfinished_s = INTERRUPTED_RECORD_S if surroundings.interrupted() else UNFINISHED_RECORD_S
+    queue.close(RECORD_TIMEOUT_S if run_directory.is_finished(directory) else unfinished_s)
 
 
 def _close_clients(context: RunContext) -> None:

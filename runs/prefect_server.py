@@ -32,6 +32,9 @@ HOST = "127.0.0.1"
 STOP_GRACE_S = 10.0
 """Seconds a server gets between SIGTERM and SIGKILL."""
 
+HURRIED_GRACE_S = 1.0
+"""The same when a person waits for the end; its database takes no harm."""
+
 _SCHEDULING = ("SCHEDULER", "LATE_RUNS", "TRIGGERS", "PAUSE_EXPIRATIONS")
 """Background services that only deployments and automations need."""
 
@@ -41,6 +44,10 @@ KEEP_S = 0.5
 RESTARTS = 5
 """Times a kept server is started again."""
 
+QUIET = {"PREFECT_LOGGING_LEVEL": "WARNING", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+"""Variables under which Prefect writes nothing to the terminal of a run, which is the view's, whatever
+server it talks to. A line for every task state would cost more than the task."""
+
 _UNUSED = ("FOREMAN", "REPOSSESSOR", "CLEANUP_RECONCILER")
 """Background services for remote work pools and concurrency leases, which no flow here uses."""
 
@@ -49,8 +56,10 @@ def check_port(port: int, option: str, host: str = HOST) -> None:
     """Check that a server could listen on `port`.
 
     Raises:
-        ConfigError: when something listens there already; `option` is what to change.
+        ConfigError: when it is no port, or something listens there already; `option` is what to change.
     """
+    if not 0 <= port < 65536:
+        raise ConfigError(f"{option} {port} is no port; give one from 1 to 65535, or 0 for a free one")
     if not is_free(port, host):
         raise ConfigError(f"port {port} on {host} is taken; give another one with {option}")
 
@@ -86,9 +95,9 @@ class PrefectServer:
         health, log = f"{self.url}/health", self.process.log
         wait_ready(self.process, "the Prefect server", log, lambda: answers(health), timeout_s)
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stop the server and everything it started; it writes its database first."""
-        self.process.stop(STOP_GRACE_S)
+        self.process.stop(grace_s)
 
 
 class PrefectSupervisor:
@@ -99,13 +108,15 @@ class PrefectSupervisor:
         self._server = server
         self._home = home
         self._over = threading.Event()
+        self._grace_s = STOP_GRACE_S
         self.restarts = 0
         # The thread outlives every server it starts, as they are tied to it.
         self._thread = threading.Thread(target=self._watch, name="prefect", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stop watching, then the server."""
+        self._grace_s = grace_s
         self._over.set()
         self._thread.join(2 * STOP_GRACE_S)
 
@@ -122,7 +133,7 @@ class PrefectSupervisor:
                 self._server = begin_prefect_server(self._home, port, log)
             except ConfigError as error:  # the port was given away; it may become free again
                 _log.warning("prefect.unstarted", reason=str(error))
-        self._server.stop()
+        self._server.stop(self._grace_s)
 
 
 def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False) -> PrefectServer:
@@ -218,6 +229,6 @@ def client_environment(url: str, home: Path) -> dict[str, str]:
         "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "true",
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
+        **QUIET,
     }

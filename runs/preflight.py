@@ -11,6 +11,8 @@ from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.directory import end_tokens, expected_tensors
+from antiphon.runs.directory import make_usable
 from antiphon.runs.prefect_server import check_port
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.rpc.serving import check_host
@@ -22,14 +24,14 @@ CHECKED_PROMPTS = 256
 """Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
 
 
-def preflight(config: RunConfig, home: Path) -> None:
-    """Check everything that can be checked without starting anything.
+def preflight(config: RunConfig, home: Path, results: Path | None = None) -> None:
+    """Check everything that can be checked without starting anything; then make `home` and `results`.
 
     Raises:
-        ConfigError: for a missing model, a tokenizer that does not match, an unknown
-            environment or one that breaks its contract, impossible parameters, prompts too long
-            for the engine, an address that cannot be listened on, a ledger outside a DVC project,
-            or a remote store that refuses.
+        ConfigError: for a missing model or one without weights, a tokenizer that does not match, an
+            unknown environment or one that breaks its contract, impossible parameters, prompts too long
+            for the engine, prompts that the tokenizer loses, an address that cannot be listened on, a
+            ledger outside a DVC project, a remote store that refuses, or a folder that cannot be written.
         UnavailableError: when the remote store does not answer.
     """
     services = config.services
@@ -49,7 +51,11 @@ def preflight(config: RunConfig, home: Path) -> None:
         find_project(None, home)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
-    codec = TextCodec.load(resolve_model_path(config.model.path))
+    model = Path(resolve_model_path(config.model.path))
+    codec = TextCodec.load(str(model))
+    if model.is_dir():
+        expected_tensors(model)
+        end_tokens(model)
     section = config.environment
     environment = make_environment(
         section.name, section.parameters, section.seed, section.train_size, section.heldout_size
@@ -66,6 +72,9 @@ def preflight(config: RunConfig, home: Path) -> None:
     prompts.check_all(sizes["train"], sizes["heldout"])
     problems = (environment.problem(split, index) for split, size in sizes.items() for index in range(size))
     check_characters(problems, codec, section.max_lost_share)
+    if results is not None:
+        make_usable(results, "--results")
+    make_usable(home, "ANTIPHON_HOME")
 
 
 def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:

@@ -77,7 +77,6 @@ def show_progress(run: RunContext, view: RunView, voided: Callable[[], None]) ->
             learner = _learner(run)
             view.status(status, planes_of(status, rates.take(status), learner))
             for line in alarms.look(status, time.perf_counter(), learner):
-                _log.warning("alarm.changed", said=line)
                 view.message(line)
 
     thread = threading.Thread(target=show, name="view", daemon=True)

@@ -24,6 +24,7 @@ from antiphon.lineage.ledger.run_pins import OUTCOME_FILE
 from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER, RUN, RUN_FOLDER
 from antiphon.lineage.run_events import EVENTS_FILE, read_events
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.runs.directory import no_such_run
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME
 from antiphon.services.coordinator.journal.recorded import make_journal
 from antiphon.system.files import flush_folder, write_atomically
@@ -53,11 +54,11 @@ def pulled_runs(home: Path) -> dict[str, Path]:
 
 def missing_run(home: Path, run_id: str) -> str:
     """Say that a run is not here, and what brings it where that is known."""
-    for folder in ledger_folders(home):
+    folders = ledger_folders(home)
+    for folder in folders:
         if (pointer := kept_pointer_of(folder / run_id)).exists():
             return f"run {run_id} was not pulled to this machine; `dvc pull {pointer}` brings it"
-    places = " or in ".join(map(str, [home / "runs", *ledger_folders(home)]))
-    return f"there is no run {run_id} under {places}"
+    return no_such_run(home, run_id, folders)
 
 
 def take_in(home: Path, store_root: Path, run_id: str) -> Path:

@@ -22,7 +22,7 @@ from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.restarts import RestartRule
 from antiphon.services.security.credentials import VARIABLE
-from antiphon.system.processes import KILL_S, ChildProcess, quote, starting_file, stop_groups
+from antiphon.system.processes import KILL_S, ChildProcess, kill_groups, quote, starting_file, stop_groups
 
 _log = structlog.get_logger(__name__)
 
@@ -31,6 +31,9 @@ WATCH_S = 0.1
 
 STOP_GRACE_S = 20.0
 """Seconds a service gets between SIGTERM and SIGKILL."""
+
+HURRIED_GRACE_S = 1.5
+"""The same when a person waits for the end: one that starts its engine does not listen before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Supervisor:
         self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
         self._closing = threading.Event()
         self._ending = threading.Event()
+        self._grace_s = STOP_GRACE_S
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
         (run_dir / "services").mkdir(parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
@@ -156,6 +160,25 @@ class Supervisor:
     def expect_end(self) -> None:
         """Accept from now on that a service ends by itself."""
         self._ending.set()
+
+    def doing(self) -> str:
+        """Return the services that were started, and what those that are not ready do, as words."""
+        starting, children = [], list(self._children.values())
+        for child in children:
+            if not child.ready.is_set():
+                usual = "starting its engine" if child.spec.arguments[0] == "worker" else "starting"
+                starting.append(f"{child.spec.name} is {self._starting(child.spec.name)[0] or usual}")
+        names = ", ".join(child.spec.name for child in children)
+        return f"{names} ({', '.join(starting)})" if starting else names
+
+    def hurry(self) -> None:
+        """Begin to stop every service, with HURRIED_GRACE_S in place of STOP_GRACE_S; returns at once."""
+        self._grace_s = HURRIED_GRACE_S
+        self._closing.set()
+
+    def kill(self) -> None:
+        """End every service and all that it started, at once."""
+        kill_groups([child.process for child in self._children.values() if child.process is not None])
 
     def close(self) -> None:
         """Stop every service, politely first; returns when none is left."""
@@ -257,8 +280,9 @@ class Supervisor:
             child.leaving = True
             if child.process is not None:
                 processes.append(child.process)
-        for killed in stop_groups(processes, STOP_GRACE_S):
-            _log.warning("service.killed", log=str(killed.log))
+        hurried = self._grace_s == HURRIED_GRACE_S
+        for killed in stop_groups(processes, self._grace_s):
+            (_log.info if hurried else _log.warning)("service.killed", log=str(killed.log))
         for process in processes:
             process.wait(KILL_S)
 

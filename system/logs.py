@@ -26,7 +26,8 @@ def configure_logs(level: str = "info") -> None:
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level(level)),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Looked up for each line: while a live picture is drawn, it takes what goes to standard error.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         # A cached logger would write to this very stream for ever, closed or not, and evade `capture_logs`.
         cache_logger_on_first_use=False,
     )

@@ -162,6 +162,13 @@ def stop_groups(leaders: Sequence[_Leader], grace_s: float) -> list[_Leader]:
     return killed
 
 
+def kill_groups(leaders: Sequence[GroupLeader]) -> None:
+    """Kill the process groups of all leaders that have not ended, and wait for nothing."""
+    for leader in leaders:
+        if leader.alive():
+            _signal_group(leader, signal.SIGKILL)
+
+
 def _signal_group(leader: GroupLeader, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # none of the group is left
         os.killpg(leader.pid, number)

@@ -38,6 +38,9 @@ class RunView(Protocol):
     def message(self, text: str) -> None:
         """Say one sentence."""
 
+    def stopping(self, text: str) -> None:
+        """The run was interrupted; `text` says what has to end. No look follows."""
+
     def finished(self, lines: Sequence[str]) -> None:
         """The run is complete; `lines` say what came of it."""
 

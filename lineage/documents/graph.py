@@ -28,6 +28,7 @@ from antiphon.lineage.names import (
 )
 
 LEAST_DIGITS = 4
+_DIGEST_START = re.compile(f"[0-9a-f]{{{LEAST_DIGITS},64}}")
 """Hex digits a digest must be named by."""
 
 _CONTENTS = {
@@ -136,7 +137,7 @@ class LineageGraph:
             if place in self.nodes:
                 return self.nodes[place]
             raise ConfigError(f"the run has no {plain}; it has {self.summary()}")
-        if re.fullmatch(f"[0-9a-f]{{{LEAST_DIGITS},64}}", plain):
+        if _DIGEST_START.fullmatch(plain):
             found = self.with_digest(plain)
             if len(found) > 1:
                 names = ", ".join(node.name for node in found)
@@ -147,8 +148,8 @@ class LineageGraph:
                 return found[0]
             raise ConfigError(f"no artifact of the run has a digest that begins with {plain}")
         raise ConfigError(
-            f"{words!r} names no artifact; write v12, batch 7, evaluation 10, run, code, machine, model, "
-            f"train, heldout, or at least {LEAST_DIGITS} digits of a digest"
+            f"{words!r} names no run and no artifact; write v12, batch 7, evaluation 10, run, code, machine, "
+            f"model, train, heldout, or at least {LEAST_DIGITS} digits of a digest"
         )
 
     def with_digest(self, start: str) -> list[Node]:
@@ -216,6 +217,12 @@ def ranges(numbers: Sequence[int], letter: str) -> str:
         else:
             parts.append([number])
     return ", ".join("-".join(f"{letter}{end}" for end in part) for part in parts)
+
+
+def means_artifact(words: str) -> bool:
+    """Return whether words have the form that names an artifact, whatever the run."""
+    plain = " ".join(words.lower().split())
+    return _place(plain) is not None or bool(_DIGEST_START.fullmatch(plain))
 
 
 def _place(plain: str) -> str | None:

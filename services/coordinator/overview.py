@@ -109,7 +109,8 @@ class Overview:
             version = min(open_evaluations)
             found = state.evaluations[version]
             return f"the evaluation of version {version}: {found.rewarded} of {found.prompts} prompts"
-        return f"step {state.opened_steps} to be opened"
+        absence = self._machine.fleet.absence() if state.snapshots else ""
+        return absence or f"step {state.opened_steps} to be opened"
 
     def batch_waits_for(self, step: int) -> str:
         """Say what the batch of `step` waits for: which groups, at which worker or reward service."""

@@ -145,6 +145,6 @@ def stalled(stage: str, number: int, still_s: float, reply: StageReply) -> str:
     'collect 3: no token, group or reward for 300 s; it waits for 2 groups at w-1'
     """
     counted = "byte or loaded version" if stage == "broadcast" else "token, group or reward"
-    if reply.no_workers:
-        counted = "worker"
-    return f"{stage} {number}: no {counted} for {still_s:.3g} s; it waits for {reply.waiting_for}"
+    said = f"{stage} {number}: no {'worker' if reply.no_workers else counted} for {still_s:.3g} s; "
+    hint = "; start workers (`antiphon worker`) and give the same command again" if reply.no_workers else ""
+    return f"{said}it waits for {reply.waiting_for}{hint}"

@@ -1,8 +1,12 @@
 """What people see of a run: a picture on a terminal, lines in a log, and never an exception."""
 
 import io
+import os
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -12,6 +16,10 @@ from antiphon.core.records import StepCommit
 from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words, planes_of
 from antiphon.core.status import EvaluationRecord, RunStatus
 from antiphon.core.voided_batch import VoidedBatch
+from tests.support.terminal import Terminal, panels
+
+WAIT_S = 60.0
+"""Longest wait for output."""
 
 PLANES = {
     "rollout": PlaneView("rollout", "12 groups", 1234.5, ""),
@@ -79,7 +87,7 @@ def test_drafting_is_told_in_a_few_words_and_only_where_an_engine_drafts() -> No
         output = io.StringIO()
         view = make_view(Console(file=output, width=200))
         view.status(status, PLANES)
-        assert (said in output.getvalue()) == (status is drafted)
+        assert ("; 61% of drafts right" in output.getvalue()) == (status is drafted)
         assert (said in text_of(picture(status, PLANES, RunHistory(), None))) == (status is drafted)
     assert drafting_words(StepCommit(0, 1, "", "", {**metrics, "drafting_gain": 0.0})).endswith("per pass")
 
@@ -125,12 +133,82 @@ def test_the_live_view_gives_the_terminal_back() -> None:
     assert "\x1b[?25h" in output.getvalue()  # the cursor is back
 
 
+WATCHED = """
+import logging, sys, warnings
+from dataclasses import replace
+import structlog
+from tests.cli.test_view import PLANES, status_at
+from antiphon.cli.view import make_view
+from antiphon.system.logs import configure_logs
+
+configure_logs("warning")
+log, view = structlog.get_logger("of a module"), make_view()
+view.message("quickstart: loading")
+view.started("run-1", {"run": "/a/folder"})
+for step in range(11):
+    view.status(status_at(step, waiting="worker-0 samples " * 9), PLANES)
+    view._live.refresh()
+    if step % 3 == 0:
+        log.warning("service.restarted", name="worker-0", step=step)
+        logging.getLogger("a library").warning("of a library %d", step)
+        print("of another thread", step, file=sys.stderr)
+        view.message("alarm no_space: " + "only little is free here; " * 8)
+if sys.argv[1] == "stopping":
+    view.stopping("stopping worker-0")
+    view.status(status_at(9), PLANES)
+else:
+    view.finished(["done"])
+view.close()
+"""
+
+
+@pytest.mark.parametrize(("end", "columns"), [("finished", 60), ("stopping", 100), ("finished", 220)])
+def test_whoever_writes_while_it_is_drawn_there_is_one_panel(end: str, columns: int) -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    terminal = Terminal([sys.executable, "-c", WATCHED, end], environment, root, columns)
+    most = 0
+    try:
+        while terminal.read(WAIT_S):
+            most = max(most, panels(terminal.screen.shown()))
+        assert terminal.finish(WAIT_S) == 0
+    finally:
+        terminal.close()
+    lines = terminal.screen.shown()
+    assert most == 1 and panels(lines) == 0 and terminal.screen.cursor_shown
+    assert not [line for line in lines if len(line) > 120]
+    said = "\n".join(lines)
+    for step in (0, 3, 6, 9):
+        assert f"of a library {step}\n" in said and f"of another thread {step}\n" in said
+    assert said.count("service.restarted") == 4 and said.count("alarm no_space") == 4
+    assert said.rstrip().endswith("done" if end == "finished" else "stopping worker-0")
+
+
+def test_a_line_without_a_terminal_is_never_longer_than_it_may_be() -> None:
+    output = io.StringIO()
+    view = make_view(Console(file=output))
+    busy = {
+        "rollout": PlaneView("rollout", "", 12345.6, "x" * 300),
+        "learner": PlaneView("learner", "", 9, "y"),
+    }
+    metrics = {"drafting_acceptance": 0.61, "drafting_tokens_per_pass": 2.125, "drafting_gain": 1.9}
+    for step in range(3):
+        view.status(status_at(step, last_commit=StepCommit(2, 3, "a", "b", metrics)), busy)
+    view.message("word " * 100)
+    view.message("report: /" + "folder/" * 30)
+    lines = output.getvalue().splitlines()
+    assert [line.split()[2] for line in lines[:3]] == ["0/10", "1/10", "2/10"]
+    assert [line for line in lines if len(line) > 120] == [lines[-1]]
+    assert lines[-1].strip() == "/" + "folder/" * 30
+
+
 def test_every_view_keeps_the_protocol() -> None:
     views: list[RunView] = [SilentView(), PlainView(Console(file=io.StringIO()))]
     for view in views:
         view.started("r", {})
         view.status(status_at(0, newest_version=None, staleness_histogram={}), {})
         view.message("x")
+        view.stopping("y")
         view.finished([])
 
 

@@ -1,11 +1,9 @@
 """What cannot be meant is refused by `antiphon run` in one sentence, before anything is made."""
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +22,6 @@ from tests.support.main_job import (
 
 pytestmark = pytest.mark.e2e
 
-MODEL = PROJECT / "examples" / "models" / "chain-sum"
-
 SHORT_OF_SPACE = """
 import shutil, sys
 from collections import namedtuple
@@ -34,19 +30,6 @@ shutil.disk_usage = lambda path: usage(1 << 40, (1 << 40) - (3 << 20), 3 << 20)
 from antiphon.cli.app import execute
 sys.exit(execute(sys.argv[1:]))
 """
-
-
-def other_tokenizer(folder: Path) -> str:
-    """Return the demo's model with a tokenizer that has more words than the model has rows."""
-    shutil.copytree(MODEL, folder / "model")
-    path = folder / "model" / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "vocab_size": config["vocab_size"] // 4}))
-    return f"model.path={folder / 'model'}"
-
-
-def no_model(folder: Path) -> str:
-    return f"model.path={folder / 'nowhere'}"
 
 
 def said_in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
@@ -61,27 +44,16 @@ def said_in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
     ("override", "says"),
     [
         ("loop.max_stalness=3", ["unknown key loop.max_stalness", "did you mean loop.max_staleness?"]),
-        ("loop.group_size=1", ["loop.group_size=1 is not possible"]),
-        ("learner.learning_rate=-1", ["learner.learning_rate=-1 is not possible"]),
         ("environment.name=reasoning/chain_sums", ["reasoning/chain_sums", "reasoning/chain_sum"]),
-        ("environment.parameters={min_terms: 9, max_terms: 3}", ["environment"]),
-        ("services.host=0.0.0.0", ["services.host=0.0.0.0", "127.0.0.1"]),
-        ("rollout.max_model_tokens=193", ["rollout.max_model_tokens"]),
         (
             "environment.name=reasoning/spell_backward",
             ["no token for", "'S' in train-0-0: 'Spell this word", "environment.max_lost_share=0"],
         ),
-        (no_model, ["model.path=", "nowhere"]),
-        (other_tokenizer, ["model.path=", "vocab_size=", "the model's own tokenizer"]),
     ],
-    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", ""),
 )
-def test_what_cannot_be_meant_is_refused(
-    tmp_path: Path, override: str | Callable[[Path], str], says: list[str]
-) -> None:
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, override: str, says: list[str]) -> None:
     home = make_home(tmp_path)
-    given = override if isinstance(override, str) else override(tmp_path)
-    done = command(home, "run", str(QUICKSTART), given)
+    done = command(home, "run", str(QUICKSTART), override)
     line = said_in_one_line(done)
     assert done.returncode == 2
     for words in says:
@@ -89,14 +61,31 @@ def test_what_cannot_be_meant_is_refused(
     assert [path.name for path in home.iterdir()] == [".dvc"]
 
 
-def test_an_interval_that_cannot_hold_the_bound_is_refused(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for verb in (["demo"], ["run", str(QUICKSTART)], ["up", "--prefect-port", "0", "--mlflow-port", "0"]):
+        done = command(tmp_path / "file", *verb)
+        assert done.returncode == 2
+        assert "file cannot be written" in said_in_one_line(done)
+    assert (tmp_path / "file").read_text() == "" and all_gone(tmp_path / "file")
+
+
+@pytest.mark.engine
+def test_a_run_without_workers_says_how_one_joins_and_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
     home = make_home(tmp_path)
-    given = ["loop.mode=fixed", "loop.publish_interval=4", "loop.max_staleness=2"]
-    done = command(home, "run", str(QUICKSTART), *given)
-    line = said_in_one_line(done)
-    assert done.returncode == 2
-    assert "loop.publish_interval=4 needs loop.max_staleness >= 3, but it is 2" in line
-    assert [path.name for path in home.iterdir()] == [".dvc"]
+    job = Job(home, [*SMALL, "rollout.workers=0", "services.empty_fleet_timeout_s=5", "record.dvc=false"])
+    try:
+        assert job.wait() == 1, job.everything()
+    finally:
+        job.close()
+    said = " ".join(job.said.split())
+    port = json.loads((job.run_dir / "services" / "coordinator.json").read_text())["port"]
+    assert f"\n  ./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}\n" in job.said
+    assert "rollout.workers=0: the run waits up to 5 s for a worker to join" in said
+    (line,) = job.complaints()
+    assert "no worker for" in line and "give the same command again" in line
+    assert "alarm stall" not in said and "Traceback" not in said
+    assert all_gone(home)
 
 
 def test_a_taken_port_is_refused(tmp_path: Path) -> None:

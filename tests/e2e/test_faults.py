@@ -74,6 +74,20 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
     overrides = [f"run.steps={STEPS}", f"loop.max_staleness={STALENESS}", "record.dvc=false", *SMALL]
 
     job = Job(home, overrides)
+    try:  # while engines start, which do not listen
+        job.when(lambda: "learner, reward and workers follow" in job.said)
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130, job.everything()
+        assert "stopping coordinator, learner, reward, worker-0 (" in job.said
+        assert "worker-0 is starting its engine); Ctrl-C again ends it at once" in " ".join(job.said.split())
+        assert job.complaints() == ["antiphon: interrupted; the same command continues where it stopped"]
+        assert "Traceback" not in job.said and "service.killed" not in job.said, job.said
+        assert all_gone(home)
+    finally:
+        job.close()
+    assert job.journal.committed == 0
+
+    job = Job(home, overrides)
     try:
         job.reach(2)
         job.process.send_signal(signal.SIGINT)

@@ -64,6 +64,14 @@ def test_the_outcome_says_what_was_done(job: Job) -> None:
     assert not job.complaints()
 
 
+def test_the_first_screen_is_short_and_no_line_is_wide(job: Job) -> None:
+    lines = job.said.splitlines()
+    training = next(number for number, line in enumerate(lines) if f" step 0/{STEPS} " in line)
+    assert training <= 15, lines[:training]
+    wide = [line for line in lines if len(line) > 120 and " " in line.strip()]
+    assert not wide and "Task run" not in job.said
+
+
 def test_nothing_is_trained_twice_or_too_old(job: Job) -> None:
     batches = job.batches()
     check_batches(batches, STALENESS)

@@ -8,7 +8,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("awk", "cat", "cksum", "df", "dirname", "grep", "head", "mkdir", "mv", "rm", "tail", "tr", "uname")
+TOOLS = (
+    *(
+        "awk",
+        "cat",
+        "cksum",
+        "cut",
+        "date",
+        "df",
+        "dirname",
+        "du",
+        "grep",
+        "head",
+        "mkdir",
+        "mv",
+        "rm",
+        "sleep",
+    ),
+    *("tail", "tr", "uname"),
+)
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
-from antiphon.core.status import LearnerProgress, RunStatus
+from antiphon.core.status import LearnerProgress, RunStatus, WorkerRecord, WorkerState
 from antiphon.runs.alarm_watch import AlarmWatch, current_alarms
 
+WORKER = WorkerRecord("w-1", WorkerState.ACTIVE, 0, 1, 10, 1.0, 0.0)
 CONFIG = RunConfig.model_validate({"services": {"stall_timeout_s": 100.0}})
 
 
@@ -16,7 +17,7 @@ def status_of(steps, **more):
     )
     fixed = {"opened_steps": steps, "sealed_steps": steps, "newest_version": steps, **figures}
     counts = {"groups_filtered": 0, "groups_requeued": 0}
-    return RunStatus("r", 500, steps, waiting="a judge", **counts, **fixed, **more)
+    return RunStatus("r", 500, steps, waiting="a judge", **counts, **fixed, **{"workers": (WORKER,), **more})
 
 
 def commit(step, **figures):
@@ -46,6 +47,16 @@ def test_a_stall_names_whom_is_waited_for_and_ends_with_the_next_step(tmp_path):
     assert watch.look(status_of(2), now=201.0) == ["alarm stall is over"]
     for idle in ({"finished": True}, {"paused_reason": "disk"}):
         assert watch.look(status_of(2, **idle), now=900.0) == []
+
+
+def test_a_fleet_that_is_empty_is_no_stall(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    watch.commits.append(commit(0))
+    joining = replace(WORKER, state=WorkerState.JOINING)
+    for now, workers in ((1.0, ()), (150.0, ()), (5000.0, (joining,)), (5050.0, (WORKER,))):
+        assert watch.look(status_of(1, workers=workers), now=now) == []
+    (line,) = watch.look(status_of(1), now=5200.0)
+    assert line.startswith("alarm stall: step 1")
 
 
 def test_a_long_step_is_no_stall_while_the_learner_moves_and_is_named_when_it_does_not(tmp_path):

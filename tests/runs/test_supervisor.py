@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from antiphon.benchmarks.parts.postgres import postgres_server
 from antiphon.core.config import build_config, dump_config
@@ -17,7 +20,7 @@ from antiphon.runs import supervisor as supervisor_module
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.security.local_run import local_credentials
-from antiphon.system.processes import write_starting_file
+from antiphon.system.processes import ChildProcess, tied_command, write_starting_file
 
 START_S = 120.0
 
@@ -166,6 +169,69 @@ def test_a_service_may_take_any_time_to_start_while_it_reports_progress(
     finally:
         supervisor.close()
     assert looks > 50 and said[0] == "learner: restoring: step 1 of 60" and len(said) == 50
+
+
+DEAF = """
+import json, os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1]).write_text("up")
+time.sleep(600)
+"""
+"""A service that starts its engine: it does not listen, and has started something itself."""
+
+
+def deaf_supervisor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """Return a supervisor that has started worker-0, which is deaf, and coordinator, which is ready."""
+
+    class Deaf(Supervisor):
+        def _spawn(self, child: Any) -> None:
+            up = folder / f"{child.spec.name}.up"
+            command = [sys.executable, "-c", DEAF, str(up)]
+            child.process = ChildProcess(tied_command(command), folder / "log")
+            child.starts += 1
+            if child.spec.name == "coordinator":
+                child.ready.set()
+
+    monkeypatch.setattr(supervisor_module, "HURRIED_GRACE_S", 0.2)
+    supervisor = Deaf(folder, 2, 3600.0, [].append)
+    for name in ("coordinator", "worker-0"):
+        supervisor.start(ServiceSpec(name, ("worker",)))
+    until(lambda: all((folder / f"{name}.up").exists() for name in ("coordinator", "worker-0")))
+    return supervisor
+
+
+def family_of(supervisor: Supervisor) -> list[psutil.Process]:
+    leaders = [psutil.Process(pid) for pid in supervisor.process_ids().values()]
+    family = leaders + [child for leader in leaders for child in leader.children(recursive=True)]
+    assert len(family) == 4
+    return family
+
+
+def test_a_hurried_supervisor_says_what_starts_and_waits_for_no_service_that_does_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = deaf_supervisor(tmp_path, monkeypatch)
+    family = family_of(supervisor)
+    assert supervisor.doing() == "coordinator, worker-0 (worker-0 is starting its engine)"
+    write_starting_file(tmp_path / "services" / "worker-0.json", "restoring: step 3 of 9", 12)
+    assert supervisor.doing().endswith("(worker-0 is restoring: step 3 of 9)")
+    with capture_logs() as logs:
+        supervisor.hurry()
+        with pytest.raises(UnavailableError, match="the run is stopping; worker-0 was not started"):
+            supervisor.wait_ready("worker-0", START_S)
+        supervisor.close()
+    assert not psutil.wait_procs(family, timeout=START_S)[1]
+    assert [entry["log_level"] for entry in logs if entry["event"] == "service.killed"] == ["info"] * 2
+
+
+def test_a_supervisor_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = deaf_supervisor(tmp_path, monkeypatch)
+    family = family_of(supervisor)
+    supervisor.hurry()  # as the first Ctrl-C does
+    supervisor.kill()
+    assert not psutil.wait_procs(family, timeout=START_S)[1]
+    supervisor.close()
 
 
 def test_what_a_starting_service_reports_is_read(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_artifacts_are_found_by_the_start_of_a_digest(run: RecordedRun, graph: L
     [
         ("v9", "no v9; it has versions v0-v3, batches t0-t2, evaluations v0, v3"),
         ("ffffffffffffff", "no artifact of the run has a digest that begins with"),
-        ("nonsense", "names no artifact; write v12, batch 7"),
+        ("nonsense", "names no run and no artifact; write v12, batch 7"),
     ],
 )
 def test_what_is_not_there_is_said_in_words(graph: LineageGraph, words: str, sentence: str) -> None:

@@ -1,0 +1,128 @@
+"""Configuration errors: what is wrong with a tree of plain values, in one plain sentence for each field."""
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from antiphon.core.errors import ConfigError
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "bool_parsing": lambda _: "it must be true or false",
+    "bool_type": lambda _: "it must be true or false",
+    "dict_type": lambda _: "it must hold keys with values, such as {min_terms: 3}",
+    "finite_number": lambda _: "it must be a finite number",
+    "float_parsing": lambda _: "it must be a number, such as 0.5",
+    "float_type": lambda _: "it must be a number, such as 0.5",
+    "greater_than": lambda limits: f"it must be above {_number(limits['gt'])}",
+    "greater_than_equal": lambda limits: f"it must be at least {_number(limits['ge'])}",
+    "int_from_float": lambda _: "it must be a whole number",
+    "int_parsing": lambda _: "it must be a whole number",
+    "int_parsing_size": lambda _: "it is too large",
+    "int_type": lambda _: "it must be a whole number",
+    "less_than": lambda limits: f"it must be below {_number(limits['lt'])}",
+    "less_than_equal": lambda limits: f"it must be at most {_number(limits['le'])}",
+    "literal_error": lambda limits: f"it must be {limits['expected']}",
+    "string_type": lambda _: "it must be text; quote it",
+    "tuple_type": lambda _: "it must be a list, such as [a, b]",
+}
+"""Kind of an error -> what is asked for instead."""
+
+MOST_SHOWN = 60
+"""Characters of a wrong value that are repeated."""
+
+
+def read_yaml(text: str) -> Any:
+    """Read one YAML document in which no mapping has a key twice and nothing holds itself.
+
+    Raises:
+        ConfigError: with the lines of a key that stands twice.
+        yaml.YAMLError: when it is no YAML.
+    """
+    try:
+        _check_keys(yaml.compose(text, Loader=_LOADER), "", ())
+        return yaml.load(text, Loader=_LOADER)
+    except (ValueError, RecursionError) as error:  # a day that no calendar has, a number of 5,000 digits
+        raise yaml.YAMLError(str(error)) from error
+
+
+def _check_keys(node: yaml.Node | None, place: str, outer: tuple[yaml.Node, ...]) -> None:
+    if any(node is one for one in outer):
+        raise ConfigError(f"{place} holds itself; write its values out instead of an alias")
+    if isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_keys(value, place, (*outer, node))
+    elif isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name = f"{place}.{key.value}" if place else str(key.value)
+            line = key.start_mark.line + 1
+            if name in lines:
+                where = f"lines {lines[name]} and {line}" if lines[name] != line else f"line {line}"
+                raise ConfigError(f"{name} is set twice, in {where}; keep one of them")
+            lines[name] = line
+            _check_keys(value, name, (*outer, node))
+
+
+def sentences(error: ValidationError, root: type[BaseModel]) -> str:
+    """Say what is wrong with each field of `root` that `error` names."""
+    return "; ".join(_sentence(item, root) for item in error.errors())
+
+
+def _sentence(item: ErrorDetails, root: type[BaseModel]) -> str:
+    location, kind = item["loc"], item["type"]
+    where = ".".join(map(str, location))
+    if kind == "extra_forbidden":
+        return f"unknown key {where}{_suggest(location, root)}"
+    if kind == "value_error":
+        return str(item["ctx"]["error"])
+    shown = _shown(item.get("input"))
+    if kind == "invalid_key":
+        return f"unknown key {where}; names are words, see docs/configuration.md"
+    if kind == "model_type":
+        if not location:
+            return f"a configuration holds sections, such as run and loop, not {shown}"
+        field = next(iter(_section(location, root).model_fields))
+        return f"{where}={shown} is not possible: {where} is a section of fields; write {where}.{field}=..."
+    words = _WORDS.get(kind)
+    wanted = words(item.get("ctx", {})) if words else "see its type in docs/configuration.md"
+    return f"{where}={shown} is not possible: {wanted}"
+
+
+def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel]:
+    """Return the deepest section on the way to a field."""
+    for part in location:
+        field = root.model_fields.get(str(part))
+        annotation = None if field is None else field.annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        root = annotation
+    return root
+
+
+def _suggest(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
+    known = list(_section(location[:-1], root).model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    prefix = "".join(f"{part}." for part in location[:-1])
+    return f"; did you mean {prefix}{close[0]}?" if close else f"; known here: {', '.join(known)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _shown(value: object) -> str:
+    """Spell a value as YAML does, cut short.
+
+    >>> _shown(None), _shown("a b"), _shown(0.5), _shown([True])
+    ('null', "'a b'", '0.5', '[true]')
+    """
+    plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    said = repr(value) if plain else json.dumps(value, default=str, skipkeys=True)
+    return said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."

@@ -1,0 +1,106 @@
+"""Ctrl-C: the first says at once what is waited for, the second or a deadline ends everything."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from antiphon.core.errors import INTERRUPTED
+from antiphon.core.reporting.run_view import SilentView
+from antiphon.runs.interrupt import CODE, Interrupt
+
+WAIT_S = 60.0
+"""Longest wait for anything here."""
+
+RUN = """
+import sys, threading
+from antiphon.cli.view import make_view
+from antiphon.runs import interrupt as module
+from antiphon.runs.interrupt import Interrupt
+
+module.LIMIT_S = float(sys.argv[1])
+with Interrupt(make_view()) as interrupt:
+    stopped = threading.Event()
+    killed = lambda: print("killed", flush=True)
+    interrupt.tell(lambda: "worker-0 (worker-0 is starting its engine)", stopped.set, killed)
+    try:
+        print("ready", flush=True)
+        threading.Event().wait()
+    finally:
+        stopped.wait()
+        print("unwinding", flush=True)
+        if sys.argv[2] == "slow":
+            threading.Event().wait()
+"""
+
+
+def begin(limit_s: float, how: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", RUN, str(limit_s), how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def rest_of(process: "subprocess.Popen[str]") -> list[str]:
+    said, _ = process.communicate(timeout=WAIT_S)
+    return str(said).splitlines()
+
+
+STOPPING = "stopping worker-0 (worker-0 is starting its engine); Ctrl-C again ends it at once"
+AT_ONCE = f"antiphon: {INTERRUPTED}"
+
+
+def test_the_first_says_what_is_waited_for_and_lets_everything_end_in_order() -> None:
+    process = begin(WAIT_S, "quick")
+    process.send_signal(signal.SIGINT)
+    said = rest_of(process)
+    assert set(said[:2]) == {STOPPING, "unwinding"} and said[2:] == ["killed", AT_ONCE]
+    assert process.returncode == CODE
+
+
+def test_the_second_ends_everything_at_once() -> None:
+    process = begin(WAIT_S, "slow")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    first = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+    assert first == {STOPPING, "unwinding"}
+    process.send_signal(signal.SIGINT)
+    assert rest_of(process) == ["killed", AT_ONCE]
+    assert process.returncode == CODE
+
+
+def test_what_does_not_end_in_time_is_ended() -> None:
+    process = begin(0.2, "slow")
+    process.send_signal(signal.SIGINT)
+    said = rest_of(process)
+    assert set(said) == {STOPPING, "unwinding", "killed", AT_ONCE} and said[-2:] == ["killed", AT_ONCE]
+    assert process.returncode == CODE
+
+
+def test_a_command_that_ignores_it_in_the_background_still_does() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupt(SilentView()):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_without_one_nothing_is_said_or_ended() -> None:
+    ended: list[int] = []
+
+    class Heard(SilentView):
+        def stopping(self, text: str) -> None:
+            pytest.fail(text)
+
+    with Interrupt(Heard(), ended.append) as interrupt:
+        assert not interrupt.asked
+    assert not ended
