@@ -12,7 +12,7 @@ PAGES = "docs/guides/README.md"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("demo", "run", "config", "environments"),
     "Look": ("runs", "status", "report", "compare", "samples", "evaluate", "events"),
-    "Take away and check": ("export", "lineage", "replay", "push"),
+    "Take away and check": ("export", "lineage", "replay", "keep", "push"),
     "Pages and services": ("up", "down", "deploy", "serve"),
     "Fleet": ("worker", "certs", "token"),
     "Maintenance": ("record", "void", "gc", "simulate", "warmstart"),
@@ -38,6 +38,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "export": ("RUN [VERSION] FOLDER", "export RUN best my-model", "export RUN v12 my-model"),
     "lineage": ("[OPTIONS] [WORDS...]", "lineage RUN v12", "lineage RUN --verify"),
     "replay": ("[OPTIONS] [RUN]", "replay RUN", "replay RUN --from 50 --rollouts"),
+    "keep": ("[RUN]", "keep RUN"),
     "push": ("[OPTIONS]", "push"),
     "up": ("[OPTIONS]", "up", "up --s3"),
     "down": ("", "down"),

@@ -17,7 +17,8 @@ import numpy as np
 from antiphon.core.errors import ConfigError, ContractError
 from antiphon.environments.reasoning.reward import ANSWER_CLOSE, ANSWER_OPEN
 
-_CHAIN = re.compile(r"-?\d+(?: [+-] -?\d+)*(?= =)")
+_CHAIN = re.compile(r"-?\d+(?: [+-] -?\d+)*(?= =|\.$)")
+"""Up to the equals sign of chain_sum, or the full stop of basic_arithmetic."""
 
 
 class Habit(StrEnum):

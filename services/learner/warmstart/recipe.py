@@ -82,5 +82,36 @@ CHAIN_SUM = WarmstartRecipe(
 """The demo's base model. The first phase teaches the careful habit until it hardly ever fails,
 the second makes the hasty ones the usual ones: what reinforcement finds is already there."""
 
-RECIPES = {CHAIN_SUM.name: CHAIN_SUM}
+BASIC_ARITHMETIC = WarmstartRecipe(
+    name="basic-arithmetic",
+    environment="reasoning/basic_arithmetic",
+    parameters={
+        "min_terms": 2,
+        "max_terms": 16,
+        "min_digits": 1,
+        "max_digits": 1,
+        "operators": ["+", "-"],
+        "allow_parentheses": False,
+        "allow_negation": False,
+    },
+    phases=(
+        Phase(
+            steps=700,
+            learning_rate=6e-3,
+            final_learning_rate=2e-4,
+            habits={Habit.RUNNING: 0.7, Habit.REWRITE: 0.2, Habit.LEAP: 0.06, Habit.BLURT: 0.04},
+        ),
+        Phase(
+            steps=60,
+            learning_rate=1e-3,
+            final_learning_rate=1e-4,
+            warmup_steps=10,
+            habits={Habit.RUNNING: 0.08, Habit.REWRITE: 0.04, Habit.LEAP: 0.58, Habit.BLURT: 0.3},
+        ),
+    ),
+)
+"""A base model whose two careful habits differ in length by far: work that grows with the number of
+terms, and work that grows with its square. So the lengths of what reinforcement finds have a long tail."""
+
+RECIPES = {recipe.name: recipe for recipe in (CHAIN_SUM, BASIC_ARITHMETIC)}
 """Recipes by name."""
