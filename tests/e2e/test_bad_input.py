@@ -68,7 +68,7 @@ def said_in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
         ("services.host=0.0.0.0", ["services.host=0.0.0.0", "127.0.0.1"]),
         ("rollout.max_model_tokens=193", ["rollout.max_model_tokens"]),
         (
-            "environment.name=reasoning/spell_backward",
+            "environment={name: reasoning/spell_backward, heldout_size: 256}",
             ["no token for", "'S' in train-0-0: 'Spell this word", "environment.max_lost_share=0"],
         ),
         (no_model, ["model.path=", "nowhere"]),
