@@ -46,7 +46,7 @@ def said_in_one_line(done: "subprocess.CompletedProcess[str]") -> str:
         ("loop.max_stalness=3", ["unknown key loop.max_stalness", "did you mean loop.max_staleness?"]),
         ("environment.name=reasoning/chain_sums", ["reasoning/chain_sums", "reasoning/chain_sum"]),
         (
-            "environment.name=reasoning/spell_backward",
+            "environment={name: reasoning/spell_backward, heldout_size: 256}",
             ["no token for", "'S' in train-0-0: 'Spell this word", "environment.max_lost_share=0"],
         ),
     ],
