@@ -17,7 +17,7 @@ def export(run: str, version: str, folder: Path | None = None, /) -> int:
     """
     from antiphon.lineage.export import BEST, choose_version, export_version
     from antiphon.runs.directory import home_directory
-    from antiphon.runs.replay_source import find_artifacts
+    from antiphon.runs.finding import find_artifacts
 
     wanted, place = (version, folder) if folder is not None else (BEST, Path(version))
     artifacts, _ = find_artifacts(home_directory(), run, None)

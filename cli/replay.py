@@ -38,7 +38,7 @@ def replay(
     """
     from antiphon.core.reporting.replay_checks import choose_steps
     from antiphon.runs.directory import home_directory
-    from antiphon.runs.replay_source import find_artifacts
+    from antiphon.runs.finding import find_artifacts
     from antiphon.system.logs import configure_logs
 
     configure_logs("warning")

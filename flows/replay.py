@@ -19,7 +19,7 @@ from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.reporting.replay_checks import ReplaySummary, choose_steps
 from antiphon.flows.run_page import artifact_key
 from antiphon.runs.directory import home_directory
-from antiphon.runs.replay_source import find_artifacts
+from antiphon.runs.finding import find_artifacts
 
 if TYPE_CHECKING:
     from antiphon.services.learner.replay.steps import Replayer

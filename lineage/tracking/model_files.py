@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -17,6 +18,7 @@ from urllib.parse import unquote, urlparse
 import yaml
 
 from antiphon.lineage.export import WEIGHTS, Export
+from antiphon.system.files import PREFIX
 
 Exporter = Callable[[int, Path], Export | None]
 """Writes a version to a folder that does not exist yet; None when its weights are not kept."""
@@ -41,20 +43,19 @@ def add_files(client: Any, model_id: str, policy: int, export: Exporter, scratch
         return True
     place = urlparse(model.artifact_location)
     here = Path(unquote(place.path)) if place.scheme in ("", "file") else None
-    if here is not None and (here / "MLmodel").is_file():
-        found = True  # written, but its tag was not confirmed
-    else:
-        scratch.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=here.parent if here and here.parent.is_dir() else scratch) as name:
+    found = here is not None and (here / "MLmodel").is_file()  # written, but its tag was not confirmed
+    if not found:
+        beside = scratch if here is None else here.parent
+        beside.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=PREFIX, dir=beside) as name:
             folder = Path(name) / "files"
             found = export(policy, folder) is not None
             if found:
                 _describe(folder, model_id)
-            if found and here is not None:
-                here.parent.mkdir(parents=True, exist_ok=True)
-                folder.replace(here)
-            elif found:
-                client.log_model_artifacts(model_id, str(folder))
+                if here is not None:
+                    folder.replace(here)
+                else:
+                    client.log_model_artifacts(model_id, str(folder))
     if found:
         client.set_logged_model_tags(model_id, {FILES_TAG: WEIGHTS})
     return found
@@ -69,7 +70,7 @@ def _describe(folder: Path, model_id: str) -> None:
     tokenizer.mkdir(parents=True)
     for path in folder.iterdir():
         if path.is_file() and path.name != WEIGHTS:
-            (tokenizer / path.name).hardlink_to(path)
+            copyfile(path, tokenizer / path.name)
     dtype = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dtype"]
     opened_by = {
         "task": "text-generation",

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from antiphon.core.config import RunConfig
-from antiphon.core.kept_samples import Candidate, drawn_number, kept
+from antiphon.core.reporting.kept_samples import Candidate, drawn_number, kept
 from antiphon.core.loop import events as e
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.group_state import GroupOutcome, GroupState, heldout_group_id

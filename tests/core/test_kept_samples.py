@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.core.kept_samples import KINDS, Candidate, choose, drawn_number, kept
+from antiphon.core.reporting.kept_samples import KINDS, Candidate, choose, drawn_number, kept
 
 REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=40)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from antiphon.core.config import RunConfig, build_config
@@ -20,6 +21,7 @@ from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.broadcast.snapshot import weights_digest
 from tests.support.artifacts import tiny_row
 
 ROOT = Path(__file__).parents[3]
@@ -70,9 +72,8 @@ class Project:
         batch = self.batch(step)
         recorder.record_batch(batch)
         metrics = {"loss": 1.0 / (step + 1), "train_s": 0.5, "drafting_acceptance": 0.25 * step}
-        recorder.record_version(
-            StepCommit(step, step + 1, f"{step:064x}", batch.digest, metrics, True), manifest
-        )
+        digest = f"{step:064x}" if manifest is None else manifest.weights_digest
+        recorder.record_version(StepCommit(step, step + 1, digest, batch.digest, metrics, True), manifest)
 
     def entries(self) -> set[str]:
         folder = self.folder / "ledger/demo-1"
@@ -93,7 +94,8 @@ def manifest(version: int) -> SnapshotManifest:
     digest = digest_bytes(WEIGHTS)
     tensor = TensorEntry("w", "float32", (8,), 0, len(WEIGHTS))
     chunk = ChunkEntry(digest, 0, len(WEIGHTS))
-    return SnapshotManifest("demo-1", version, digest, (tensor,), (chunk,), len(WEIGHTS), "127.0.0.1:1")
+    whole = weights_digest({"w": torch.frombuffer(bytearray(WEIGHTS), dtype=torch.float32)})
+    return SnapshotManifest("demo-1", version, whole, (tensor,), (chunk,), len(WEIGHTS), "127.0.0.1:1")
 
 
 @pytest.mark.engine
@@ -134,7 +136,7 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
     models = client.search_logged_models([run.info.experiment_id])
     assert {model.name for model in models} == {f"policy-v{version}" for version in range(4)}
     newest = next(model for model in models if model.name == "policy-v3")
-    assert newest.params["weights_digest"] == f"{2:064x}" and newest.status == "READY"
+    assert newest.params["weights_digest"] == manifest(3).weights_digest and newest.status == "READY"
     assert {metric.key for metric in newest.metrics} >= {
         "learning/loss",
         "heldout/pass_at_1",
