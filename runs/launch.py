@@ -134,7 +134,7 @@ class LiveRun:
         # Last, so that a run which is interrupted in its records finds its services ready to continue.
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
-        if run.recorder is not None:
+        if run.recorder is not None and run.config.record.dvc:
             run.recorder.record_end(run.call(lambda: packed_events(run.coordinator), None))
         self.view.finished(outcome.lines(report))
         return outcome
