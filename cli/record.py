@@ -33,7 +33,7 @@ def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
         if page.is_file():
             plots = {path.name: path.read_text() for path in sorted((directory / "plots").glob("*.svg"))}
             recorder.attach(page, plots)
-        if is_finished(directory):
+        if config.record.dvc and is_finished(directory):
             recorder.record_end(asyncio.run(_events(directory, home)))
         recorder.flush(timeout_s)
         report = recorder.close(1.0)

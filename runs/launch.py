@@ -159,7 +159,7 @@ class LiveRun:
         # Last, so that a run which is interrupted in its records finds its services ready to continue.
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
-        if run.recorder is not None:
+        if run.recorder is not None and run.config.record.dvc:
             run.recorder.record_end(run.call(lambda: packed_events(run.coordinator), None))
         pages = mlflow_links(run.run_dir, run.run_dir.parents[1])
         side_by_side = [f"beside other runs: {pages['comparison']}"] if pages else []
