@@ -201,7 +201,7 @@ def _finished_run(label: str, overrides: Sequence[str], results: Path) -> dict[s
 def _rewards(home: Path) -> list[float]:
     """Return the mean reward of all rewarded trajectories of each step, filtered groups included."""
     from antiphon.lineage.run_log import read_steps
-    from antiphon.runs.directory import find_run
+    from antiphon.runs.finding import find_run
 
     return [line["batch"]["reward_mean"] for line in read_steps(find_run(home, None)) if line["batch"]]
 

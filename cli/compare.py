@@ -23,7 +23,8 @@ def compare(first: str, second: str, /, *more: str, output: Path | None = None, 
     """
     from antiphon.lineage.comparison import Comparison, read_run
     from antiphon.lineage.report.compare_page import build_comparison_page
-    from antiphon.runs.directory import find_run, home_directory
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.finding import find_run
 
     names = (first, second, *more)
     if twice := next((name for name in names if names.count(name) > 1), None):

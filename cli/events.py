@@ -38,7 +38,8 @@ def events(
     """
     from antiphon.cli.catalogue import event_classes
     from antiphon.core.errors import ConfigError
-    from antiphon.runs.directory import find_run, home_directory
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.finding import find_run
 
     kinds = [cls.kind for cls in event_classes()]
     for wanted in kind:

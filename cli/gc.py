@@ -32,7 +32,8 @@ def gc(
         dry_run: only say what would be freed.
     """
     from antiphon.lineage.store.gc import alone, digests_of_run, survey, sweep
-    from antiphon.runs.directory import find_run, is_finished, list_runs, lock, store_directory
+    from antiphon.runs.directory import is_finished, list_runs, lock, store_directory
+    from antiphon.runs.finding import find_run
 
     home = (home or home_directory()).absolute()
     root = store_directory(home)

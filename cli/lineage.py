@@ -42,7 +42,7 @@ def lineage(
     from antiphon.cli.verify_all import ledger_of
     from antiphon.lineage.documents.graph import build_graph
     from antiphon.lineage.documents.graph_reader import all_documents
-    from antiphon.runs.directory import find_run
+    from antiphon.runs.finding import find_run
     from antiphon.runs.pulled import pulled_runs
 
     pulled = None if named is None else pulled_runs(home).get(named)

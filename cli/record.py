@@ -15,7 +15,8 @@ def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
     """
     from antiphon.core.config import load_config
     from antiphon.lineage.recorder import Recorder
-    from antiphon.runs.directory import find_run, home_directory, is_finished, lock, store_directory
+    from antiphon.runs.directory import home_directory, is_finished, lock, store_directory
+    from antiphon.runs.finding import find_run
     from antiphon.runs.launch import decoder
 
     home = home_directory()

@@ -16,7 +16,8 @@ def report(run: str | None = None, /, *, out: Path | None = None) -> int:
     from antiphon.lineage.report.timeline import RunDrawer
     from antiphon.lineage.store.artifact_store import ArtifactStore
     from antiphon.runs.attach import attached, draw_events
-    from antiphon.runs.directory import find_run, home_directory, store_directory
+    from antiphon.runs.directory import home_directory, store_directory
+    from antiphon.runs.finding import find_run
     from antiphon.runs.samples import explainer
 
     home = home_directory()

@@ -70,7 +70,7 @@ def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
 
 
 def _directory(home: Path, run: str | None) -> Path:
-    from antiphon.runs.directory import find_run
+    from antiphon.runs.finding import find_run
 
     if run is not None and not (home / "runs" / run / "config.yaml").exists():
         return home / "runs" / run  # perhaps it was pulled: its ledger is looked for

@@ -37,7 +37,8 @@ def status(
     from antiphon.lineage.run_figures import read_figures
     from antiphon.runs.alarm_watch import alarm_line, current_alarms
     from antiphon.runs.attach import commits_of, coordinator_address, look, run_credentials
-    from antiphon.runs.directory import find_run, home_directory, list_runs
+    from antiphon.runs.directory import home_directory, list_runs
+    from antiphon.runs.finding import find_run
 
     home = home_directory()
     directory = find_run(home, run)

@@ -124,7 +124,8 @@ def pardon(worker: str, *, run: str | None = None, reason: str = "") -> int:
 
 async def _tell(run: str | None, name: str, reason: str, pardoned: bool = False) -> int:
     from antiphon.runs.attach import attached
-    from antiphon.runs.directory import find_run, home_directory, store_directory
+    from antiphon.runs.directory import home_directory, store_directory
+    from antiphon.runs.finding import find_run
 
     home = home_directory()
     directory = find_run(home, run)

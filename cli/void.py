@@ -26,7 +26,8 @@ def void(run: str, step: int, /, *, reason: str, batch: str = "", operator: str 
 
 async def _void(run: str, step: int, reason: str, batch: str, operator: str) -> int:
     from antiphon.runs.attach import attached
-    from antiphon.runs.directory import find_run, home_directory, store_directory
+    from antiphon.runs.directory import home_directory, store_directory
+    from antiphon.runs.finding import find_run
 
     home = home_directory()
     directory = find_run(home, run)

@@ -330,16 +330,14 @@ class BatchRef:
     """Mean reward of all scored trajectories of the step, filtered groups included."""
     staleness_histogram: dict[int, int]
     """Staleness in versions -> trajectories of the file."""
-    completion_tokens_mean: float
-    """Mean completion length over all rewarded trajectories of the step."""
+    completion_tokens_mean: float  # over all rewarded trajectories of the step
     drafting: DraftingStatistics | None = None
     """What drafting did for the rewarded trajectories of the step; None where no engine could draft."""
     reward_std: float = 0.0
     """Standard deviation of the rewards that `reward_mean` is the mean of."""
     replaced: tuple[VoidedBatch, ...] = ()
     """Batches of this step that were voided before, oldest first."""
-    trajectories_failed: int = 0
-    """Trajectories of the step that could not be scored; no mean counts them."""
+    trajectories_failed: int = 0  # of the step: they could not be scored, no mean counts them
     tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
     samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
 

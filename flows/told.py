@@ -62,6 +62,10 @@ class ToldView(RunView):
         self.say(text, logging.WARNING if text.startswith(_ALARM) else logging.INFO)
         self.inner.message(text)
 
+    def stopping(self, text: str) -> None:
+        self.say(text, logging.WARNING)
+        self.inner.stopping(text)
+
     def finished(self, lines: Sequence[str]) -> None:
         self.outcome = list(lines)
         for line in lines:

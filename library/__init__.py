@@ -60,7 +60,8 @@ def load_run(run_id: str | None = None, *, home: Path | str | None = None) -> "R
         ConfigError: when there is no such run.
     """
     from antiphon.lineage.recorded_run import RecordedRun
-    from antiphon.runs.directory import find_run, store_directory
+    from antiphon.runs.directory import store_directory
+    from antiphon.runs.finding import find_run
 
     place = _home(home)
     return RecordedRun(find_run(place, run_id), place, store_directory(place))

@@ -5,10 +5,8 @@ entries on one thread, MLflow's on another. Opening a run again queues everythin
 holds; what was written before is skipped, so records lost in a crash are made up for.
 """
 
-import statistics
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,13 +27,14 @@ from antiphon.lineage.ledger.layout import PUBLISH_ENTRIES, find_project
 from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
 from antiphon.lineage.names import RUN, version_entry
+from antiphon.lineage.recording_cost import RecorderReport, Timed, summarise
 from antiphon.lineage.rollout_table import count_workers
 from antiphon.lineage.run_log import RunLog, kept_samples, now, replaced_batches
 from antiphon.lineage.sequencer import Sequencer
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.lineage.store.policy_file import encode_policy
 from antiphon.lineage.tracking.tracker import Tracker
-from antiphon.lineage.writer import Writer, WriterReport
+from antiphon.lineage.writer import Writer
 from antiphon.system.files import write_atomically
 
 if TYPE_CHECKING:
@@ -54,23 +53,6 @@ class _Record:
     label: str
     pin: Callable[["DocumentPins"], str] | None
     track: Callable[[Tracker, str | None], None] | None
-
-
-@dataclass(frozen=True, slots=True)
-class RecorderReport:
-    """What recording cost and whether it is complete."""
-
-    complete: bool
-    """Nothing failed and nothing is pending."""
-    calls: int
-    """Calls by the loop."""
-    enqueue_ms_median: float
-    enqueue_ms_max: float
-    enqueue_ms_total: float
-    """Milliseconds the loop spent in calls."""
-    writer_cpu_s: float
-    """CPU seconds of both writer threads."""
-    writers: tuple[WriterReport, ...]
 
 
 class Recorder:
@@ -111,7 +93,7 @@ class Recorder:
         self._read_chunk = read_chunk
         self._project = find_project(project, home) if config.record.dvc else None
         self._run_dir = run_dir
-        self._timed = _Timed()
+        self._timed = Timed()
         self._batches: dict[int, BatchRef] = {}
         self._log = RunLog(run_dir)
         self._figures = FiguresFold(config)
@@ -199,7 +181,7 @@ class Recorder:
 
     def report(self) -> RecorderReport:
         """Return what recording cost so far."""
-        return self._summary([writer.report() for writer in self._writers])
+        return summarise(self._timed.milliseconds, [writer.report() for writer in self._writers])
 
     def flush(self, timeout_s: float) -> RecorderReport:
         """Wait up to `timeout_s` until everything recorded so far is written; publish the ledger."""
@@ -224,7 +206,7 @@ class Recorder:
         if self._tracker is not None:
             self._tracker.end()
             writers.append(self._tracker.mlflow.close(max(1.0, deadline - time.perf_counter())))
-        report = self._summary(writers)
+        report = summarise(self._timed.milliseconds, writers)
         if not report.complete:
             reasons = [reason for writer in report.writers for reason in writer.failures[-3:]]
             _log.warning("record.incomplete", run=self._run_id, reasons=reasons)
@@ -388,32 +370,3 @@ class Recorder:
     def _writers(self) -> list[Writer]:
         tracker = self._tracker.mlflow if self._tracker is not None else None
         return [writer for writer in (self._ledger_writer, tracker) if writer is not None]
-
-    def _summary(self, writers: Sequence[WriterReport]) -> RecorderReport:
-        calls = self._timed.milliseconds
-        return RecorderReport(
-            complete=not any(writer.failed or writer.pending for writer in writers),
-            calls=len(calls),
-            enqueue_ms_median=statistics.median(calls) if calls else 0.0,
-            enqueue_ms_max=max(calls, default=0.0),
-            enqueue_ms_total=sum(calls),
-            writer_cpu_s=sum(writer.cpu_s for writer in writers),
-            writers=tuple(writers),
-        )
-
-
-class _Timed:
-    """Lets one call in at a time and remembers how long each took, waiting included."""
-
-    def __init__(self) -> None:
-        self.milliseconds: list[float] = []
-        self.lock = threading.Lock()
-        self._local = threading.local()
-
-    def __enter__(self) -> None:
-        self._local.started = time.perf_counter()
-        self.lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.milliseconds.append((time.perf_counter() - self._local.started) * 1e3)
-        self.lock.release()

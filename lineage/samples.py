@@ -12,8 +12,8 @@ from pathlib import Path
 
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
-from antiphon.core.reporting.kept_samples import Candidate, choose, drawn_number
 from antiphon.core.records import BatchRow, FinishReason
+from antiphon.core.reporting.kept_samples import Candidate, choose, drawn_number
 from antiphon.lineage.documents.artifacts import read_document
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry

@@ -202,26 +202,3 @@ def no_such_run(home: Path, run_id: str, ledgers: Sequence[Path] = ()) -> str:
         hint = f"did you mean {' or '.join(near)}?" if near else f"the newest is {known[-1]}"
     places = " or in ".join(map(str, [home / "runs", *ledgers]))
     return f"there is no run {run_id} under {places}; {hint}"
-
-
-def find_run(home: Path, run_id: str | None) -> Path:
-    """Return the directory of a run, or of the newest one; a run that was pulled gets one first.
-
-    Raises:
-        ConfigError: when there is none; the sentence says what brings it where that is known.
-    """
-    directory = home / "runs" / (run_id or "")
-    if run_id is not None and (directory / "config.yaml").exists():
-        return directory
-    if run_id is None and (runs := list_runs(home)):
-        return runs[-1]
-    from antiphon.runs.pulled import pulled_runs, take_in
-
-    if run_id is None:
-        pulled = sorted(pulled_runs(home))
-        if len(pulled) != 1:
-            what = f"; name one that was pulled: {', '.join(pulled)}" if pulled else ""
-            start = "" if pulled else "; start one with `antiphon demo`"
-            raise ConfigError(f"there are no runs under {home / 'runs'}{what}{start}")
-        (run_id,) = pulled
-    return take_in(home, store_directory(home), run_id)

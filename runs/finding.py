@@ -1,4 +1,4 @@
-"""Replay source: where the artifacts of a run are found, here or in a copy that someone brought."""
+"""Finding: a run by its name, here or pulled, and its artifacts, here or in a copy that someone brought."""
 
 from pathlib import Path
 
@@ -7,8 +7,29 @@ from antiphon.core.errors import ConfigError
 from antiphon.lineage.documents.replay_copy import ReplayCopy, find_copy
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.names import RUN
-from antiphon.runs.directory import find_run, is_finished, list_runs
-from antiphon.runs.pulled import pulled_runs
+from antiphon.runs.directory import is_finished, list_runs, store_directory
+from antiphon.runs.pulled import pulled_runs, take_in
+
+
+def find_run(home: Path, run_id: str | None) -> Path:
+    """Return the directory of a run, or of the newest one; a run that was pulled gets one first.
+
+    Raises:
+        ConfigError: when there is none; the sentence says what brings it where that is known.
+    """
+    directory = home / "runs" / (run_id or "")
+    if run_id is not None and (directory / "config.yaml").exists():
+        return directory
+    if run_id is None and (runs := list_runs(home)):
+        return runs[-1]
+    if run_id is None:
+        pulled = sorted(pulled_runs(home))
+        if len(pulled) != 1:
+            what = f"; name one that was pulled: {', '.join(pulled)}" if pulled else ""
+            start = "" if pulled else "; start one with `antiphon demo`"
+            raise ConfigError(f"there are no runs under {home / 'runs'}{what}{start}")
+        (run_id,) = pulled
+    return take_in(home, store_directory(home), run_id)
 
 
 def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[ReplayCopy, Path | None]:

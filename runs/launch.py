@@ -36,8 +36,7 @@ from antiphon.runs.attach import draw_events, packed_events
 from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.interrupt import Interrupt
-from antiphon.runs.no_signal import closing_lines
-from antiphon.runs.outcome import RunOutcome, write_results
+from antiphon.runs.outcome import RunOutcome, closing_lines, write_results
 from antiphon.runs.prefect_server import password_file, server_password
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress

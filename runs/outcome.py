@@ -11,14 +11,21 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from antiphon.core.errors import AntiphonError
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.alarms import ALARMS, no_signal_words, untrained
 from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
 from antiphon.runs.context import StageSpan
+from antiphon.runs.samples import samples_of
 from antiphon.system.files import write_atomically
 
 EPOCHS_SAID = 6
 """Epochs named at either end of a run with many."""
+SHOWN = 3
+"""Completions shown of a run that taught nothing."""
+LONGEST = 100
+"""Characters of a prompt or an answer in a line; `antiphon samples` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class RunOutcome:
     drafting: dict[str, Any] = field(default_factory=dict)
     """What drafting did, in all and under `by_epoch` (see `core.drafting.statistics`); {} without it."""
     no_signal: list[str] = field(default_factory=list)
-    """What is said of a run none of whose steps trained anything (`runs.no_signal`); [] of any other."""
+    """What is said of a run none of whose steps trained anything (`closing_lines`); [] of any other."""
 
     @property
     def exit_code(self) -> int:
@@ -81,6 +88,31 @@ def epochs_words(by_epoch: Sequence[Mapping[str, Any]]) -> str:
     if len(epochs) > 2 * EPOCHS_SAID:
         epochs = [*epochs[:EPOCHS_SAID], "...", *epochs[-EPOCHS_SAID:]]
     return ", ".join(epochs)
+
+
+def closing_lines(commits: Sequence[StepCommit], run_dir: Path, home: Path) -> list[str]:
+    """Return what the end of a run says when none of its steps trained anything; nothing when one did.
+
+    First a sentence with the fix, then a few completions of the newest version that has any.
+    """
+    why = untrained(commits)
+    if not commits or not all(why):
+        return []
+    fix = next(kind.fix for kind in ALARMS if kind.name == "no_signal")
+    said = [f"no_signal: this run taught nothing; {no_signal_words(commits, why)}; {fix}"]
+    try:
+        found = samples_of(run_dir, home, count=1)[:SHOWN]
+    except AntiphonError as error:
+        return [*said, f"its completions cannot be shown: {error}"]
+    for sample in found:
+        reason = f" ({sample.reason})" if sample.reason else ""
+        said.append(f"  reward {sample.reward:g}: {_short(sample.prompt)} -> {_short(sample.answer)}{reason}")
+    return [*said, f"more of them: ./antiphon samples {run_dir.name}"] if found else said
+
+
+def _short(text: str) -> str:
+    plain = repr(" ".join(text.split()))
+    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST // 2]} ... {plain[-LONGEST // 2 :]}"
 
 
 def write_results(

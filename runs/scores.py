@@ -9,7 +9,8 @@ from typing import Any
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.status import EvaluationRecord
 from antiphon.runs.attach import attached
-from antiphon.runs.directory import find_run, store_directory
+from antiphon.runs.directory import store_directory
+from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.system.files import write_atomically
 

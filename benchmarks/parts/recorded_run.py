@@ -19,7 +19,8 @@ from antiphon.core.records import BatchRow, PastCompletion, Prompt
 from antiphon.core.seeds import request_seeds
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.models.codec import resolve_model_path
-from antiphon.runs.directory import find_run, is_finished
+from antiphon.runs.directory import is_finished
+from antiphon.runs.finding import find_run
 from antiphon.services.coordinator.prompts import load_prompts
 
 

@@ -211,12 +211,9 @@ class BatchSealed(JournalEvent):
     reward_mean: float
     completion_tokens_mean: float
     staleness: tuple[tuple[int, int], ...]  # (staleness, trajectories) pairs
-    drafting: DraftingStatistics | None = None
-    """What drafting did for the rewarded trajectories; None where no engine could draft."""
-    trajectories_failed: int = 0
-    """Trajectories of used and filtered groups that could not be scored; no mean counts them."""
-    tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
+    drafting: DraftingStatistics | None = None  # None where no engine could draft
     trajectories_failed: int = 0  # of used and filtered groups: they could not be scored, no mean counts them
+    tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
     samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
 
 

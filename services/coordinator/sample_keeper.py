@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 
 from antiphon.core.config import RunConfig
-from antiphon.core.reporting.kept_samples import Candidate, drawn_number, kept
 from antiphon.core.loop import events as e
 from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.group_state import GroupOutcome, GroupState, heldout_group_id
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import BatchRow
+from antiphon.core.reporting.kept_samples import Candidate, drawn_number, kept
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions

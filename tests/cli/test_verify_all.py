@@ -9,7 +9,7 @@ import pytest
 from antiphon.cli.app import execute
 from antiphon.cli.verify_all import verify_all
 from antiphon.core.errors import AntiphonError, ConfigError
-from antiphon.runs.directory import find_run
+from antiphon.runs.finding import find_run
 from antiphon.runs.pulled import pulled_runs
 from tests.support.artifacts import RecordedRun
 

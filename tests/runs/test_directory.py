@@ -8,7 +8,8 @@ import pytest
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
-from antiphon.runs.directory import check_place, choose_run, create, find_run, lock, make_usable
+from antiphon.runs.directory import check_place, choose_run, create, lock, make_usable
+from antiphon.runs.finding import find_run
 
 CONFIG = RunConfig.model_validate({"record": {"dvc": False}})
 Usage = namedtuple("Usage", "total used free")

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import ALARMS
-from antiphon.runs.no_signal import SHOWN, closing_lines
-from antiphon.runs.outcome import RunOutcome
+from antiphon.runs.outcome import SHOWN, RunOutcome, closing_lines
 from tests.support.artifacts import RecordedRun
 
 NOTHING = {"trajectories": 0.0, "gradient_norm": 0.0, "reward_mean": 0.0}

@@ -13,7 +13,8 @@ from antiphon.core.status import Event, RunStatus
 from antiphon.lineage.ledger.verify import verify_run
 from antiphon.lineage.run_events import EventPacker
 from antiphon.runs.attach import attached, packed_events
-from antiphon.runs.directory import find_run, is_finished, list_runs
+from antiphon.runs.directory import is_finished, list_runs
+from antiphon.runs.finding import find_run
 from antiphon.runs.pulled import pulled_runs
 from antiphon.services.coordinator.journal.pinned import pinned_values
 from tests.support.artifacts import RecordedRun
