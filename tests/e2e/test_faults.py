@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import sqlite3
 import urllib.request
@@ -90,6 +91,8 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
     job = Job(home, overrides)
     try:
         job.reach(2)
+        living = command(home, "status")
+        assert living.returncode == 0 and re.search(r"^\d+ steps in [\d.,]+ s, ", living.stdout, re.MULTILINE)
         job.process.send_signal(signal.SIGINT)
         assert job.wait() == 130, job.everything()
         assert job.complaints() == ["antiphon: interrupted; the same command continues where it stopped"]
