@@ -1,12 +1,12 @@
 """Overhead: whole jobs in turns, as shipped, without records, and without Prefect.
 
-Every round runs the same work at S=2 three times, each in a job of its own: as shipped; without MLflow,
-DVC and the recorder (`record.mlflow=false record.dvc=false`); and with the stages in plain threads
-instead of Prefect tasks, without a Prefect server, but with records. The order rotates from round to
-round. Counted are wall seconds and the CPU seconds of all processes of a job, from its first to its
+Every round runs the same work at S=2 three times, each in a job of its own: as shipped; without MLflow and
+DVC (`record.mlflow=false record.dvc=false`; the run log is always kept); and with the stages in plain
+threads instead of Prefect tasks, without a Prefect server, but with records. The order rotates from round
+to round. Counted are wall seconds and the CPU seconds of all processes of a job, from its first to its
 last. `wall_share` and `cpu_share` are the shares of the job as shipped that go when records go;
-`prefect_wall_share` and `prefect_cpu_share` those that go when Prefect goes; `loop_` shares leave out
-start and end. `record_ms_per_batch` is the time that the loop itself spends in the recorder's calls.
+`prefect_wall_share` and `prefect_cpu_share` those that go when Prefect goes; `loop_` shares leave out start
+and end. `record_ms_per_batch` is the time that the loop itself spends in the recorder's calls.
 
     .venv/bin/python benchmarks/overhead.py
 """

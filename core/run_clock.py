@@ -63,7 +63,7 @@ class RunClock:
             self.latest_s = max(self.latest_s, self.opened_s, at_s)
             if self.working_s is None and kind in _WORK:
                 begun_s = at_s - fields.get("metrics", {}).get("train_s", 0.0)
-                self.working_s = max(self.opened_s, begun_s)
+                self.working_s = min(at_s, max(self.opened_s, begun_s))
                 self.sessions += 1
 
     def times(self) -> RunTimes:

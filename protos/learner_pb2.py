@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"B\n\x0fLearnerProgress\x12\r\n\x05\x64oing\x18\x01 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ounted\x18\x03 \x01(\t\"0\n\x10\x41waitStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"n\n\tStepReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x14.antiphon.StepResultH\x00\x88\x01\x01\x42\t\n\x07_result\"7\n\x14\x41waitSnapshotRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"|\n\rSnapshotReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12\x31\n\x08manifest\x18\x02 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"|\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06idle_s\x18\x03 \x01(\x01\x12\x0e\n\x06\x62usy_s\x18\x04 \x01(\x01\x12+\n\x08progress\x18\x05 \x01(\x0b\x32\x19.antiphon.LearnerProgress2\xc5\x01\n\x07Learner\x12<\n\tAwaitStep\x12\x1a.antiphon.AwaitStepRequest\x1a\x13.antiphon.StepReply\x12H\n\rAwaitSnapshot\x12\x1e.antiphon.AwaitSnapshotRequest\x1a\x17.antiphon.SnapshotReply\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"B\n\x0fLearnerProgress\x12\r\n\x05\x64oing\x18\x01 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ounted\x18\x03 \x01(\t\"0\n\x10\x41waitStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"n\n\tStepReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x14.antiphon.StepResultH\x00\x88\x01\x01\x42\t\n\x07_result\"7\n\x14\x41waitSnapshotRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"|\n\rSnapshotReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12\x31\n\x08manifest\x18\x02 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\\\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12+\n\x08progress\x18\x05 \x01(\x0b\x32\x19.antiphon.LearnerProgress2\xc5\x01\n\x07Learner\x12<\n\tAwaitStep\x12\x1a.antiphon.AwaitStepRequest\x1a\x13.antiphon.StepReply\x12H\n\rAwaitSnapshot\x12\x1e.antiphon.AwaitSnapshotRequest\x1a\x17.antiphon.SnapshotReply\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,7 +45,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SNAPSHOTREPLY']._serialized_start=446
   _globals['_SNAPSHOTREPLY']._serialized_end=570
   _globals['_LEARNERSTATUS']._serialized_start=572
-  _globals['_LEARNERSTATUS']._serialized_end=696
-  _globals['_LEARNER']._serialized_start=699
-  _globals['_LEARNER']._serialized_end=896
+  _globals['_LEARNERSTATUS']._serialized_end=664
+  _globals['_LEARNER']._serialized_start=667
+  _globals['_LEARNER']._serialized_end=864
 # @@protoc_insertion_point(module_scope)

@@ -59,15 +59,11 @@ class SnapshotReply(_message.Message):
     def __init__(self, progress: _Optional[_Union[LearnerProgress, _Mapping]] = ..., manifest: _Optional[_Union[_records_pb2.SnapshotManifest, _Mapping]] = ...) -> None: ...
 
 class LearnerStatus(_message.Message):
-    __slots__ = ("version", "state", "idle_s", "busy_s", "progress")
+    __slots__ = ("version", "state", "progress")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    IDLE_S_FIELD_NUMBER: _ClassVar[int]
-    BUSY_S_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     version: int
     state: str
-    idle_s: float
-    busy_s: float
     progress: LearnerProgress
-    def __init__(self, version: _Optional[int] = ..., state: _Optional[str] = ..., idle_s: _Optional[float] = ..., busy_s: _Optional[float] = ..., progress: _Optional[_Union[LearnerProgress, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., state: _Optional[str] = ..., progress: _Optional[_Union[LearnerProgress, _Mapping]] = ...) -> None: ...

@@ -29,13 +29,15 @@ A held-out prompt ends with GroupRewarded. What was dropped frees its reservatio
 opened for it, under a new id.
 """
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from antiphon.core.loop.events import BatchSealed
-from antiphon.core.records import BatchRef, DraftingStatistics
+from antiphon.core.loop.events import BatchSealed, StepCommitted
+from antiphon.core.records import BatchRef, DraftingStatistics, StepCommit
+from antiphon.core.run_clock import RunTimes
 from antiphon.core.voided_batch import VoidedBatch
 
 RECENT_SCORES = 256
@@ -211,6 +213,13 @@ def sealed_batch(event: BatchSealed, rewards: Sequence[float], voided: Iterable[
         trajectories_failed=event.trajectories_failed,
         tokens_dropped_stale=event.tokens_dropped_stale,
     )
+
+
+def committed_step(event: StepCommitted, times: RunTimes) -> StepCommit:
+    """Return what is kept of a commit that came at these `times` of the run."""
+    told = dataclasses.asdict(event)
+    del told["at_s"]
+    return StepCommit(**told, times=times)
 
 
 def voided_batch(batch: BatchRef, reason: str, operator: str) -> VoidedBatch:

@@ -19,6 +19,7 @@ from antiphon.core.loop.group_state import (
     GroupState,
     Receipt,
     Tally,
+    committed_step,
     newest_failures,
     sealed_batch,
     voided_batch,
@@ -304,7 +305,7 @@ def _batch_voided(event: e.BatchVoided, state: RunState) -> None:
 def _step_committed(event: e.StepCommitted, state: RunState) -> None:
     if event.step != len(state.commits) or not state.is_sealed(event.step):
         raise IntegrityError(f"the journal contradicts itself: step {event.step} was committed out of order")
-    state.commits.append(StepCommit(*dataclasses.astuple(event)[:-1], state.clock.times()))
+    state.commits.append(committed_step(event, state.clock.times()))
     oldest_kept = event.step - state.payload_retention_steps
     state.sealed_groups = {s: ids for s, ids in state.sealed_groups.items() if s >= oldest_kept}
     state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in state.groups}
@@ -345,8 +346,7 @@ def _standing_after(change: Callable[[Standing, Any], Standing]) -> Callable[[An
     """Return what a handler does that changes what is known of one worker."""
 
     def handle(event: Any, state: RunState) -> None:
-        known = state.standings.get(event.worker_name, Standing())
-        state.standings[event.worker_name] = change(known, event)
+        state.standings[event.worker_name] = change(state.standings.get(event.worker_name, Standing()), event)
 
     return handle
 

@@ -232,7 +232,7 @@ class FiguresFold:
         self._early: dict[int, Mapping[str, Any]] = {}
         self._told_base = False
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._clock = {"startup_s": 0.0, "break_s": 0.0, "breaks": 0}
+        self._clock: dict[str, Any] = {"startup_s": 0.0, "break_s": 0.0, "breaks": 0}
         self._busy_s = 0.0
         self._staleness: dict[int, int] = {}
         self._drafting = StatisticsSum()

@@ -25,10 +25,6 @@ class LearnerStatus:
     version: int
     state: str
     """idle, training, publishing or restoring."""
-    idle_s: float
-    """Seconds idle between the first step's start and the last step's end."""
-    busy_s: float
-    """Seconds spent in steps over the same stretch."""
     progress: LearnerProgress
 
 

@@ -80,8 +80,6 @@ class LearnerService(Learner):
         self._uncommitted: StepCommit | None = None
         self._state = "idle"
         self._last_end_s: float | None = None
-        self._idle_s = 0.0
-        self._busy_s = 0.0
 
     async def close(self) -> None:
         """End what is under way and drop the engine."""
@@ -122,7 +120,7 @@ class LearnerService(Learner):
         running = self._calls.running()
         publishes = self._state == "idle" and any(name.startswith("publish ") for name in running)
         state, works = ("publishing", self._publisher) if publishes else (self._state, self._trainer)
-        return LearnerStatus(self._version, state, self._idle_s, self._busy_s, works.progress.read())
+        return LearnerStatus(self._version, state, works.progress.read())
 
     async def publish_again(self, all_of_them: bool = False) -> None:
         """Announce every snapshot in the store or kept aside, from the present origin, unless it was already.
@@ -156,8 +154,6 @@ class LearnerService(Learner):
             await self._report_drifts(batch)
             ended_s = loop.time()
             idle_s = 0.0 if self._last_end_s is None else begun_s - self._last_end_s
-            self._idle_s += idle_s
-            self._busy_s += ended_s - begun_s
             self._last_end_s = ended_s
             if self._version % self._config.learner.checkpoint_interval == 0:
                 progress.begin(f"saving version {self._version}", "byte")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from antiphon.core.config import build_config
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import sealed_batch
-from antiphon.core.records import DraftingStatistics, StepCommit
+from antiphon.core.loop.group_state import committed_step, sealed_batch
+from antiphon.core.records import BatchRef, DraftingStatistics
 from antiphon.core.reporting.figures import RunFigures, figures_of
 from antiphon.core.run_clock import RunClock, RunTimes
 from antiphon.lineage.run_log import step_line
@@ -101,14 +101,14 @@ def events_of(work: list[tuple[int, int]], breaks: dict[int, tuple[int, int]]) -
 
 def figures(events: list[e.JournalEvent]) -> RunFigures:
     """Return the figures of a run with these events, as its recorder would have them."""
-    clock, lines, batches = RunClock(), [], {}
+    clock, lines = RunClock(), []
+    batches: dict[int, BatchRef] = {}
     for event in events:
         clock.apply(event)
         if isinstance(event, e.BatchSealed):
             batches[event.step] = sealed_batch(event, (), ())
         if isinstance(event, e.StepCommitted):
-            made = StepCommit(event.step, event.version, "w", "b", event.metrics, True, clock.times())
-            lines.append(step_line(made, batches[event.step]))
+            lines.append(step_line(committed_step(event, clock.times()), batches[event.step]))
     return figures_of(lines, [], build_config({"loop": {"group_size": 2}}))
 
 

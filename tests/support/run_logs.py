@@ -1,12 +1,11 @@
 """Run logs of runs that a test made up as events."""
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import sealed_batch
-from antiphon.core.records import BatchRef, StepCommit
+from antiphon.core.loop.group_state import committed_step, sealed_batch
+from antiphon.core.records import BatchRef
 from antiphon.core.run_clock import RunClock
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.run_log import RunLog
@@ -23,9 +22,7 @@ def write_run_log(run_dir: Path, events: Iterable[e.JournalEvent]) -> None:
             case e.BatchSealed():
                 batches[event.step] = sealed_batch(event, (), ())
             case e.StepCommitted():
-                told = dataclasses.asdict(event)
-                del told["at_s"]
-                log.add_step(StepCommit(**told, times=clock.times()), batches.get(event.step))
+                log.add_step(committed_step(event, clock.times()), batches.get(event.step))
             case e.EvaluationOpened():
                 prompts[event.version] = event.prompts
             case e.EvaluationFinished():
