@@ -13,7 +13,7 @@ from pathlib import Path
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRow, FinishReason
-from antiphon.core.reporting.kept_samples import Candidate, choose, drawn_number
+from antiphon.core.reporting.kept_samples import KINDS, Candidate, choose, drawn_number
 from antiphon.lineage.documents.artifacts import read_document
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.names import MODEL_FOLDER, RUN, batch_entry, evaluation_entry
@@ -180,10 +180,9 @@ def samples_of_version(
             for i, (row, *_) in enumerate(rows)
         ]
         shown: set[str] = set()
-        for kind, chosen in choose(candidates, count).items():
-            for candidate in chosen:
-                if candidate.name in shown:
-                    continue
+        for kind in KINDS:  # each shows what those before it do not
+            rest = [candidate for candidate in candidates if candidate.name not in shown]
+            for candidate in choose(rest, count)[kind]:
                 shown.add(candidate.name)
                 codec = codec or files.codec()
                 row, step, trained = rows[int(candidate.name)]
