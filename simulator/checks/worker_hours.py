@@ -1,7 +1,8 @@
 """WorkerHours: how long workers were connected while a coordinator ran, counted without the work account.
 
 A worker is connected from its registration until it is lost or leaves. While no coordinator runs no time
-counts, so what lies between the last event of a worker and a restart is left out.
+counts, so what lies between the last event of a worker and a restart is left out; so is what comes after the
+end of the run.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class WorkerHours:
             case e.LeaseExpired() | e.GroupSubmitted():
                 holder, _ = self._holders.pop(event.lease_id, ("", ""))
                 self._see(holder, event.at_s)
-            case e.RunResumed():
+            case e.RunResumed() | e.RunFinished():
                 for worker_id in list(self._stays):
                     self._leave(worker_id)
                 self._holders = {lease: ("", name) for lease, (_, name) in self._holders.items()}

@@ -87,7 +87,7 @@ def test_drafting_is_told_in_a_few_words_and_only_where_an_engine_drafts() -> No
         output = io.StringIO()
         view = make_view(Console(file=output, width=200))
         view.status(status, PLANES)
-        assert ("; 61% of drafts right" in output.getvalue()) == (status is drafted)
+        assert ("; 61.0% of drafts right" in output.getvalue()) == (status is drafted)
         assert (said in text_of(picture(status, PLANES, RunHistory(), None))) == (status is drafted)
     assert drafting_words(StepCommit(0, 1, "", "", {**metrics, "drafting_gain": 0.0})).endswith("per pass")
 

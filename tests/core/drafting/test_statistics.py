@@ -29,7 +29,7 @@ from antiphon.core.records import BatchRef, DraftingStatistics, FinishReason, Gr
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.run_log import is_timing, step_line
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.runs.outcome import drafting_line
+from antiphon.runs.outcome import epochs_words
 from antiphon.services.coordinator.sealing import Ingredient, seal_batch
 from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.group import GroupInFlight
@@ -290,8 +290,8 @@ def test_a_summary_is_plain_finite_and_in_order(by_epoch: dict[int, DraftingStat
         return
     assert [entry["epoch"] for entry in summary["by_epoch"]] == sorted(by_epoch)
     assert summary["tokens"] == sum(entry["tokens"] for entry in summary["by_epoch"])
-    words = drafting_line(summary)
-    assert words.startswith("drafting: ") and len(words) < 300
+    words = epochs_words(summary["by_epoch"])
+    assert words.startswith(f"{min(by_epoch)}: ") and len(words) < 300
 
 
 def test_the_digest_of_a_submission_ignores_drafting() -> None:
