@@ -51,7 +51,7 @@ LINES_SENT = 200
 RECENT_STEPS = 20
 """Steps that measured seconds are the median of."""
 
-_LINKED = ("report: ", "look around: ", "beside other runs: ")
+_LINKED = ("report: ", "look around: ", "beside another run: ", "beside other runs: ")
 """Sentences of an outcome whose places the page links to."""
 
 _AWAY = (PrefectException, httpx.HTTPError, OSError)

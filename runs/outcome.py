@@ -74,6 +74,11 @@ class RunOutcome:
         if any(writer["name"] == "ledger" for writer in self.records.get("writers", ())):
             said.append(f"for git and for others to pull: ./antiphon keep {self.run_id}")
         said.append(f"report: {report}")
+        said.append(f"answers: ./antiphon samples {self.run_id}")
+        said.append(f"the model as a folder: ./antiphon export {self.run_id} best FOLDER")
+        said.append(
+            f"beside another run: ./antiphon compare {self.run_id} OTHER   (./antiphon runs lists them)"
+        )
         said.append("look around: ./antiphon up   (Prefect and MLflow pages; ./antiphon down stops them)")
         return said
 
