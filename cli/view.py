@@ -4,9 +4,11 @@ Drawing never holds a run up: it reads what it is given and keeps a short histor
 """
 
 import textwrap
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
@@ -149,10 +151,30 @@ def _score_words(scores: Mapping[int, float]) -> str:
     return last if len(ordered) == 1 else f"{last}  from {share(values[0])} at version {ordered[0]}"
 
 
+class TurnsConsole(Console):
+    """A console at which threads take turns: rich's own place a panel by its height when a thread began to
+    write, though another may have drawn it anew since."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._turn = threading.RLock()
+        super().__init__(**settings)
+
+    def __enter__(self) -> "TurnsConsole":
+        self._turn.acquire()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            self._turn.release()
+
+
 class LiveView:
     """Redraws one panel in place; sentences scroll above it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: TurnsConsole) -> None:
         self._console = console
         self._history = RunHistory()
         self._live: Live | None = None
@@ -163,15 +185,17 @@ class LiveView:
         for name, target in links.items():
             self.message(f"{name}: {target}")
         self._started_s = time.perf_counter()
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-        self._live.start()
+        with self._console:  # before the panel's own lock, as all who write do
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
 
     def status(self, status: RunStatus, planes: Mapping[str, PlaneView]) -> None:
         for version in self._history.take(status):
             self.message(f"held-out pass@1 of version {version}: {share(self._history.scores[version])}")
-        if self._live is not None:
-            elapsed_s = time.perf_counter() - self._started_s
-            self._live.update(picture(status, planes, self._history, elapsed_s))
+        with self._console:
+            if self._live is not None:
+                elapsed_s = time.perf_counter() - self._started_s
+                self._live.update(picture(status, planes, self._history, elapsed_s), refresh=True)
 
     def message(self, text: str) -> None:
         say(self._console, text)
@@ -189,9 +213,10 @@ class LiveView:
 
     def close(self) -> None:
         """Give the terminal back; safe to repeat."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        with self._console:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
 
 
 class PlainView:
@@ -265,7 +290,7 @@ def one_line(parts: Sequence[str]) -> str:
     return joined if len(joined) <= WIDTH else f"{joined[: WIDTH - 3].rstrip(' ;,(')}..."
 
 
-def make_view(console: Console | None = None) -> LiveView | PlainView:
+def make_view(console: TurnsConsole | None = None) -> LiveView | PlainView:
     """Return the view that suits where the output goes."""
-    console = console or Console()
+    console = console or TurnsConsole()
     return LiveView(console) if console.is_terminal else PlainView(console)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from antiphon.cli.view import LiveView, PlainView, RunHistory, make_view, picture, sparkline
+from antiphon.cli.view import LiveView, PlainView, RunHistory, TurnsConsole, make_view, picture, sparkline
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.run_view import PlaneView, RunView, SilentView, drafting_words, planes_of
 from antiphon.core.status import EvaluationRecord, RunStatus
@@ -85,7 +85,7 @@ def test_drafting_is_told_in_a_few_words_and_only_where_an_engine_drafts() -> No
     said = "61.0% of drafts right, 2.12 tokens per pass, 1.90x as fast as undrafted"
     for status in (drafted, status_at(3), status_at(0)):
         output = io.StringIO()
-        view = make_view(Console(file=output, width=200))
+        view = make_view(TurnsConsole(file=output, width=200))
         view.status(status, PLANES)
         assert ("; 61.0% of drafts right" in output.getvalue()) == (status is drafted)
         assert (said in text_of(picture(status, PLANES, RunHistory(), None))) == (status is drafted)
@@ -107,7 +107,7 @@ def test_time_left_counts_from_where_this_process_took_over() -> None:
 
 def test_lines_come_once_a_step_without_a_terminal() -> None:
     output = io.StringIO()
-    view = make_view(Console(file=output))
+    view = make_view(TurnsConsole(file=output))
     assert isinstance(view, PlainView)
     view.started("r", {"prefect": "http://127.0.0.1:4200"})
     for step in (0, 1, 1, 1, 2):
@@ -121,7 +121,7 @@ def test_lines_come_once_a_step_without_a_terminal() -> None:
 
 def test_the_live_view_gives_the_terminal_back() -> None:
     output = io.StringIO()
-    view = make_view(Console(file=output, force_terminal=True, width=100))
+    view = make_view(TurnsConsole(file=output, force_terminal=True, width=100))
     assert isinstance(view, LiveView)
     view.started("r", {"run": "folder"})
     view.status(status_at(2), PLANES)
@@ -134,7 +134,7 @@ def test_the_live_view_gives_the_terminal_back() -> None:
 
 
 WATCHED = """
-import logging, sys, warnings
+import logging, sys, threading
 from dataclasses import replace
 import structlog
 from tests.cli.test_view import PLANES, status_at
@@ -145,14 +145,25 @@ configure_logs("warning")
 log, view = structlog.get_logger("of a module"), make_view()
 view.message("quickstart: loading")
 view.started("run-1", {"run": "/a/folder"})
+
+
+def talk(name):
+    for number in range(20):
+        view.message(f"{name} says {number}")
+
+
+talkers = [threading.Thread(target=talk, args=(name,)) for name in ("learner", "supervisor", "alarm")]
+for talker in talkers:
+    talker.start()
 for step in range(11):
     view.status(status_at(step, waiting="worker-0 samples " * 9), PLANES)
-    view._live.refresh()
     if step % 3 == 0:
         log.warning("service.restarted", name="worker-0", step=step)
         logging.getLogger("a library").warning("of a library %d", step)
         print("of another thread", step, file=sys.stderr)
         view.message("alarm no_space: " + "only little is free here; " * 8)
+for talker in talkers:
+    talker.join()
 if sys.argv[1] == "stopping":
     view.stopping("stopping worker-0")
     view.status(status_at(9), PLANES)
@@ -180,13 +191,14 @@ def test_whoever_writes_while_it_is_drawn_there_is_one_panel(end: str, columns: 
     said = "\n".join(lines)
     for step in (0, 3, 6, 9):
         assert f"of a library {step}\n" in said and f"of another thread {step}\n" in said
+    assert all(said.count(f"{name} says ") == 20 for name in ("learner", "supervisor", "alarm"))
     assert said.count("service.restarted") == 4 and said.count("alarm no_space") == 4
     assert said.rstrip().endswith("done" if end == "finished" else "stopping worker-0")
 
 
 def test_a_line_without_a_terminal_is_never_longer_than_it_may_be() -> None:
     output = io.StringIO()
-    view = make_view(Console(file=output))
+    view = make_view(TurnsConsole(file=output))
     busy = {
         "rollout": PlaneView("rollout", "", 12345.6, "x" * 300),
         "learner": PlaneView("learner", "", 9, "y"),

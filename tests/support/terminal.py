@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_ESCAPE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[\]P][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_ESCAPE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[\]P][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[^\[\]P]")
 
 
 class Screen:
