@@ -291,7 +291,7 @@ class ScoringProcess:
 
 
 def _readable(task: ScoringTask) -> list[Path]:
-    packages = {"antiphon.core", "antiphon.environments", "antiphon.system"}
+    packages = {"antiphon", "antiphon.core", "antiphon.environments", "antiphon.system"}
     module = task.factory.partition(":")[0].split(".")
     packages.add(".".join(module[: 2 if module[0] == "antiphon" else 1]))
     folders = (_folder(package) for package in sorted(packages))
