@@ -71,6 +71,8 @@ def model(says: Sequence[str], **changed: str | bytes | None) -> Bad:
 MODEL_CONFIG = json.loads((MODEL / "config.json").read_text())
 OTHER_VOCABULARY = json.dumps({**MODEL_CONFIG, "vocab_size": MODEL_CONFIG["vocab_size"] // 4})
 INDEX = json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+NO_LEDGER = {"home/.dvc/config": ""}
+"""A project of its own, without the ledgers of the one around."""
 KNOWN_RUN = {"home/runs/demo-s0-12345678-1/config.yaml": "run: {name: demo}\n"}
 
 BAD: Mapping[str, Bad] = {
@@ -211,8 +213,8 @@ BAD: Mapping[str, Bad] = {
     ),
     "a spoilt record of pages": Bad(["up"], ["up.json cannot be read"], {"home/up.json": "[1]"}),
     # Runs.
-    "no runs yet": Bad(["status"], ["start one with `antiphon demo`"]),
-    "an unknown run": Bad(["report", "nobody"], ["there is no run nobody", "there are none yet"]),
+    "no runs yet": Bad(["status"], ["start one with `antiphon demo`"], NO_LEDGER),
+    "an unknown run": Bad(["report", "nobody"], ["there is no run nobody", "there are none yet"], NO_LEDGER),
     "a run that is nearly known": Bad(
         ["status", "demo-s0-12345678-2"], ["did you mean demo-s0-12345678-1?"], KNOWN_RUN
     ),

@@ -26,10 +26,11 @@ def dvc(home: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def said(home: Path, *arguments: str) -> str:
+def said(home: Path, *arguments: str, made: Path | None = None) -> str:
+    """Return what a command printed, without the paths of `home` and of the home where its run was `made`."""
     done = command(home, *arguments, timeout_s=200.0)
     assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout.replace(str(home), "HOME")
+    return done.stdout.replace(str(home), "HOME").replace(str(made or home), "HOME")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_what_was_pulled_is_a_run_like_any_other(first: Path, job: Job, tmp_path
     assert not (second / "runs").exists(), "neither needs more than the ledger"
 
     for arguments in (["status"], ["status", run, "--json"], ["evaluate", run], ["events", run]):
-        assert said(second, *arguments) == said(first, *arguments), arguments
+        assert said(second, *arguments) == said(first, *arguments, made=job.home), arguments
     pages = [home / "runs" / run / "report.html" for home in (first, second)]
     for home in (first, second):
         said(home, "report", run)

@@ -35,7 +35,6 @@ RUN_S = 280.0
 """Longest wait for a run."""
 TINY = [*SMALL, "run.steps=3"]
 ANY_PORT = ["--prefect-port", "0", "--mlflow-port", "0", "--s3-port", "0"]
-BUTTONS = "Array.from(document.querySelectorAll('button'))"
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -247,7 +246,7 @@ def run_from_the_form(person: Person, browser: Browser) -> None:
     )
     browser.wait_for(f"{entry}.value === '60'", "the form does not hold the quickstart's steps")
     browser.type(entry, "1")
-    browser.click("Submit")
+    browser.press_until("Submit", "document.body.innerText.includes('scheduled to start')")
     lived = person.flow_run("COMPLETED")
     browser.go(f"{person.line('prefect: ')}/runs/flow-run/{lived['id']}")
     browser.shows(lived["name"], "Completed")
@@ -268,8 +267,8 @@ def schedule_and_cancel(person: Person, browser: Browser) -> None:
     browser.go(f"{person.line('prefect: ')}/runs/flow-run/{running['id']}")
     browser.shows(running["name"], "Running")
     browser.click("Cancel")
-    browser.shows("Cancel flow run")
-    browser.run(f"{BUTTONS}.filter(e => e.innerText.trim() === 'Cancel').pop().click()")
+    browser.shows("Cancel Flow Run")
+    browser.click("Confirm")
     assert person.flow_run("CANCELLED")["id"] == running["id"]
 
 

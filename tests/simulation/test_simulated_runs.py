@@ -1,6 +1,7 @@
 """Whole runs under virtual time: some hundred schedules of faults, each from its seed."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from antiphon.core.loop.events import (
     LeaseGranted,
     load_event,
 )
+from antiphon.services.coordinator.journal.store import StoredEvent
 from antiphon.simulator.campaign import Campaign, mute_logs
 from antiphon.simulator.checks.invariants import Witness
 from antiphon.simulator.faults import Fault, FaultKind, FaultMix
@@ -77,10 +80,15 @@ def test_a_time_of_day_that_jumps_changes_only_what_people_read(seed: int) -> No
     found = simulate(scenario, seed, journal=wrong, wall_error_s=lambda now: error.between(-3600.0, 3600.0))
     times = [row.at for row in wrong.written()]
     assert any(later < earlier for earlier, later in pairwise(times)), "the clock never went back"
-    assert [(row.seq, row.kind, row.body) for row in wrong.written()] == [
-        (row.seq, row.kind, row.body) for row in right.written()
+    assert [_without_breaks(row) for row in wrong.written()] == [
+        _without_breaks(row) for row in right.written()
     ]
     assert expected.restarts and replace(found, digest=expected.digest) == expected
+
+
+def _without_breaks(row: StoredEvent) -> tuple[int, str, dict[str, Any]]:
+    """Return an event without the length of the break before it, which no other clock can tell."""
+    return row.seq, row.kind, {name: v for name, v in json.loads(row.body).items() if name != "break_s"}
 
 
 def test_a_journal_file_that_is_there_already_is_not_written_over(tmp_path: Path) -> None:

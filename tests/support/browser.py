@@ -21,6 +21,8 @@ ANSWER_S = 60.0
 """Longest wait for one answer; a busy machine draws slowly."""
 APPEAR_S = 90.0
 """Longest wait for something to be drawn."""
+CLICK_S = 15.0
+"""Longest wait for what a click does."""
 LOOK_S = 0.1
 PAINTED_BYTES = 8192
 """A PNG of a canvas that shows anything is larger."""
@@ -146,6 +148,19 @@ class Browser:
         said = f"e.innerText?.trim() === {json.dumps(text)}"
         found = f"Array.from(document.querySelectorAll('*')).filter(e => e.offsetParent && {said}).pop()"
         self.wait_for(f"(e => e ? (e.click(), true) : false)({found})", f"nothing says {text!r}")
+
+    def press_until(self, text: str, condition: str) -> None:
+        """Click what says `text` until a JavaScript condition holds: a form that still reads what was typed
+        takes no click. Each click has a quarter of a minute."""
+        ends = time.perf_counter() + APPEAR_S
+        while True:
+            self.click(text)
+            until = time.perf_counter() + CLICK_S
+            while time.perf_counter() < until:
+                if self.run(condition):
+                    return
+                time.sleep(LOOK_S)
+            assert time.perf_counter() < ends, f"{condition} never held; the page shows: {self.text()[:4000]}"
 
     def press_on(self, element: str) -> None:
         """Press the mouse on the middle of an element, given as a JavaScript expression."""

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from antiphon.lineage.ledger.findings import identity
+from antiphon.lineage.ledger.layout import pointer_of
 
 
 def files_of_run(home: Path, run_id: str) -> list[Path]:
     """Return every file of the store, the ledger and the DVC cache; of names of one file the first."""
     cache, ledger = home / ".dvc" / "cache" / "files", home / "ledger"
-    tree = (ledger / f"{run_id}.dvc").read_text().split("md5: ")[1].split()[0]
+    tree = pointer_of(ledger / run_id).read_text().split("md5: ")[1].split()[0]
     files = [path for folder in (home / "store" / "objects", ledger) for path in sorted(folder.rglob("*"))]
     # Trees of earlier publications stay in the cache until `dvc gc`; no pointer names them.
     files += [p for p in sorted(cache.rglob("*")) if not p.name.endswith(".dir") or p.name == tree[2:]]

@@ -86,6 +86,7 @@ def test_unknown_runs_are_refused_and_the_known_ones_named(tmp_path: Path) -> No
 
 
 def test_runs_of_this_home_are_named_or_the_newest_finished_one(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()  # a project of its own, without the ledgers of the one around
     with pytest.raises(ConfigError, match="there is no run demo-9"):
         find_artifacts(tmp_path, "demo-9", None)
     with pytest.raises(ConfigError, match=r"no run under .* is finished"):

@@ -101,7 +101,8 @@ def test_a_coordinator_that_ends_amid_an_evaluation_keeps_the_same_answers(tmp_p
         async with served(config, folder) as site:
             client = site.client()
             await run_parties(client, config, seed=4)
-            (found,) = (await client.status()).evaluations
+            found = (await client.await_stage("evaluate", 0, 30.0)).evaluation
+            assert found is not None
             return found.samples_digest
 
     _, _, (whole,) = asyncio.run(whole_run(config, tmp_path / "whole"))
