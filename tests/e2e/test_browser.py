@@ -162,9 +162,8 @@ def test_the_form_shows_what_is_changed_first_and_refuses_what_is_out_of_bounds(
     browser.wait_for(f"{entry}.value === '2'", "the form does not hold the default")
     browser.run(f"{_field(BOUND)}.scrollIntoView({{block: 'center'}})")
     browser.type(entry, "65")
-    browser.press_until(
-        "Submit", f"{_field(BOUND)}.innerText.includes('65 is greater than the maximum of 64')"
-    )
+    words = "65 is greater than the maximum of 64"
+    browser.press_until("Submit", f"{_field(BOUND)}.innerText.includes('{words}')")
     browser.run(f"{_field('Run')}.scrollIntoView({{block: 'start'}})")
     browser.picture(site.pictures / "prefect-form.png")
     assert not [one for one in site.ask("flow_runs") if one["deployment_id"]]
