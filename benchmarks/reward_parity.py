@@ -46,6 +46,8 @@ from antiphon.benchmarks.parts.measure import (
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import load_config
+from antiphon.services.learner.warmstart.build import warmstart
+from antiphon.services.learner.warmstart.recipe import RECIPES
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 TRL = "trl"
@@ -93,6 +95,7 @@ def main() -> int:
     options = parser.parse_args()
     options.seeds = list(range(options.first, options.first + options.seeds))
     end_on_sigterm()
+    make_model(Path(load_config(options.config, options.overrides).model.path))
     kept = read_kept(options.keep)
     runs: dict[str, dict[int, Run]] = {side: {} for side in options.sides}
     missing = ""
@@ -115,6 +118,13 @@ def main() -> int:
         print(f"without TRL: {missing}", file=sys.stderr, flush=True)
     result = {"seeds": options.seeds, "samples_per_prompt": options.samples, "without_trl": missing}
     return finish(result | compare(runs), record=options.record)
+
+
+def make_model(path: Path) -> None:
+    """Make a base model by the recipe of its folder's name, unless it is there or no recipe has that name."""
+    if not path.exists() and path.name in RECIPES:
+        print(f"making {path} first; it takes minutes", flush=True)
+        warmstart(RECIPES[path.name], path, lambda done, steps, loss: None)
 
 
 def read_kept(path: Path | None) -> dict[str, Any]:
