@@ -12,6 +12,7 @@ from antiphon.environments.reasoning.demonstrations import Habit, demonstrate, t
 from antiphon.environments.registry import make_environment
 
 TERMS = st.lists(st.integers(0, 99), min_size=1, max_size=12)
+PLAIN = {"operators": ["+", "-"], "allow_parentheses": False, "allow_negation": False}
 SIGNS = st.lists(st.sampled_from("+-"), min_size=11, max_size=11)
 
 
@@ -26,7 +27,14 @@ def test_terms_are_read_with_their_signs(terms: list[int], signs: list[str]) -> 
     assert list(terms_of(prompt(terms, signs))) == expected
 
 
-@pytest.mark.parametrize("text", ["", "what is two plus two?", "4 + 5"])
+def test_terms_of_basic_arithmetic_end_at_the_full_stop() -> None:
+    environment = make_environment("reasoning/basic_arithmetic", PLAIN, 0, 16, 16)
+    for index in range(16):
+        problem = environment.problem("train", index)
+        assert problem.text.startswith("Calculate ") and sum(terms_of(problem.text)) == int(problem.answer)
+
+
+@pytest.mark.parametrize("text", ["", "what is two plus two?", "4 + 5", "Calculate 4 + 5. Then rest"])
 def test_a_text_without_a_chain_is_refused(text: str) -> None:
     with pytest.raises(ContractError, match="no chain sum"):
         terms_of(text)
