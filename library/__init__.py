@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
-    from antiphon.lineage.recorded_run import RecordedRun
+    from antiphon.recorded_run import RecordedRun
 
     __version__: str
 
@@ -59,7 +59,7 @@ def load_run(run_id: str | None = None, *, home: Path | str | None = None) -> "R
     Raises:
         ConfigError: when there is no such run.
     """
-    from antiphon.lineage.recorded_run import RecordedRun
+    from antiphon.recorded_run import RecordedRun
     from antiphon.runs.directory import store_directory
     from antiphon.runs.finding import find_run
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import antiphon
 from antiphon.cli.app import execute
 from tests.support.artifacts import RecordedRun
 
@@ -32,6 +33,14 @@ def test_without_words_it_is_the_newest_version_of_the_newest_run(run, capsys):
     assert {"prompt", "answer", "reward", "reason", "kept_as", "split", "trained"} <= found[0].keys()
     assert execute(["samples", "v1", "--json"]) == 0
     assert {sample["version"] for sample in json.loads(capsys.readouterr().out)} == {1}
+
+
+def test_the_library_gives_the_same_as_a_table(run, capsys):
+    assert execute(["samples", "v1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    table = antiphon.load_run(run.run_id, home=run.home).samples(1)
+    for name in ("version", "split", "key", "prompt", "answer", "reward", "reason", "kept_as", "trained"):
+        assert list(table[name]) == [sample[name] for sample in found]
 
 
 def test_a_run_that_goes_on_shows_what_it_has(tmp_path, monkeypatch, capsys):

@@ -5,7 +5,7 @@ then. Nothing is changed.
 """
 
 import io
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.names import RUN
 from antiphon.lineage.run_figures import read_figures, read_totals
 from antiphon.lineage.run_log import read_evaluations, read_steps
+from antiphon.lineage.samples import Sample
 from antiphon.lineage.store.artifact_store import open_store
 
 if TYPE_CHECKING:
@@ -112,6 +113,26 @@ class RecordedRun:
         if step not in digests:
             raise ConfigError(f"run {self.id} recorded no step {step}; it has {len(digests)}, from 0 on")
         return pd.read_parquet(io.BytesIO(open_store(self.store, self.config.record).get(digests[step])))
+
+    def samples(self, version: int | None = None, split: str | None = None, count: int = 2) -> pd.DataFrame:
+        """Return completions as `antiphon samples` shows them: the best, the worst and random ones.
+
+        Columns: `version`, `step`, `split`, `key`, `prompt`, `answer`, `reward`, `reason`, `kept_as`,
+        `trained`.
+
+        Args:
+            version: policy version; by default the newest with completions.
+            split: train or heldout; by default both.
+            count: of each kind and split.
+
+        Raises:
+            ConfigError: when nothing of that version is kept.
+            IntegrityError: when a file was altered.
+        """
+        from antiphon.runs.samples import samples_of
+
+        found = samples_of(self.folder, self.home, version=version, split=split, count=count)
+        return pd.DataFrame([asdict(sample) for sample in found], columns=[f.name for f in fields(Sample)])
 
     @property
     def artifacts(self) -> ReplayCopy:
