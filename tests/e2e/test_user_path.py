@@ -171,7 +171,7 @@ def test_from_the_first_command_to_the_same_steps_in_another_clone(
             run_from_the_form(person, browser)
             schedule_and_cancel(person, browser)
         finally:
-            os.killpg(worker.pid, 15)
+            os.killpg(worker.pid, 9)  # in order it would wait for what was just cancelled
             worker.wait(60.0)
     assert not changes(person.clone), "a run leaves git's tree as it was"
     another_clone(person, first, tmp_path / "second")

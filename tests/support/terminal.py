@@ -95,7 +95,7 @@ class Terminal:
         self.process = subprocess.Popen(
             list(arguments),
             cwd=folder,
-            env={**environment, "TERM": "xterm-256color"},
+            env={**_without_size(environment), "TERM": "xterm-256color"},
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -143,6 +143,11 @@ class Terminal:
             self.process.kill()
             self.process.wait(10.0)
         os.close(self._master)
+
+
+def _without_size(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out the variables that say another size than the terminal's own."""
+    return {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
 
 
 def panels(lines: Sequence[str]) -> int:
