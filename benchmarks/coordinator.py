@@ -155,7 +155,7 @@ def coordinator(folder: Path, config: RunConfig) -> Iterator[tuple[str, psutil.P
 
 def manifest() -> SnapshotManifest:
     """Return the announcement of version 0."""
-    return SnapshotManifest(RUN_ID, 0, "0" * 64, (), (), 0, "127.0.0.1:1")
+    return SnapshotManifest(RUN_ID, 0, "0" * 64, (), 0, (), "127.0.0.1:1")
 
 
 def sampled(lease: Lease, worker_id: str) -> GroupSubmission:

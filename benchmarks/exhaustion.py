@@ -41,14 +41,14 @@ from antiphon.benchmarks.parts.measure import end_on_sigterm, tail
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.cli.certs import certs
 from antiphon.core.config import dump_config, load_config
-from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError
 from antiphon.core.records import PROTOCOL_VERSION
 from antiphon.core.status import WorkerState
 from antiphon.core.trust.access_tokens import Scope, TokenClaims
 from antiphon.protos import broadcast_pb2, rollout_pb2
-from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.manifest import full_payload
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.signature import sign_manifest
@@ -186,13 +186,13 @@ def prepare(home: Path) -> None:
         )
         token = make_token(claims, ensure_key(keys, TOKEN_KEY))
         write_private(keys / "workers" / name / "token", token.encode())
-    store = ChunkStore(home / "chunks")
-    digests = []
-    for number in range(CHUNKS):
-        payload = bytes([number]) * CHUNK_BYTES
-        digests.append(digest_bytes(payload))
-        store.put(digests[-1], payload)
-    (home / "digests.json").write_text(json.dumps(digests))
+    import torch
+
+    from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
+
+    store = PayloadStore(home / PAYLOADS)
+    tensors = {"w": torch.arange(CHUNKS * CHUNK_BYTES // 4, dtype=torch.int32)}
+    store.put_manifest(write_snapshot(store, RUN_ID, 0, weights_of(tensors), CHUNK_BYTES))
 
 
 @contextmanager
@@ -297,7 +297,7 @@ def be_chunk_server(home: Path, options: argparse.Namespace) -> int:
         credentials = bundle(home, "services")
         clock = asyncio.get_running_loop().time
         guard = Guard(needed_token_key(credentials), RUN_ID, wall_clock, clock)
-        service = BroadcastService(ChunkStore(home / "chunks"))
+        service = BroadcastService(PayloadStore(home / PAYLOADS))
         server, port = await start_server(
             "localhost",
             0,
@@ -352,11 +352,11 @@ def be_honest(home: Path, options: argparse.Namespace) -> int:
         await asyncio.gather(*(patient(task, refused) for task in (beat, *[sample] * CONCURRENT)))
 
     async def fetch() -> None:
-        digests = json.loads((home / "digests.json").read_text())
+        payload = full_payload(PayloadStore(home / PAYLOADS).manifest(0))
         client = BroadcastClient(address_of(home, "chunks"), credentials=bundle(home, "w0"))
         while True:
-            for digest in digests:
-                async for _ in client.get_chunks([digest]):
+            for index in range(len(payload.chunk_digests)):
+                async for _ in client.get_chunks(payload.digest, [index]):
                     chunks.append(time.monotonic())
                 await asyncio.sleep(CHUNK_S)
 
@@ -486,8 +486,8 @@ def be_hoarder(home: Path, options: argparse.Namespace) -> int:
 
 def be_repeaters(home: Path, options: argparse.Namespace) -> int:
     """Be a worker that asks for one chunk ten thousand times in a request, in many requests."""
-    digests = json.loads((home / "digests.json").read_text())
-    asked = broadcast_pb2.ChunksRequest(digests=digests[:1] * 10_000).SerializeToString()
+    digest = full_payload(PayloadStore(home / PAYLOADS).manifest(0)).digest
+    asked = broadcast_pb2.ChunksRequest(payload_digest=digest, indices=[0] * 10_000).SerializeToString()
 
     def make(refused: list[int]) -> list[Awaitable[None]]:
         channel = channel_to(address_of(home, "chunks"), bundle(home, "hoarder"))

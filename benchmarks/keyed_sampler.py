@@ -51,7 +51,7 @@ def measure(model_dir: Path, pairs: int) -> dict[str, object]:
     from safetensors.torch import load_file
 
     started = time.perf_counter()
-    from antiphon.services.broadcast.snapshot import weights_digest
+    from antiphon.services.broadcast.verified_weights import verify
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
     engine = VllmEngine(
@@ -63,7 +63,8 @@ def measure(model_dir: Path, pairs: int) -> dict[str, object]:
         )
     )
     tensors = {k: v for file in sorted(model_dir.glob("*.safetensors")) for k, v in load_file(file).items()}
-    engine.load_weights(0, tensors, weights_digest(tensors))
+    found = verify(tensors)
+    engine.load_weights(0, found, found.digest)
     start_s = time.perf_counter() - started
     rates: dict[str, dict[int, list[float]]] = {"keyed": {}, "native": {}}
     for concurrency in CONCURRENCIES:

@@ -19,7 +19,6 @@ In all runs the learning rate is so small that the policy, and with it the work,
     .venv/bin/python benchmarks/overlap.py
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -181,8 +180,8 @@ def make_policy(config: Path, out: Path) -> Path:
 
 def payload_bytes(home: Path) -> int:
     """Return the size of one snapshot: what the origin sent for the first version."""
-    for path in sorted(home.glob("runs/*/chunks/manifests/*.json")):
-        return int(json.loads(path.read_text())["payload_bytes"])
+    for path in sorted(home.glob("runs/*/payloads/*.payload")):
+        return path.stat().st_size
     raise SystemExit("the probe run left no manifest behind")
 
 

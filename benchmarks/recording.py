@@ -94,20 +94,21 @@ def measure_loop(home: Path, name: str, steps: int, rest: bool) -> tuple[dict[st
     """
     from safetensors.torch import load_file
 
-    from antiphon.services.broadcast.snapshot import build_snapshot
+    from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
+    from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
 
     store, run_id = ArtifactStore(home / "store"), f"{name}-1"
     run_dir = home / "runs" / run_id
     run_dir.mkdir(parents=True)
     config = build_config({"run": {"name": name, "steps": steps}})
-    chunks: dict[str, bytes] = {}
-    recorder = Recorder(run_id, config, run_dir, home, store.root, read_chunk=chunks.__getitem__)
+    payloads = PayloadStore(run_dir / PAYLOADS)
+    recorder = Recorder(run_id, config, run_dir, home, store.root, payload_file=payloads.checked)
     tensors = load_file(MODEL)
     largest = max(tensors.values(), key=lambda tensor: tensor.numel())
 
     def publish(version: int) -> SnapshotManifest:
         largest.view(-1)[0] = version  # other weights than before
-        return build_snapshot(run_id, version, tensors, 1 << 20, "127.0.0.1:1", chunks.__setitem__)
+        return write_snapshot(payloads, run_id, version, weights_of(tensors))
 
     recorder.record_base(publish(0))
     before = [writer.busy_s for writer in recorder.flush(FLUSH_S).writers]  # MLflow's start among it

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from antiphon.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from antiphon.lineage.documents.graph import LineageGraph, Node
 
@@ -21,6 +23,7 @@ MOST_LINES = 24
 def lineage(
     *words: str,
     verify: bool = False,
+    verify_version: int | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
     """Show the parents and children of a run, a policy version, a batch or an evaluation.
@@ -30,15 +33,19 @@ def lineage(
             evaluation 10, code, machine, model, train, heldout, or the first digits of a digest.
         verify: instead, read every artifact of the run and compare it with its digest; without
             a run, of all runs, of every ledger that is here, and the whole store. What ended before
-            anything was recorded is left out; nothing to verify is an error.
+            anything was recorded is left out; nothing to verify is an error. Of a named run that keeps
+            only some weights (record.weights), one version that it does not keep is made anew by replay.
+        verify_version: with --verify, the version that is made anew; by default one in the middle.
         as_json: print one JSON document.
     """
     from antiphon.runs.directory import home_directory
 
     home = home_directory()
     named, rest = _split(home, words)
+    if verify_version is not None and not (verify and named):
+        raise ConfigError("--verify-version names a version for --verify of one run; give both, RUN --verify")
     if verify:
-        return _verify(home, named, rest, as_json)
+        return _verify(home, named, rest, as_json) or _prove(home, named, verify_version, as_json)
     from antiphon.cli.verify_all import ledger_of
     from antiphon.lineage.documents.graph import build_graph
     from antiphon.lineage.documents.graph_reader import all_documents
@@ -74,7 +81,6 @@ def _is_run(home: Path, word: str) -> bool:
 
 def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool) -> int:
     from antiphon.cli.verify_all import verify_all
-    from antiphon.core.errors import ConfigError
 
     if rest:
         raise ConfigError(f"--verify checks whole runs; leave out {' '.join(rest)!r}")
@@ -93,6 +99,37 @@ def _verify(home: Path, named: str | None, rest: tuple[str, ...], as_json: bool)
             print(f"left out: {entry.left_out}", file=sys.stderr if as_json else sys.stdout)
     for what, result in checked:
         result.require_sound(what)
+    return 0
+
+
+def _prove(home: Path, named: str | None, wanted: int | None, as_json: bool) -> int:
+    """Make one version anew that is recorded by its digest alone; without a run, or such a version, none."""
+    from antiphon.cli.verify_all import ledger_of
+    from antiphon.runs.finding import find_artifacts
+
+    if named is None or ledger_of(home / "runs" / named, home)[0] is None:
+        return 0
+    artifacts, own = find_artifacts(home, named, None)
+    others = artifacts.recorded_by_digest()
+    if wanted is not None and wanted not in others:
+        listed = f"from v{others[0]} to v{others[-1]}, {len(others)} in all" if others else "none"
+        raise ConfigError(f"--verify-version {wanted} is not recorded by its digest alone; such are {listed}")
+    if not others:
+        return 0
+    from antiphon.services.learner.replay.versions import weights_of  # torch and DeepSpeed
+    from antiphon.system.logs import configure_logs
+
+    configure_logs("warning")
+    version = others[len(others) // 2] if wanted is None else wanted
+
+    def tell(said: str) -> None:
+        print(said, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    with weights_of(artifacts, version, own, tell):
+        tell(
+            f"version {version} came out with the recorded digest {artifacts.weights_digest(version)[:16]}; "
+            f"{len(others)} versions of {named} are recorded like it"
+        )
     return 0
 
 
@@ -125,6 +162,12 @@ def _said(node: "Node") -> Iterable[str]:
     facts = node.facts
     match node.kind:
         case "version":
+            if recompute := facts.get("recompute"):
+                first, last = recompute["batches"]
+                yield (
+                    f"where its weights are not kept: made anew from version {recompute['from_version']} "
+                    f"with batches t{first} to t{last}"
+                )
             for name in ("loss", "reward_mean"):
                 if name in facts.get("metrics", {}):
                     yield f"{name} {facts['metrics'][name]:.4f} in the step that made it"

@@ -52,7 +52,7 @@ def replay(
 
     from antiphon.services.learner.replay.steps import Replayer, replay_run
 
-    replayer = Replayer(artifacts, model=model, threads=threads, own_checkpoints=own)
+    replayer = Replayer(artifacts, model=model, threads=threads, own_checkpoints=own, rollouts=rollouts)
     try:
         summary = replay_run(replayer, steps, rollouts, lambda said: print(said, flush=True))
     finally:

@@ -74,6 +74,17 @@ class RunConfig(Section):
                 f"sampling.sampler={self.sampling.sampler} cannot repeat a run in loop.mode=fixed; "
                 "use sampling.sampler=keyed"
             )
+        if self.rollout.swap_cache == "keep" and loop.mode == "fixed":
+            raise ValueError(
+                "rollout.swap_cache=keep cannot act with loop.mode=fixed, which swaps weights only when no "
+                "request runs; leave it out, or use loop.mode=elastic"
+            )
+        if self.rollout.swap_cache == "keep" and loop.max_staleness < loop.publish_interval:
+            raise ValueError(
+                f"rollout.swap_cache=keep cannot act with loop.max_staleness={loop.max_staleness}: a sample "
+                f"that spans a swap is loop.publish_interval={loop.publish_interval} versions old when it "
+                "trains, so none could; leave it out, or raise the bound"
+            )
         if loop.accept_uneven and loop.mode != "fixed":
             raise ValueError(
                 f"loop.accept_uneven=true has no effect with loop.mode={loop.mode}, which takes uneven "
@@ -118,6 +129,31 @@ class RunConfig(Section):
             raise ValueError(
                 f"broadcast.snapshots_kept={self.broadcast.snapshots_kept} must be at least "
                 f"loop.max_staleness + 2 = {loop.max_staleness + 2}; raise it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_retention(self) -> Self:
+        record, interval = self.record, self.loop.publish_interval
+        every, kept = record.anchor_every, f"record.weights={record.weights}"
+        if every is not None and record.weights != "anchors":
+            raise ValueError(
+                f"record.anchor_every={every} has no effect with {kept}; set record.weights=anchors, or "
+                "leave it out"
+            )
+        if every is not None and every % interval:
+            raise ValueError(
+                f"record.anchor_every={every} is no multiple of loop.publish_interval={interval}, so that "
+                "most anchors would never be published; take a multiple"
+            )
+        if record.weights != "all" and not record.dvc:
+            raise ValueError(
+                f"{kept} has no effect with record.dvc=false, where no weights are kept; leave it out"
+            )
+        if record.weights != "all" and record.checkpoint_stride == 0:
+            raise ValueError(
+                f"{kept} makes the other versions anew from pinned checkpoints, but "
+                "record.checkpoint_stride=0 pins none; set it to 1 or more, or keep all weights"
             )
         return self
 

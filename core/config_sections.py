@@ -186,6 +186,10 @@ class RolloutSection(Section):
     """Memory of the engine's key-value cache, MiB."""
     max_model_tokens: int = Field(default=512, ge=16, le=MOST_TOKENS)
     """Longest prompt plus completion the engine accepts, tokens."""
+    swap_cache: Literal["recompute", "keep"] = "recompute"
+    """What running requests do with their caches when weights are swapped under them. recompute: they compute
+    them anew; keep (elastic mode alone): they go on with them, which costs nothing, is noted in each sample's
+    version spans, and takes later tokens out of audits and `antiphon replay --rollouts`."""
     grace_s: float = Field(default=20.0, ge=0.0, le=YEAR_S)
     """Seconds between SIGTERM and the worker's exit: groups that are surely finished in half of them
     are finished, the others are handed over at once. Stay below the notice that your provider gives."""
@@ -267,12 +271,14 @@ class CoordinatorSection(Section):
 class BroadcastSection(Section):
     """Weights on their way to the workers."""
 
-    chunk_bytes: int = Field(default=1 << 20, ge=1024, le=16 << 20)
-    """Bytes of one chunk."""
+    chunk_bytes: int | None = Field(default=None, ge=1024, le=16 << 20)
+    """Bytes of one chunk; null: a power of two from 32 KiB to 16 MiB, 128 or more of a large snapshot."""
+    origin_port: int = Field(default=0, ge=0, le=65535)
+    """Port that the learner's payloads are served on; 0 picks a free one."""
     uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
     """Cap on what the origin sends, bytes per second; none by default."""
     snapshots_kept: int = Field(default=8, ge=2, le=MOST_KEPT)
-    """Newest snapshots a chunk store keeps."""
+    """Newest announced snapshots that the learner and each worker keep."""
     transfer_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)
     """Seconds without an arriving chunk after which a transfer is given up and tried again."""
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -292,6 +298,14 @@ class RecordSection(Section):
     keep_ledger: bool = False
     """Write the ledger's .dvc file, which git and DVC's commands see, from the start; otherwise
     `antiphon keep RUN` does that for the runs that are worth it, and git sees nothing of the others."""
+    weights: Literal["all", "anchors", "last"] = "all"
+    """Published versions that keep their weights in the ledger: all; or the base, the last, the best and the
+    newest, with `anchors` also one each `record.anchor_every`; others are made anew by replay."""
+    anchor_every: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    """Versions from one anchor to the next; null makes those anchors whose checkpoint is pinned."""
+    free_mib: int | None = Field(default=None, ge=0, le=MOST_MIB)
+    """Free space on the run's disk below which no version is published, MiB: the run waits; null takes the
+    size of two snapshots and a checkpoint."""
     checkpoint_stride: int = Field(default=4, ge=0, le=MOST_KEPT)
     """Every how many-th of the learner's checkpoints enters the ledger, so that a replay of late steps
     can start there; 0 pins none, and replays start from the base model."""
@@ -312,6 +326,11 @@ class RecordSection(Section):
     """Price of one rollout worker, US dollars per hour; runs are compared by what they cost."""
     learner_usd_per_hour: float = Field(default=0.0, ge=0.0)
     """Price of the machine of the learner and the other services, US dollars per hour."""
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Return the floor of free space, bytes."""
+        return None if self.free_mib is None else self.free_mib << 20
 
     @model_validator(mode="after")
     def _check_store(self) -> Self:

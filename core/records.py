@@ -6,6 +6,7 @@ B trajectories of one batch. Durations are seconds; instants never cross the wir
 
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from antiphon.core.voided_batch import VoidedBatch
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised when an older peer could misread a message; a peer with another one is refused."""
 
 
@@ -58,6 +59,7 @@ class VersionSpan:
     version: int
     start: int
     stop: int
+    kept_cache: bool = False  # over a cache that earlier versions filled: see docs/concepts/swaps.md
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,10 +244,8 @@ class SampleReward:
     """The environment's score of one trajectory."""
 
     sample_index: int
-    reward: float
-    """In [0, 1]; 0 where there is none."""
-    failure: str = ""
-    """Why the trajectory could not be scored, in a line; empty where it was."""
+    reward: float  # in [0, 1]; 0 where there is none
+    failure: str = ""  # why the trajectory could not be scored, in a line; empty where it was
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,8 +254,7 @@ class GroupToReward:
 
     group_id: str
     prompt_key: str
-    completions: tuple[IntArray, ...]
-    """G arrays of [T] int32 token ids."""
+    completions: tuple[IntArray, ...]  # G arrays of [T] int32 token ids
     finish_reasons: tuple[FinishReason, ...]
 
 
@@ -279,8 +278,7 @@ class BatchRow(Completion):
     group_id: str
     prompt_key: str
     sample_index: int
-    prompt_token_ids: IntArray
-    """[P] int32."""
+    prompt_token_ids: IntArray  # [P] int32
     reward: float
     advantage: float
     """Reward relative to the group, from `core.loop.advantages`."""
@@ -328,15 +326,13 @@ class BatchRef:
     """Completion tokens in the file."""
     reward_mean: float
     """Mean reward of all scored trajectories of the step, filtered groups included."""
-    staleness_histogram: dict[int, int]
-    """Staleness in versions -> trajectories of the file."""
+    staleness_histogram: dict[int, int]  # staleness in versions -> trajectories of the file
     completion_tokens_mean: float  # over all rewarded trajectories of the step
     drafting: DraftingStatistics | None = None
     """What drafting did for the rewarded trajectories of the step; None where no engine could draft."""
     reward_std: float = 0.0
     """Standard deviation of the rewards that `reward_mean` is the mean of."""
-    replaced: tuple[VoidedBatch, ...] = ()
-    """Batches of this step that were voided before, oldest first."""
+    replaced: tuple[VoidedBatch, ...] = ()  # batches of this step that were voided before, oldest first
     trajectories_failed: int = 0  # of the step: they could not be scored, no mean counts them
     tokens_dropped_stale: int = 0  # of the groups that `groups_dropped_stale` counts
     samples_digest: str = ""  # of the file of kept completions of filtered groups; "" where none are kept
@@ -344,26 +340,31 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a snapshot: where its bytes lie in the concatenated payload."""
+    """One tensor of a snapshot: where its bytes lie among those of all tensors."""
 
     name: str
-    dtype: str
-    """Name of the torch dtype without the prefix: float32, bfloat16, ..."""
+    dtype: str  # name of the torch dtype without the prefix: float32, bfloat16, ...
     shape: tuple[int, ...]
-    offset: int
-    """Bytes from the start of the payload."""
-    length: int
-    """Bytes."""
+    offset: int  # bytes from the first byte of the first tensor
+    length: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkEntry:
-    """One chunk of a snapshot's payload."""
+class Payload:
+    """One file that brings a version; chunk i is its bytes [i, i + 1) * chunk_bytes, the last may be less."""
 
-    digest: str
-    offset: int
-    length: int
-    """Bytes."""
+    kind: Literal["full", "patch"]
+    parent: int | None  # version that a patch changes; None for a full payload
+    encoding: Literal["raw", "zstd"]  # a full raw payload is a safetensors file
+    digest: str  # the payload's address: blake3 over both sizes and the chunks' digests
+    payload_bytes: int
+    chunk_bytes: int  # of every chunk but the last
+    chunk_digests: tuple[str, ...]  # blake3 of each chunk, in order
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Return the offset of a chunk in the file and its length, in bytes."""
+        start = index * self.chunk_bytes
+        return start, min(self.chunk_bytes, self.payload_bytes - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +373,10 @@ class SnapshotManifest:
 
     run_id: str
     version: int
-    weights_digest: str
-    """blake3 over the canonical payload; the digest of the policy version."""
+    weights_digest: str  # blake3 over names, dtypes, shapes and canonical bytes; the version's digest
     tensors: tuple[TensorEntry, ...]
-    chunks: tuple[ChunkEntry, ...]
-    payload_bytes: int
+    full_bytes: int  # of all tensors
+    payloads: tuple[Payload, ...]  # ways to the version, any of which is enough
     origin: str
     """host:port of the broadcast service that serves the chunks; peers may hold them too."""
     signature: bytes = b""
@@ -392,8 +392,7 @@ class StepCommit:
     """step + 1."""
     weights_digest: str
     batch_digest: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Names as in `core.metrics`."""
+    metrics: dict[str, float] = field(default_factory=dict)  # names as in `core.metrics`
     published: bool = False
     """Whether the version is (to be) published as a snapshot."""
     times: RunTimes | None = None  # of the run, when the coordinator took it; None before that

@@ -4,7 +4,7 @@ Legend: T tokens of a completion or of a piece of one. Spans count from the comp
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,17 +16,24 @@ from antiphon.core.records import Completion, PartialTrajectory, VersionSpan
 _Piece = TypeVar("_Piece", bound=Completion)
 
 
-def spans_of_changes(changes: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[VersionSpan, ...]:
+def spans_of_changes(
+    changes: Sequence[tuple[int, int]], start: int, stop: int, kept: Collection[int] = ()
+) -> tuple[VersionSpan, ...]:
     """Return the spans of tokens [start, stop) of a completion whose policy changed while it was sampled.
 
-    `changes`: (version, first token that it sampled), in order.
+    `changes`: (version, first token that it sampled), in order. `kept`: those of the first tokens before
+    which the engine kept its cache.
 
-    >>> spans_of_changes([(3, 0), (4, 5)], 2, 6)
-    (VersionSpan(version=3, start=2, stop=5), VersionSpan(version=4, start=5, stop=6))
+    >>> spans_of_changes([(3, 0), (4, 5)], 2, 6)  # doctest: +NORMALIZE_WHITESPACE
+    (VersionSpan(version=3, start=2, stop=5, kept_cache=False),
+     VersionSpan(version=4, start=5, stop=6, kept_cache=False))
     """
     ends = [first for _, first in changes[1:]] + [stop]
     return clipped(
-        [VersionSpan(version, first, end) for (version, first), end in zip(changes, ends, strict=True)],
+        [
+            VersionSpan(version, first, end, first in kept)
+            for (version, first), end in zip(changes, ends, strict=True)
+        ],
         start,
         stop,
     )
@@ -34,21 +41,28 @@ def spans_of_changes(changes: Sequence[tuple[int, int]], start: int, stop: int) 
 
 def clipped(spans: Iterable[VersionSpan], start: int, stop: int) -> tuple[VersionSpan, ...]:
     """Return what spans say of tokens [start, stop)."""
-    found = (VersionSpan(span.version, max(span.start, start), min(span.stop, stop)) for span in spans)
+    found = (
+        VersionSpan(span.version, max(span.start, start), min(span.stop, stop), span.kept_cache)
+        for span in spans
+    )
     return tuple(span for span in found if span.start < span.stop)
 
 
 def shifted(spans: Iterable[VersionSpan], by: int) -> tuple[VersionSpan, ...]:
     """Return spans of tokens that stand `by` places later."""
-    return tuple(VersionSpan(span.version, span.start + by, span.stop + by) for span in spans)
+    return tuple(
+        VersionSpan(span.version, span.start + by, span.stop + by, span.kept_cache) for span in spans
+    )
 
 
 def merged(spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Return gapless spans with neighbours of the same version made one."""
+    """Return gapless spans with neighbours of the same version made one, where both or none kept a cache."""
     found: list[VersionSpan] = []
     for span in spans:
-        start = found.pop().start if found and found[-1].version == span.version else span.start
-        found.append(VersionSpan(span.version, start, span.stop))
+        last = found[-1] if found else None
+        same = last is not None and (last.version, last.kept_cache) == (span.version, span.kept_cache)
+        start = found.pop().start if same else span.start
+        found.append(VersionSpan(span.version, start, span.stop, span.kept_cache))
     return tuple(found)
 
 
@@ -87,6 +101,14 @@ def token_versions(completion: Completion) -> npt.NDArray[np.int64]:
     for span in completion.spans:
         versions[span.start : span.stop] = span.version
     return versions
+
+
+def kept_cache_tokens(completion: Completion) -> npt.NDArray[np.bool_]:
+    """Return for each token [T] of a whole completion whether it was sampled over a kept cache."""
+    kept = np.zeros(completion.token_ids.size, dtype=bool)
+    for span in completion.spans:
+        kept[span.start : span.stop] = span.kept_cache
+    return kept
 
 
 def joined(pieces: Sequence[_Piece]) -> _Piece:

@@ -54,6 +54,10 @@ class WorkerRecord:
     strikes: int = 0
     tokens_per_s: float = 0.0
     """Completion tokens over the seconds since it was ready to sample."""
+    swap_error: str = ""
+    """Why it could not load newer weights, in its own words; empty once it could."""
+    swap_failing_s: float = 0.0
+    """Seconds since its swaps fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ class RunStatus:
     """Groups that were drawn for an audit and could not be checked."""
     unaudited_reason: str = ""
     """Why the last one of some worker could not."""
+    unaudited_tokens: int = 0
+    """Tokens of audited groups that no audit judges, since their engine kept its cache over a swap."""
     work_done: int = 0
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
 

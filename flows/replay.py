@@ -93,7 +93,7 @@ def replay(
     artifacts, own = find_artifacts(home_directory(), run or None, copy)
     steps = choose_steps(len(artifacts.steps), artifacts.config.run.steps, first, last)
     artifacts.require(steps)
-    replayer = Replayer(artifacts, own_checkpoints=own)
+    replayer = Replayer(artifacts, own_checkpoints=own, rollouts=rollouts)
     with _known(str(flow_run.get_id()), replayer) as key:
         begun = restore(key, steps[0])
         lines = [replay_span(key, a, b) for a, b in _spans(begun, steps[-1], span)]

@@ -27,7 +27,7 @@ from antiphon.core.records import StepCommit
 from antiphon.core.reporting.figures import RunFigures, share
 from antiphon.core.status import RunStatus
 from antiphon.flows.told import ToldView
-from antiphon.lineage.tracking.description import differing
+from antiphon.lineage.tracking.description import nearest_example
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs.context import RunContext, StageSpan
 
@@ -286,7 +286,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _plan(facts: PageFacts) -> str:
-    base, fields = differing(facts.config)
+    base, fields = nearest_example(facts.config)
     parts = [
         f"# {facts.run_id}",
         "\n".join(f"- {line}" for line in facts.outcome),

@@ -20,6 +20,8 @@ from antiphon.core.reporting.run_view import PlaneView, RunView
 from antiphon.core.status import RunStatus
 from antiphon.system.logs import configure_logs
 
+ALARMS_KEPT = 50
+"""Newest alarms that the page lists; the log has all."""
 LINES_KEPT = 10_000
 """Newest lines that wait for a server that is away."""
 _ALARM = "alarm "
@@ -42,8 +44,8 @@ class ToldView(RunView):
     """Shows a run to another view, and keeps what it says."""
 
     inner: RunView
-    alarms: list[str] = field(default_factory=list)
-    """Every alarm that rose or ended, oldest first."""
+    alarms: deque[str] = field(default_factory=lambda: deque(maxlen=ALARMS_KEPT))
+    """The newest alarms that rose or ended, oldest first."""
     outcome: list[str] = field(default_factory=list)
     """What came of the run, once it is complete."""
     _lines: deque[ToldLine] = field(default_factory=lambda: deque(maxlen=LINES_KEPT))

@@ -5,6 +5,7 @@ then. Nothing is changed.
 """
 
 import io
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -146,13 +147,25 @@ class RecordedRun:
             raise ConfigError(f"run {self.id} has no artifacts in {ledger}; record.dvc=true keeps them there")
         return find_copy(ledger, self.id)
 
-    def export(self, folder: Path | str, version: str = "best") -> "Export":
+    def export(
+        self, folder: Path | str, version: str = "best", say: Callable[[str], None] = print
+    ) -> "Export":
         """Write a version as a Hugging Face folder, as `antiphon export` does.
+
+        One that is recorded by its digest alone is made anew first; `say` hears how far that is.
 
         Raises:
             ConfigError: when there is no such version, or the folder is not empty.
             IntegrityError: when the weights are not the recorded ones.
         """
-        from antiphon.lineage.export import choose_version, export_version
+        from antiphon.lineage.export import check_place, choose_version, export_version
 
-        return export_version(self.artifacts, choose_version(self.artifacts, version), Path(folder))
+        copy, place = self.artifacts, Path(folder)
+        chosen = choose_version(copy, version)
+        check_place(place)
+        if copy.weights(chosen) is not None:
+            return export_version(copy, chosen, place)
+        from antiphon.services.learner.replay.versions import weights_of
+
+        with weights_of(copy, chosen, self.folder / "checkpoints", say) as weights:
+            return export_version(copy, chosen, place, weights=weights)

@@ -47,8 +47,10 @@ def choose_version(copy: ReplayCopy, wanted: str) -> int:
     Raises:
         ConfigError: when it is none of these, its weights were not kept, or none was evaluated.
     """
-    published = copy.published()
-    known = f"the versions with weights are {', '.join(f'v{v}' for v in published) or 'none'}"
+    kept, others = copy.published(), copy.recorded_by_digest()
+    published = [*kept, *others]
+    known = f"the versions with weights are {', '.join(f'v{v}' for v in kept) or 'none'}"
+    known += f"; those between, up to v{max(others)}, are made anew" if others else ""
     if wanted == BEST:
         scored = [found for found in copy.evaluations() if found["version"] in published]
         if not scored:
@@ -64,13 +66,16 @@ def choose_version(copy: ReplayCopy, wanted: str) -> int:
     return int(digits)
 
 
-def export_version(copy: ReplayCopy, version: int, folder: Path, *, link: bool = False) -> Export:
+def export_version(
+    copy: ReplayCopy, version: int, folder: Path, *, weights: Path | None = None, link: bool = False
+) -> Export:
     """Write a version as a Hugging Face folder.
 
     Args:
         copy: the artifacts of its run.
-        version: one of `copy.published()`.
+        version: one of `copy.published()`, or any recorded one whose weights were made anew.
         folder: is made, or is empty; it appears with everything in it.
+        weights: the version's safetensors file, where the copy does not keep it.
         link: let the weights be the ledger's own file where the file system can, instead of a copy; for
             folders that nobody edits.
 
@@ -79,20 +84,29 @@ def export_version(copy: ReplayCopy, version: int, folder: Path, *, link: bool =
         IntegrityError: when weights or files are not the recorded ones.
         UnavailableError: when the folder cannot be written.
     """
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; name a folder that does not exist yet")
+    check_place(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as undo:
             begun = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
             undo.callback(shutil.rmtree, begun, ignore_errors=True)
             begun.chmod(0o755)
-            export = _fill(begun, copy, version, link)
+            export = _fill(begun, copy, version, weights or copy.weights(version), link)
             flush_tree(begun)
             os.replace(begun, folder)
     except OSError as error:
         raise unusable(error, folder.parent) from error
     return export
+
+
+def check_place(folder: Path) -> None:
+    """Check that an export may be written to a folder.
+
+    Raises:
+        ConfigError: when there is something in it.
+    """
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not empty; name a folder that does not exist yet")
 
 
 def describe(copy: ReplayCopy, version: int) -> Export:
@@ -103,13 +117,12 @@ def describe(copy: ReplayCopy, version: int) -> Export:
     return Export(copy.run_id, version, copy.weights_digest(version), reward, prompts)
 
 
-def _fill(folder: Path, copy: ReplayCopy, version: int, link: bool) -> Export:
+def _fill(folder: Path, copy: ReplayCopy, version: int, source: Path | None, link: bool) -> Export:
     export = describe(copy, version)
     for name, body in _model_files(copy).items():
         if name == "config.json":
             body = _with_dtype(body, copy.config.model.dtype)
         (folder / name).write_bytes(body)
-    source = copy.weights(version)
     if source is None:
         raise ConfigError(f"run {copy.run_id} keeps no weights of version {version}")
     if link and _linked(source, folder / WEIGHTS):

@@ -36,6 +36,18 @@ def version_entry(version: int, kind: str = "json") -> str:
     return f"versions/v{version:06d}.{kind}"
 
 
+def version_of_weights(rel: str) -> int | None:
+    """Return the version whose weights a ledger entry holds; None for any other entry.
+
+    >>> version_of_weights("versions/v000012.safetensors"), version_of_weights("versions/v000012.json")
+    (12, None)
+    """
+    if not rel.endswith(".safetensors"):
+        return None
+    match = re.fullmatch(r"versions/v(\d{6,})\.safetensors", rel)
+    return int(match[1]) if match else None
+
+
 def batch_entry(step: int, kind: str = "json") -> str:
     """Return where the ledger keeps a batch's document, or a file (`parquet`, `timings.parquet`,
     `samples.parquet`)."""

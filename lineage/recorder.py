@@ -28,11 +28,11 @@ from antiphon.lineage.ledger.replay_pins import due, pin_checkpoint, pin_model
 from antiphon.lineage.ledger.run_pins import pin_run_files
 from antiphon.lineage.names import RUN, version_entry
 from antiphon.lineage.recording_cost import RecorderReport, Timed, summarise
+from antiphon.lineage.retention import recompute_note
 from antiphon.lineage.rollout_table import count_workers
 from antiphon.lineage.run_log import RunLog, kept_samples, now, replaced_batches
 from antiphon.lineage.sequencer import Sequencer
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.lineage.store.policy_file import encode_policy
 from antiphon.lineage.tracking.tracker import Tracker
 from antiphon.lineage.writer import Writer
 from antiphon.system.files import write_atomically
@@ -66,7 +66,7 @@ class Recorder:
         home: Path,
         store_root: Path,
         project: Path | None = None,
-        read_chunk: Callable[[str], bytes] | None = None,
+        payload_file: Callable[[SnapshotManifest], Path] | None = None,
         decode: Callable[[Iterable[int]], str] | None = None,
     ) -> None:
         """Open the records of a run, continuing where an earlier process stopped.
@@ -79,8 +79,8 @@ class Recorder:
             store_root: root of the artifact store.
             project: folder inside the DVC project of the ledger; by default the nearest one
                 above `home` or the working directory.
-            read_chunk: gives the bytes of a snapshot's chunk by digest; without it versions
-                are pinned by their digests alone, not with their weights.
+            payload_file: returns a version's policy file, checked; it is linked into store and ledger.
+                Without it versions are pinned by their digests alone, not with their weights.
             decode: turns token ids into text, for the trajectories that MLflow shows; called by
                 its writer. Without it no trajectories are shown.
 
@@ -90,7 +90,7 @@ class Recorder:
         self._run_id = run_id
         self._config = config
         self._store = open_store(store_root, config.record)
-        self._read_chunk = read_chunk
+        self._payload_file = payload_file
         self._project = find_project(project, home) if config.record.dvc else None
         self._run_dir = run_dir
         self._timed = Timed()
@@ -154,6 +154,7 @@ class Recorder:
         with self._timed:
             if evaluation.complete:
                 self._tell_evaluation(self._log.add_evaluation(evaluation))
+                self._remove_superseded()
 
     def record_end(self, events: bytes) -> None:
         """Pin what others need to look at a finished run, the packed events of its journal among it."""
@@ -241,6 +242,7 @@ class Recorder:
             self._tell_step(line)
         for line in self._log.evaluations.values():
             self._tell_evaluation(line)
+        self._remove_superseded()
 
     def _open_ledger(self) -> None:
         # DVC's import belongs on the writer's thread too.
@@ -284,7 +286,7 @@ class Recorder:
     def _policy(self, version: int, line: Mapping[str, Any], step: int) -> "_Record":
         return _Record(
             f"version {version}",
-            lambda pins: pins.version(version, line),
+            lambda pins: pins.version(version, {**line, **recompute_note(version, self._config)}),
             lambda tracker, md5: tracker.version(version, line, step, md5),
         )
 
@@ -298,25 +300,47 @@ class Recorder:
         self._tell(version + 1, record)
 
     def _pin_weights(self, manifest: SnapshotManifest) -> None:
-        read_chunk = self._read_chunk
-        if read_chunk is None:
+        payload_file = self._payload_file
+        if payload_file is None:
             return
-        rel = version_entry(manifest.version, "safetensors")
+        rel, config, scores = version_entry(manifest.version, "safetensors"), self._config, self._scores()
 
         def pin(pins: "DocumentPins") -> str:
+            from antiphon.lineage.ledger.superseded import is_superseded
+
             known = pins.ledger.md5(rel)
             if known is not None:
                 return known
+            if is_superseded(pins.ledger, manifest.version, scores, config):
+                return ""
             try:
-                payload = encode_policy(manifest, read_chunk)
+                digest = self._store.take(payload_file(manifest))
             except UnavailableError as error:
-                # Chunks leave when newer snapshots come; waiting would not bring them back.
+                # Payloads leave when newer snapshots come; waiting would not bring them back.
                 raise IntegrityError(
                     f"the weights of version {manifest.version} were gone before they were pinned: {error}"
                 ) from error
-            return pins.ledger.append(rel, self._store.path(self._store.put(payload)))
+            return pins.ledger.append(rel, self._store.path(digest))
 
         self._queue([_Record(f"weights {manifest.version}", pin, None)])
+        self._remove_superseded()
+
+    def _remove_superseded(self) -> None:
+        """Queue that weights which newer versions or better scores superseded leave the ledger."""
+        config, scores = self._config, self._scores()
+        if config.record.weights == "all":
+            return
+
+        def remove(pins: "DocumentPins") -> str:
+            from antiphon.lineage.ledger.superseded import remove_superseded
+
+            remove_superseded(pins.ledger, self._store, self._run_id, scores, config)
+            return ""
+
+        self._queue([_Record("superseded weights", remove, None)])
+
+    def _scores(self) -> dict[int, float]:
+        return {version: float(line["reward_mean"]) for version, line in self._log.evaluations.items()}
 
     def _pin_checkpoint(self, version: int) -> None:
         interval, stride = self._config.learner.checkpoint_interval, self._config.record.checkpoint_stride

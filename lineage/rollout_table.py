@@ -26,6 +26,7 @@ _SPAN = pa.struct(
         pa.field("version", pa.int64(), nullable=False),
         pa.field("start", pa.int32(), nullable=False),
         pa.field("stop", pa.int32(), nullable=False),
+        pa.field("kept_cache", pa.bool_(), nullable=False),
     ]
 )
 
@@ -52,7 +53,7 @@ BATCH_SCHEMA = pa.schema(
         _column("advantage", pa.float64()),
         _column("failure", pa.string()),
     ],
-    metadata={"antiphon.table": "batch/3"},
+    metadata={"antiphon.table": "batch/4"},
 )
 """One row per trajectory; the lists are [P], [T], [T] and one entry per version span. What was left
 out of the batch stands in the file's metadata (`LeftOut`)."""

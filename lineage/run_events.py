@@ -1,6 +1,7 @@
 """Run events: the events of a run's journal as one file, as the ledger of a finished run keeps them."""
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
@@ -41,7 +42,8 @@ def read_events(body: bytes) -> Iterator[Event]:
         IntegrityError: when the bytes are no packed events, or one is missing.
     """
     try:
-        for number, line in enumerate(gzip.decompress(body).decode().splitlines(), start=1):
+        lines = gzip.GzipFile(fileobj=io.BytesIO(body))  # line by line: a long run's are larger than memory
+        for number, line in enumerate(lines, start=1):
             seq, at, kind, data_json = json.loads(line)
             if seq != number:
                 raise IntegrityError(f"the recorded events lack number {number}; take another copy of them")

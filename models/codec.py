@@ -47,6 +47,15 @@ def resolve_model_path(path: str) -> str:
     )
 
 
+def model_folder(path: str) -> Path | None:
+    """Return the folder on this machine that `model.path` means, or None when there is none."""
+    try:
+        found = Path(resolve_model_path(path))
+    except ConfigError:
+        return None
+    return found if found.is_dir() else None
+
+
 def local_model_directory(path: str) -> Path:
     """Return the folder of the model that `model.path` means, fetched from the hub if need be.
 

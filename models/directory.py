@@ -18,6 +18,9 @@ WHOLE_BYTES = 32 << 20
 SAMPLE_BYTES = 1 << 20
 """Of each larger file, the beginning, the middle and the end count with so many bytes each."""
 
+TENSOR_TABLE = "tensors.json"
+"""Of a directory without weights: [name, dtype, shape] of each tensor that a snapshot must bring."""
+
 
 def model_digest(model_dir: Path) -> str:
     """Return a digest of the files of a model directory, by name: 64 hex digits.
@@ -44,12 +47,33 @@ def model_digest(model_dir: Path) -> str:
 def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of the directory's tensors, in file order, without a tied lm_head.
 
+    A directory without weights has a table of them instead.
+
     Raises:
         ConfigError: when the directory holds no model in safetensors form, or not the whole of it.
     """
     config = _read_json(model_dir / "config.json")
     if config is None:
         raise ConfigError(f"model.path={model_dir} has no config.json; give a Hugging Face model directory")
+    shapes = {name: shape for name, _, shape in tensor_table(model_dir)}
+    if config.get("tie_word_embeddings", False):
+        shapes.pop("lm_head.weight", None)
+    return shapes
+
+
+def lacks_weights(model_dir: Path) -> bool:
+    """Return whether a directory describes a model without holding its weights."""
+    return (model_dir / TENSOR_TABLE).is_file() and not any(model_dir.glob("*.safetensors"))
+
+
+def tensor_table(model_dir: Path) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return (name, dtype as safetensors spells it, shape) of the directory's tensors, in file order.
+
+    Raises:
+        ConfigError: when the directory holds no model in safetensors form, or not the whole of it.
+    """
+    if lacks_weights(model_dir):
+        return _read_table(model_dir / TENSOR_TABLE)
     files = sorted(model_dir.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"model.path={model_dir} has no .safetensors file; save the model in that format")
@@ -58,19 +82,28 @@ def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
         raise ConfigError(
             f"model.path={model_dir} lacks {', '.join(absent)}, which its index names; copy it there"
         )
-    shapes: dict[str, tuple[int, ...]] = {}
+    found: list[tuple[str, str, tuple[int, ...]]] = []
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+                    tensor = tensors.get_slice(name)
+                    found.append((name, tensor.get_dtype(), tuple(tensor.get_shape())))
         except (SafetensorError, OSError) as error:
             raise ConfigError(
                 f"model.path={model_dir}: {file.name} cannot be read ({error}); copy it anew"
             ) from error
-    if config.get("tie_word_embeddings", False):
-        shapes.pop("lm_head.weight", None)
-    return shapes
+    return found
+
+
+def _read_table(path: Path) -> list[tuple[str, str, tuple[int, ...]]]:
+    try:
+        return [
+            (str(name), str(dtype), tuple(int(size) for size in shape))
+            for name, dtype, shape in json.loads(path.read_text(encoding="utf-8"))
+        ]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is no table of tensors ({error}); fetch the worker kit again") from error
 
 
 def end_tokens(model_dir: Path) -> tuple[int, ...]:

@@ -7,15 +7,43 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChunksRequest(_message.Message):
-    __slots__ = ("digests",)
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    digests: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
+    __slots__ = ("payload_digest", "indices")
+    PAYLOAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    payload_digest: str
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, payload_digest: _Optional[str] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("digest", "payload")
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    digest: str
-    payload: bytes
-    def __init__(self, digest: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("index", "data")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    data: bytes
+    def __init__(self, index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class HeldRequest(_message.Message):
+    __slots__ = ("payload_digest",)
+    PAYLOAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    payload_digest: str
+    def __init__(self, payload_digest: _Optional[str] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("chunks", "bits")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    chunks: int
+    bits: bytes
+    def __init__(self, chunks: _Optional[int] = ..., bits: _Optional[bytes] = ...) -> None: ...
+
+class PlaceRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("folder", "token")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    token: str
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...

@@ -39,12 +39,34 @@ class BroadcastStub:
                 request_serializer=antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_broadcast__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.GetHeld = channel.unary_unary(
+                '/antiphon.Broadcast/GetHeld',
+                request_serializer=antiphon_dot_protos_dot_broadcast__pb2.HeldRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_broadcast__pb2.Held.FromString,
+                _registered_method=True)
+        self.Where = channel.unary_unary(
+                '/antiphon.Broadcast/Where',
+                request_serializer=antiphon_dot_protos_dot_broadcast__pb2.PlaceRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_broadcast__pb2.Place.FromString,
+                _registered_method=True)
 
 
 class BroadcastServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetChunks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHeld(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Where(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -57,6 +79,16 @@ def add_BroadcastServicer_to_server(servicer, server):
                     servicer.GetChunks,
                     request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_broadcast__pb2.Chunk.SerializeToString,
+            ),
+            'GetHeld': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHeld,
+                    request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.HeldRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_broadcast__pb2.Held.SerializeToString,
+            ),
+            'Where': grpc.unary_unary_rpc_method_handler(
+                    servicer.Where,
+                    request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.PlaceRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_broadcast__pb2.Place.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +118,60 @@ class Broadcast:
             '/antiphon.Broadcast/GetChunks',
             antiphon_dot_protos_dot_broadcast__pb2.ChunksRequest.SerializeToString,
             antiphon_dot_protos_dot_broadcast__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHeld(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Broadcast/GetHeld',
+            antiphon_dot_protos_dot_broadcast__pb2.HeldRequest.SerializeToString,
+            antiphon_dot_protos_dot_broadcast__pb2.Held.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Where(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Broadcast/Where',
+            antiphon_dot_protos_dot_broadcast__pb2.PlaceRequest.SerializeToString,
+            antiphon_dot_protos_dot_broadcast__pb2.Place.FromString,
             options,
             channel_credentials,
             insecure,

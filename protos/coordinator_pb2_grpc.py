@@ -82,6 +82,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
+        self.WorkerKit = channel.unary_unary(
+                '/antiphon.Coordinator/WorkerKit',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.KitRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalKitPart.FromString,
+                _registered_method=True)
         self.LatestManifest = channel.unary_unary(
                 '/antiphon.Coordinator/LatestManifest',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
@@ -191,6 +196,12 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AnnounceSnapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WorkerKit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -309,6 +320,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.AnnounceSnapshot,
                     request_deserializer=antiphon_dot_protos_dot_records__pb2.SnapshotManifest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'WorkerKit': grpc.unary_unary_rpc_method_handler(
+                    servicer.WorkerKit,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.KitRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalKitPart.SerializeToString,
             ),
             'LatestManifest': grpc.unary_unary_rpc_method_handler(
                     servicer.LatestManifest,
@@ -609,6 +625,33 @@ class Coordinator:
             '/antiphon.Coordinator/AnnounceSnapshot',
             antiphon_dot_protos_dot_records__pb2.SnapshotManifest.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WorkerKit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/WorkerKit',
+            antiphon_dot_protos_dot_coordinator__pb2.KitRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.OptionalKitPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,17 +27,19 @@ class Prompt(_message.Message):
     def __init__(self, key: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
-    __slots__ = ("version", "start", "stop")
+    __slots__ = ("version", "start", "stop", "kept_cache")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    KEPT_CACHE_FIELD_NUMBER: _ClassVar[int]
     version: int
     start: int
     stop: int
-    def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    kept_cache: bool
+    def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., kept_cache: _Optional[bool] = ...) -> None: ...
 
 class Completions(_message.Message):
-    __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons")
+    __slots__ = ("sample_indices", "seeds", "lengths", "token_ids", "behaviour_logprobs", "span_counts", "span_versions", "span_starts", "span_stops", "finish_reasons", "span_kept_caches")
     SAMPLE_INDICES_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +50,7 @@ class Completions(_message.Message):
     SPAN_STARTS_FIELD_NUMBER: _ClassVar[int]
     SPAN_STOPS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_KEPT_CACHES_FIELD_NUMBER: _ClassVar[int]
     sample_indices: _containers.RepeatedScalarFieldContainer[int]
     seeds: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -58,7 +61,8 @@ class Completions(_message.Message):
     span_starts: _containers.RepeatedScalarFieldContainer[int]
     span_stops: _containers.RepeatedScalarFieldContainer[int]
     finish_reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, sample_indices: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., span_counts: _Optional[_Iterable[int]] = ..., span_versions: _Optional[_Iterable[int]] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_stops: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    span_kept_caches: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, sample_indices: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., span_counts: _Optional[_Iterable[int]] = ..., span_versions: _Optional[_Iterable[int]] = ..., span_starts: _Optional[_Iterable[int]] = ..., span_stops: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[str]] = ..., span_kept_caches: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class PartialTrajectory(_message.Message):
     __slots__ = ("sample_index", "start", "token_ids", "behaviour_logprobs", "spans", "finish_reason")
@@ -243,7 +247,7 @@ class GroupToAudit(_message.Message):
     def __init__(self, submission: _Optional[_Union[GroupSubmission, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., rule: _Optional[str] = ..., authors: _Optional[_Iterable[_Union[AuthoredSpan, _Mapping]]] = ...) -> None: ...
 
 class SampleStatistics(_message.Message):
-    __slots__ = ("sample_index", "tokens", "missed", "impossible", "drift", "near", "gross", "author")
+    __slots__ = ("sample_index", "tokens", "missed", "impossible", "drift", "near", "gross", "author", "kept_cache")
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +256,7 @@ class SampleStatistics(_message.Message):
     NEAR_FIELD_NUMBER: _ClassVar[int]
     GROSS_FIELD_NUMBER: _ClassVar[int]
     AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    KEPT_CACHE_FIELD_NUMBER: _ClassVar[int]
     sample_index: int
     tokens: int
     missed: int
@@ -260,7 +265,8 @@ class SampleStatistics(_message.Message):
     near: int
     gross: int
     author: str
-    def __init__(self, sample_index: _Optional[int] = ..., tokens: _Optional[int] = ..., missed: _Optional[int] = ..., impossible: _Optional[int] = ..., drift: _Optional[float] = ..., near: _Optional[int] = ..., gross: _Optional[int] = ..., author: _Optional[str] = ...) -> None: ...
+    kept_cache: int
+    def __init__(self, sample_index: _Optional[int] = ..., tokens: _Optional[int] = ..., missed: _Optional[int] = ..., impossible: _Optional[int] = ..., drift: _Optional[float] = ..., near: _Optional[int] = ..., gross: _Optional[int] = ..., author: _Optional[str] = ..., kept_cache: _Optional[int] = ...) -> None: ...
 
 class VoidedBatch(_message.Message):
     __slots__ = ("step", "digest", "groups", "groups_filtered", "trajectories", "reason", "operator")
@@ -325,49 +331,15 @@ class BatchRef(_message.Message):
     samples_digest: str
     def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., timings_digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., groups: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., completion_tokens_mean: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., reward_std: _Optional[float] = ..., replaced: _Optional[_Iterable[_Union[VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., tokens_dropped_stale: _Optional[int] = ..., samples_digest: _Optional[str] = ...) -> None: ...
 
-class TensorEntry(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "offset", "length")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    SHAPE_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    dtype: str
-    shape: _containers.RepeatedScalarFieldContainer[int]
-    offset: int
-    length: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
-
-class ChunkEntry(_message.Message):
-    __slots__ = ("digest", "offset", "length")
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    digest: str
-    offset: int
-    length: int
-    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
-
 class SnapshotManifest(_message.Message):
-    __slots__ = ("run_id", "version", "weights_digest", "tensors", "chunks", "payload_bytes", "origin", "signature")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
-    CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("body", "origin", "signature")
+    BODY_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    version: int
-    weights_digest: str
-    tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
-    chunks: _containers.RepeatedCompositeFieldContainer[ChunkEntry]
-    payload_bytes: int
+    body: bytes
     origin: str
     signature: bytes
-    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[ChunkEntry, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., origin: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, body: _Optional[bytes] = ..., origin: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class StepCommit(_message.Message):
     __slots__ = ("step", "version", "weights_digest", "batch_digest", "metrics", "published", "times")

@@ -42,7 +42,7 @@ from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
 from antiphon.runs.samples import explainer
 from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.rollout.engine.environment import child_environment
@@ -241,14 +241,14 @@ def open_run(
         if config.record.artifact_url is not None:
             context.uploader = Uploader(open_store(context.store_root, config.record))
             stack.callback(_close_queue, context.uploader, place.directory, surroundings)
-        chunks = ChunkStore(place.directory / "chunks")
+        payloads = PayloadStore(place.directory / PAYLOADS)
         context.recorder = Recorder(
             place.run_id,
             config,
             place.directory,
             home,
             context.store_root,
-            read_chunk=chunks.get,
+            payload_file=payloads.checked,
             decode=decoder(config),
         )
         stack.callback(_close_queue, context.recorder, place.directory, surroundings)

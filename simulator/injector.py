@@ -5,7 +5,7 @@ from collections.abc import Callable
 from antiphon.services.rollout.worker import GRACE_S
 from antiphon.simulator.faults import Fault, FaultKind
 from antiphon.simulator.process_table import ProcessEntry
-from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import KEEPALIVE_S, Network, NetworkQuality
 
@@ -57,7 +57,7 @@ class FaultInjector:
             for name in target.split(","):
                 entry = self._processes[name]
                 # It starts again on a new machine: another name, an empty disk.
-                entry.alias, entry.chunks = f"{name}-new{entry.starts}", MemoryChunks()
+                entry.alias, entry.payloads = f"{name}-new{entry.starts}", MemoryPayloads()
                 self._kill(name, lasts_s)
         elif kind is FaultKind.STOP:
             process = self._processes[target].process

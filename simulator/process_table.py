@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from antiphon.services.rollout.worker import RolloutWorker
-from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.loop import Process
 
 RESTART_S = 1.0
@@ -18,7 +18,7 @@ class ProcessEntry:
     process: Process | None = None
     starts: int = 0
     worker: RolloutWorker | None = None
-    chunks: MemoryChunks = field(default_factory=MemoryChunks)
+    payloads: MemoryPayloads = field(default_factory=MemoryPayloads)
     alias: str = ""
     held: int | None = None
     away_s: float = RESTART_S

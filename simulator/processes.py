@@ -38,7 +38,7 @@ from antiphon.services.security.guard import Guard
 from antiphon.simulator.identities import TOKEN_KEY, services_identity, worker_identity
 from antiphon.simulator.standins import engines, training
 from antiphon.simulator.standins.auditing import ArithmeticAuditor
-from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.connection import Link
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
@@ -141,9 +141,8 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     )
     publisher = training.ArithmeticPublisher(
         RUN_ID,
-        shared.learner_disk.chunks,
+        shared.learner_disk.payloads,
         config.broadcast.snapshots_kept,
-        waiting_limit=config.loop.unpublished_limit,
     )
     service = LearnerService(config, trainer, publisher, shared.store, coordinator)
     service.origin = origin
@@ -151,14 +150,14 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
     server = InProcessServer()
     guarded = GuardInterceptor(server, Guard(TOKEN_KEY, RUN_ID, shared.wall_clock, shared.loop.time))
     register_learner(guarded, service)
-    register_broadcast(guarded, BroadcastService(shared.learner_disk.chunks))
+    register_broadcast(guarded, BroadcastService(shared.learner_disk.payloads))
     shared.network.listen(LEARNER, process, server)
     shared.network.listen(origin, process, server)
     await restoring
     await service.publish_again()
     async with asyncio.TaskGroup() as beside:
         beside.create_task(keep_announced(service, coordinator))
-        auditor = ArithmeticAuditor(shared.learner_disk.chunks)
+        auditor = ArithmeticAuditor(shared.learner_disk.payloads)
         beside.create_task(audit_forever(coordinator, auditor, f"learner-{origin}"))
 
 
@@ -167,15 +166,15 @@ def make_worker(
     coordinator: Coordinator,
     name: str,
     process_name: str,
-    chunks: MemoryChunks,
+    payloads: MemoryPayloads,
     make_engine: Callable[[], Engine] = engines.ArithmeticEngine,
 ) -> RolloutWorker:
     """Return the worker of a process, called `name` in the run; `process_name` decides how fast it is."""
 
-    def source(config: RunConfig) -> engines.ChunkSource:
-        return engines.ChunkSource(
+    def source(config: RunConfig) -> engines.SnapshotSource:
+        return engines.SnapshotSource(
             partial(shared.channel, worker=name),
-            chunks,
+            payloads,
             config.broadcast.transfer_timeout_s,
             partial(shared.chunk_s, process_name),
             partial(shared.alters_chunk, process_name),

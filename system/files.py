@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -38,6 +39,25 @@ def write_atomically(path: Path, payload: bytes, mode: int = 0o644) -> None:
         flush_folder(path.parent)
     except OSError as error:
         raise unusable(error, path.parent) from error
+
+
+def copy_atomically(source: Path, path: Path, mode: int = 0o644) -> None:
+    """Copy a file of any size, as `write_atomically` writes one; its folder must be there.
+
+    Raises:
+        OSError: when one of the two cannot be used.
+    """
+    handle, name = tempfile.mkstemp(prefix=PREFIX, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as target, source.open("rb") as file:
+            shutil.copyfileobj(file, target, 1 << 20)
+            os.fchmod(target.fileno(), mode)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(name, path)
+    except BaseException:  # also on cancellation and Ctrl-C
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def flush_folder(folder: Path) -> None:

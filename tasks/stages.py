@@ -58,7 +58,7 @@ def broadcast(run_id: str, version: int) -> dict[str, Any]:
     run.manifests[version] = manifest
     if version == 0 and run.recorder is not None:
         run.recorder.record_base(manifest)
-    return {"version": version, "weights": manifest.weights_digest, "bytes": manifest.payload_bytes}
+    return {"version": version, "weights": manifest.weights_digest, "bytes": manifest.full_bytes}
 
 
 @task(task_run_name="evaluate v{version}", cache_policy=NO_CACHE, persist_result=False)

@@ -24,7 +24,7 @@ ORDER = (
     *("cli", "runs", "flows", "benchmarks", "services", "e2e"),
 )
 """Quick folders first: a mistake shows before minutes were spent on engines."""
-LONGEST = ("test_faults.py", "test_repro.py", "test_fixed_mode.py")
+LONGEST = ("test_user_path.py", "test_faults.py", "test_repro.py", "test_fixed_mode.py")
 """First among those of the whole loop, so that two processes that share the tests end together."""
 
 _COMMON = dict(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

@@ -113,7 +113,7 @@ def sealed_groups_are_chosen_by_luck(patch: Patch) -> None:
 
 def restored_learners_believe_what_they_find(patch: Patch) -> None:
     async def restore(service: Any, commits: Any) -> None:
-        service._trainer.start(len(commits))
+        service._read(service._trainer.start(len(commits)))
 
     patch.setattr(LearnerService, "_replay", restore)
 

@@ -22,7 +22,7 @@ from antiphon.benchmarks.parts.kills.standins import (
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.server import serve_coordinator
@@ -202,12 +202,12 @@ class Site:
         run_id: str,
         run_dir: Path,
         store: ArtifactStore,
-        chunks: ChunkStore,
+        payloads: PayloadStore,
         coordinator: Coordinator,
     ) -> LearnerService:
         begins = partial(self._trouble.train, loop=asyncio.get_running_loop())
         make_trainer = partial(SteadyTrainer, begins=begins)
-        return open_light_learner(config, run_id, run_dir, store, chunks, coordinator, make_trainer)
+        return open_light_learner(config, run_id, run_dir, store, payloads, coordinator, make_trainer)
 
     def _add_worker(self, name: str, *, link_s: float | None = LINK_S, hangs: bool = False) -> None:
         client = LinkedClient(self._address, link_s)

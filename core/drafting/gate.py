@@ -106,6 +106,10 @@ class DraftGate:
         self._sizes: list[BatchSize] = []
         self._latest: BatchSize | None = None
         self._step = 0
+        self.promising = False
+        """Whether most of the newest drafted tokens were right. Trials that failed before history helped, at
+        one batch size, then say little: the next one waits no longer than after the first failure. The
+        account bounds what that may cost."""
 
     @property
     def gain(self) -> float:
@@ -135,7 +139,7 @@ class DraftGate:
             return _NO_DRAFT
         size = self._size(requests)
         waited = self._step - size.changed_at
-        if size.due(self._step) or not (size.open or waited >= size.wait):
+        if size.due(self._step) or not (size.open or waited >= self._wait(size)):
             return _NO_DRAFT
         steps = size.trials if size.open else 0
         if not steps and self._account < LEAST_TO_TRY:
@@ -186,7 +190,7 @@ class DraftGate:
     def _observe_drafted(
         self, size: BatchSize, requests: int, drafted: int, tokens: int, seconds: float
     ) -> None:
-        if not size.open and self._step - size.changed_at > size.wait:
+        if not size.open and self._step - size.changed_at > self._wait(size):
             size.open, size.changed_at = True, self._step
             size.restart()
         size.drafted_steps += 1
@@ -203,6 +207,10 @@ class DraftGate:
         self._book(believed - share, worth)
         if size.open and (self._account < 0.0 or size.loses(requests)):
             self._close(size)
+
+    def _wait(self, size: BatchSize) -> int:
+        """Return how many steps a closed size waits for its next trial."""
+        return min(size.wait, FIRST_WAIT) if self.promising else size.wait
 
     def _close(self, size: BatchSize) -> None:
         # A phase that lasted was worth having: look again soon. A trial that failed: wait twice as long.

@@ -96,6 +96,7 @@ def accept_submission(
         version=group.version if config.loop.mode == "fixed" else None,
         newest_version=newest_possible_version(state),
         published=state.snapshots,
+        keeps_cache=config.rollout.swap_cache == "keep",
     )
     oldest = min(trajectory.oldest_version for trajectory in submission.trajectories)
     found: list[e.JournalEvent] = [

@@ -20,6 +20,7 @@ from antiphon.core.records import (
     PartialTrajectory,
     SampleReward,
     Trajectory,
+    VersionSpan,
 )
 from antiphon.core.spans import check_cover
 
@@ -50,6 +51,7 @@ def check_submission(
     version: int | None,
     newest_version: int,
     published: Container[int] | None = None,
+    keeps_cache: bool = False,
 ) -> None:
     """Compare a submission with the lease it answers.
 
@@ -60,6 +62,7 @@ def check_submission(
         version: fixed mode: the only version allowed, else None.
         newest_version: no token can come from a newer one.
         published: versions that workers could fetch, or None for every one.
+        keeps_cache: whether engines of the run keep their cache over a swap (`rollout.swap_cache=keep`).
 
     Raises:
         ContractError: naming the group, the field and what was expected.
@@ -83,7 +86,7 @@ def check_submission(
         if trajectory.seed != seeds[index]:
             raise ContractError(f"{where}: seed={trajectory.seed}, but the lease says {seeds[index]}")
         _check_completion(trajectory, 0, where, max_tokens, versions, possible)
-        _check_versions(trajectory, where, published)
+        _check_versions(trajectory, where, published, keeps_cache)
 
 
 def check_piece(
@@ -96,6 +99,7 @@ def check_piece(
     newest_version: int,
     rules: TokenRules | None = None,
     published: Container[int] | None = None,
+    keeps_cache: bool = False,
 ) -> None:
     """Refuse a piece, reported by a heartbeat, that no completion of the lease can have.
 
@@ -113,7 +117,7 @@ def check_piece(
     _check_completion(piece, piece.start, where, max_tokens, _allowed(version, newest_version), False)
     if rules is not None:
         _check_tokens(piece, where, rules)
-    _check_versions(piece, where, published)
+    _check_versions(piece, where, published, keeps_cache)
 
 
 def _allowed(version: int | None, newest_version: int) -> range:
@@ -151,10 +155,25 @@ def _check_completion(
     check_cover(x.spans, start, stop, where, versions)
 
 
-def _check_versions(x: Completion, where: str, published: Container[int] | None) -> None:
-    """Check that what the spans name can be audited: versions that were published, each after older ones."""
+def _check_versions(x: Completion, where: str, published: Container[int] | None, keeps_cache: bool) -> None:
+    """Check that what the spans name can be audited: versions that were published, each after older ones, and
+    a kept cache only where the run keeps it over a swap: audits do not judge the tokens after that.
+    """
     newest = 0
+    before: VersionSpan | None = None
     for span in x.spans:
+        if span.kept_cache and not keeps_cache:
+            raise ContractError(
+                f"{where}: tokens from {span.start} on were sampled over a kept cache, but the run has "
+                "rollout.swap_cache=recompute"
+            )
+        swapped = span.start > 0 and (before is None or before.kept_cache or before.version < span.version)
+        if span.kept_cache and not swapped:
+            raise ContractError(
+                f"{where}: tokens from {span.start} on were sampled over a kept cache, but no swap came "
+                "before them"
+            )
+        before = span
         if published is not None and span.version not in published:
             raise ContractError(
                 f"{where}: sampled with version {span.version}, which was never published; "
@@ -247,7 +266,7 @@ def submission_digest(submission: GroupSubmission) -> str:
     told = [submission.group_id.encode()]
     for trajectory in submission.trajectories:
         tokens, logprobs = trajectory.token_ids, trajectory.logprobs
-        spans = ", ".join([f"[{span.version}, {span.start}, {span.stop}]" for span in trajectory.spans])
+        spans = ", ".join([f"[{s.version}, {s.start}, {s.stop}, {s.kept_cache}]" for s in trajectory.spans])
         head = f"[{trajectory.sample_index}, {trajectory.seed}, {tokens.size}, [{spans}]]"
         told.append(f"{head}{trajectory.finish_reason}".encode())
         # Nearly always they have the type already, and to ask is cheaper than to convert.

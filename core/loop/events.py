@@ -313,10 +313,10 @@ class GroupAudited(JournalEvent):
     missed: int
     drift: float  # mean |auditor - worker| logprob of the worst trajectory, nats
     near: int = 0
-    most: bool = True
-    """It sampled most of the group's tokens; a smaller part makes no one more trusted."""
+    most: bool = True  # it sampled most of the group's tokens; a smaller part makes no one more trusted
     unaudited: str = ""
     """Why none of them could be scored; empty where they were."""
+    kept_cache: int = 0  # tokens that are not judged: their engine kept its cache over a swap
 
 
 @_event("worker.struck")

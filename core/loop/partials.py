@@ -15,7 +15,7 @@ import numpy as np
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import PartialTrajectory, Trajectory
-from antiphon.core.spans import beginning_of, joined, rest_of, token_versions
+from antiphon.core.spans import beginning_of, joined, kept_cache_tokens, rest_of, token_versions
 
 BYTES_PER_TOKEN = 8
 """One int32 and one float32; spans and authors are few."""
@@ -198,6 +198,7 @@ def authorship(
             (own.token_ids[:common] != whole.token_ids[:common])
             | (own.logprobs[:common] != whole.logprobs[:common])
             | (token_versions(own)[:common] != token_versions(whole)[:common])
+            | (kept_cache_tokens(own)[:common] != kept_cache_tokens(whole)[:common])
         )
         agreed, start = int(differs[0]) if differs.size else int(common), 0
         for author, stop in sample.authors:

@@ -350,8 +350,9 @@ def _standing_after(change: Callable[[Standing, Any], Standing]) -> Callable[[An
 
 
 def _audited(known: Standing, event: e.GroupAudited) -> Standing:
-    sums = Sums(event.tokens, event.missed, event.near)
-    return known.skip_group(event.unaudited) if event.unaudited else known.pass_group(sums, event.most)
+    if event.unaudited:
+        return known.skip_group(event.unaudited)
+    return known.pass_group(Sums(event.tokens, event.missed, event.near), event.most, event.kept_cache)
 
 
 _pardon = _standing_after(lambda standing, event: standing.pardon())

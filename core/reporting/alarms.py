@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from antiphon.core.records import StepCommit
-from antiphon.core.status import LearnerProgress, RunStatus
+from antiphon.core.status import LearnerProgress, RunStatus, WorkerState
 
 WINDOW = 50
 """Steps over which a value must hold; a run shorter than two windows uses a quarter of its steps."""
@@ -35,6 +35,8 @@ IDLE_STEPS = 5
 """So many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
 LEAST_FREE_BYTES = 1 << 30
 """Free space below which the next snapshots may not fit."""
+WAITS_FOR_SPACE = "waiting for space"
+"""Begins what a learner does that may not publish, since too little of its disk is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,13 @@ ALARMS: tuple[AlarmKind, ...] = (
         "`antiphon status` names who is waited for; its log is under runs/RUN/logs",
     ),
     AlarmKind(
+        "swap_failed",
+        "a worker cannot load newer weights: it samples with those it has, or with none",
+        "read the reason; see the worker's log, and that it has the run's own model and learner.pub",
+    ),
+    AlarmKind(
         "no_space",
-        f"less than {LEAST_FREE_BYTES >> 30} GiB free where the run is kept",
+        f"less than {LEAST_FREE_BYTES >> 30} GiB free where the run is kept, or less than record.free_mib",
         "`antiphon gc`, or free space otherwise; a full disk pauses the run and loses nothing",
     ),
     AlarmKind(
@@ -200,12 +207,37 @@ def space_alarm(free_bytes: int, place: str) -> Alarm | None:
     return Alarm("no_space", -1, f"only {free_bytes / (1 << 30):.2f} GiB are free for {place}")
 
 
+def short_of_space(learner: LearnerProgress | None) -> Alarm | None:
+    """Return the alarm of a learner that may not publish before there is more space.
+
+    >>> short_of_space(LearnerProgress("waiting for space to publish version 3", 7, "byte")).text
+    'waiting for space to publish version 3'
+    """
+    if learner is None or not learner.doing.startswith(WAITS_FOR_SPACE):
+        return None
+    return Alarm("no_space", -1, learner.doing)
+
+
 def audit_alarm(status: RunStatus) -> Alarm | None:
     """Return the alarm of audits that did not take place; they go on with the next group."""
     if not status.unaudited:
         return None
     said = f"{status.unaudited} groups could not be audited; one of them: {status.unaudited_reason}"
     return Alarm("unaudited", -1, said)
+
+
+def swap_alarm(status: RunStatus) -> Alarm | None:
+    """Return the alarm of workers that cannot load newer weights; the one that fails longest is quoted."""
+    failing = [w for w in status.workers if w.swap_error and w.state is not WorkerState.LOST]
+    if not failing:
+        return None
+    worst = max(failing, key=lambda worker: worker.swap_failing_s)
+    samples = (
+        "samples with nothing" if worst.held_version is None else f"stays at version {worst.held_version}"
+    )
+    others = f"; {len(failing) - 1} others fail as well" if len(failing) > 1 else ""
+    said = f"{worst.worker_id} {samples} for {worst.swap_failing_s:.0f} s: {worst.swap_error}{others}"
+    return Alarm("swap_failed", -1, said)
 
 
 def _no_signal(commits: Sequence[StepCommit], steps: int | None) -> Alarm | None:

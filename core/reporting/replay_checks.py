@@ -123,6 +123,8 @@ class LogprobCheck:
     """Group, sample, token and version of the largest difference."""
     unscored: int = 0
     """Tokens whose version has no weights in the record; counted in `tokens`, never as within."""
+    kept_cache: int = 0
+    """Tokens sampled over a kept cache, whose logprobs no clean pass gives; `tokens` does not count them."""
 
     def words(self) -> str:
         said = f"step {self.step}: {self.within} of {self.tokens} logprobs within {LOGPROB_TOLERANCE:g}"
@@ -130,6 +132,8 @@ class LogprobCheck:
             said += f", largest difference {self.largest:.3g} nats at {self.where}"
         if self.unscored:
             said += f"; {self.unscored} tokens were sampled by versions whose weights are not in the record"
+        if self.kept_cache:
+            said += f"; {self.kept_cache} further tokens were sampled over a kept cache and are not compared"
         return said
 
 
@@ -155,6 +159,7 @@ def compare_logprobs(
     scored: Sequence[npt.NDArray[np.float32]],
     places: Sequence[str],
     versions: Sequence[npt.NDArray[np.int64]],
+    kept_cache: Sequence[npt.NDArray[np.bool_]],
 ) -> LogprobCheck:
     """Compare the log-probabilities of a batch, token by token; every sequence has one entry per trajectory.
 
@@ -164,13 +169,15 @@ def compare_logprobs(
         scored: [T] float32, nats; NaN where the version's weights are missing.
         places: what the trajectory is called.
         versions: [T], the version that sampled each token.
+        kept_cache: [T], whether it did so over a kept cache; such tokens are not compared.
     """
-    tokens = within = unscored = 0
+    tokens = within = unscored = left_out = 0
     largest, where = 0.0, "no token"
-    for old, new, place, version in zip(recorded, scored, places, versions, strict=True):
-        tokens += len(old)
-        known = ~np.isnan(new)
-        unscored += int((~known).sum())
+    for old, new, place, version, kept in zip(recorded, scored, places, versions, kept_cache, strict=True):
+        tokens += int((~kept).sum())
+        left_out += int(kept.sum())
+        known = ~np.isnan(new) & ~kept
+        unscored += int((~known & ~kept).sum())
         if not known.any():
             continue
         gap = np.where(known, np.abs(new.astype(np.float64) - old.astype(np.float64)), -1.0)
@@ -180,7 +187,7 @@ def compare_logprobs(
         if where == "no token" or gap[worst] > largest:
             largest = float(gap[worst])
             where = f"token {worst} of {place}, sampled by version {int(version[worst])}"
-    return LogprobCheck(step, tokens, within, largest, where, unscored)
+    return LogprobCheck(step, tokens, within, largest, where, unscored, left_out)
 
 
 def choose_steps(recorded: int, planned: int, first: int | None, last: int | None) -> range:

@@ -72,11 +72,17 @@ def planes_of(
             f"version {status.committed_steps}" + ("" if learner is None else f", {learner.doing}"),
             "" if training else f"the batch of step {status.committed_steps}",
         ),
-        ("broadcast", f"newest version {status.newest_version}", ""),
+        ("broadcast", f"newest version {status.newest_version}", _failing_swaps(status)),
     ]
     if status.run_ahead:
         views.append(("run-ahead", status.run_ahead, ""))
     return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}
+
+
+def _failing_swaps(status: RunStatus) -> str:
+    """Say which workers cannot load newer weights; "" when all can."""
+    failing = [w for w in status.workers if w.swap_error and w.state is not WorkerState.LOST]
+    return "; ".join(f"{w.worker_id}: {w.swap_error}" for w in failing[:2])
 
 
 def reward_of(commit: StepCommit | None) -> float | None:

@@ -72,6 +72,9 @@ class SampleStatistics:
     """Tokens that lie outside by ten times the band, or whose logprob no rounding explains."""
     author: str = ""
     """Id of the worker that sampled these tokens; empty for the one that handed the group in."""
+    kept_cache: int = 0
+    """Tokens left out because their engine kept its cache over a swap: no clean pass gives their logprobs,
+    and the intervals that their uniforms had to fall into are not known."""
 
 
 class Sums(NamedTuple):

@@ -44,6 +44,8 @@ class Standing:
     """Groups that were drawn for an audit and could not be checked."""
     unaudited_reason: str = ""
     """Why the last one could not."""
+    kept_cache: int = 0
+    """Tokens of groups that passed which no audit judges: sampled over a cache that was kept over a swap."""
     quarantined: str = ""
     """Why it is shut out; empty while it is not."""
 
@@ -61,10 +63,11 @@ class Standing:
         """Return what audits found so far."""
         return Sums(self.tokens, self.missed, self.near, self.gross)
 
-    def pass_group(self, sums: Sums, most: bool = True) -> "Standing":
+    def pass_group(self, sums: Sums, most: bool = True, kept_cache: int = 0) -> "Standing":
         """Return the standing after an audited group that showed nothing.
 
-        `most`: it sampled most of the group; a smaller part makes no one more trusted.
+        `most`: it sampled most of the group; a smaller part makes no one more trusted. `kept_cache`: its
+        tokens that were not judged.
         """
         passed = self.passed + most
         return replace(
@@ -75,6 +78,7 @@ class Standing:
             tokens=self.tokens + sums.tokens,
             missed=self.missed + sums.missed,
             near=self.near + sums.near,
+            kept_cache=self.kept_cache + kept_cache,
         )
 
     def skip_group(self, reason: str) -> "Standing":
@@ -94,7 +98,7 @@ class Standing:
 
     def pardon(self) -> "Standing":
         """Return the standing of someone who may try again, as a stranger."""
-        counts = ("audited", "unaudited", "unaudited_reason")
+        counts = ("audited", "unaudited", "unaudited_reason", "kept_cache")
         return Standing(**{name: getattr(self, name) for name in counts})
 
 

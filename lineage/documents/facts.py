@@ -27,12 +27,12 @@ def batch_facts(
 
 
 def version_facts(run_id: str, version: int, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is said of a version, from its line of the run log.
+    """Return what is said of a version, from its line of the run log and `retention.recompute_note`.
 
     >>> sorted(version_facts("demo-1", 0, {"version": 0, "weights_digest": "ab", "timings": {}}))
     ['parent', 'run_id', 'version', 'weights_digest']
     """
-    known = {name: line[name] for name in VERSION_FACTS if name in line}
+    known = {name: line[name] for name in (*VERSION_FACTS, "recompute") if name in line}
     return {**known, "run_id": run_id, "version": version, "parent": max(0, version - 1)}
 
 

@@ -16,6 +16,7 @@ from antiphon.lineage.documents.artifacts import build_document, origin_facts, p
 from antiphon.lineage.documents.facts import batch_facts, evaluation_facts, version_facts
 from antiphon.lineage.ledger.layout import shard_directories
 from antiphon.lineage.names import RUN, batch_entry, evaluation_entry, kind_of, name_of, version_entry
+from antiphon.lineage.retention import recompute_note
 from antiphon.lineage.run_log import read_base, read_evaluations, read_steps
 
 
@@ -78,7 +79,10 @@ def _draw(found: dict[str, bytes], run_dir: Path) -> None:
             # Without the batch itself only the oldest version of each trajectory is known.
             oldest = {step - int(staleness) for staleness in line["batch"]["staleness_histogram"]}
             add(batch_entry(step), facts, tuple(sorted(oldest)))
-        add(version_entry(version), version_facts(run_id, version, line))
+        add(
+            version_entry(version),
+            version_facts(run_id, version, {**line, **recompute_note(version, config)}),
+        )
     for line in read_evaluations(run_dir):
         version = int(line["version"])
         add(evaluation_entry(version), evaluation_facts(run_id, line))

@@ -16,6 +16,7 @@ from typing import Any
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import BATCH_METRICS
 from antiphon.lineage.documents.manifest import manifest_digest
 from antiphon.lineage.ledger.layout import shard_directories
@@ -80,13 +81,22 @@ class ReplayCopy:
         return str(pointer["weights_digest"])
 
     def weights(self, version: int) -> Path | None:
-        """Return the safetensors file of a version, or None when it was not pinned."""
+        """Return the safetensors file of a version, or None when it was not pinned or not kept."""
         path = self._place(version_entry(version, "safetensors"))
         return path if path.is_file() else None
 
     def published(self) -> list[int]:
         """Return the versions whose weights are here, in order."""
         return [version for version in sorted(self._pointers) if self.weights(version) is not None]
+
+    def recorded_by_digest(self) -> list[int]:
+        """Return the published versions whose weights retention did not keep, in order."""
+        config, newest = self.config, len(self.steps)
+        if config.record.weights == "all":
+            return []
+        interval, steps = config.loop.publish_interval, config.run.steps
+        versions = (version for version in range(newest + 1) if is_published(version, interval, steps))
+        return [version for version in versions if self.weights(version) is None]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return what was recorded of each evaluation, by version.

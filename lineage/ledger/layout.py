@@ -3,7 +3,8 @@
 A ledger is a row of shards. The first is ``<run>/`` with its pointer and ``<run>.journal``;
 when it is full the next is ``<run>.s001/`` with its own two files, and so on. A shard's tree
 is DVC's directory object: the JSON list of its entries, sorted by path, named by the md5 of
-these bytes. The pointer names the tree. It is ``<run>.pointer``, which git ignores and DVC does
+these bytes. The journal has a line for each entry that came, and one for each that left.
+The pointer names the tree. It is ``<run>.pointer``, which git ignores and DVC does
 not know; a ledger that is kept has ``<run>.dvc`` instead, the same bytes for both of them.
 """
 
@@ -11,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -48,6 +49,16 @@ class Entry:
     md5: str
     size: int | None
     """Bytes; None where only a tree is known, which does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJournal:
+    """What a shard's journal says, by path."""
+
+    entries: Mapping[str, Entry]
+    """What was appended and is to be there."""
+    left: Mapping[str, Entry]
+    """What was taken away; a tree or a file of it may be there still."""
 
 
 def find_project(project: Path | None, home: Path) -> Path:
@@ -191,20 +202,37 @@ def read_pointer(body: bytes) -> Mapping[str, Any]:
     return dict(out)
 
 
-def journal_line(entry: Entry) -> str:
-    """Return the line that a journal keeps of an entry."""
-    return json.dumps({"rel": entry.rel, "md5": entry.md5, "size": entry.size}) + "\n"
+def journal_line(entry: Entry, *, left: bool = False) -> str:
+    """Return the line that a journal keeps of an entry that came, or that `left`."""
+    plain = {"rel": entry.rel, "md5": entry.md5, "size": entry.size}
+    return json.dumps(plain | {"left": True} if left else plain) + "\n"
 
 
-def read_journal(text: str) -> Iterator[Entry]:
-    """Yield the entries of a journal's whole lines; what comes after the last line end is left out.
+def read_journal(text: str) -> ShardJournal:
+    """Return what a journal's whole lines say; what comes after the last line end is left out.
 
     Raises:
         IntegrityError: when a whole line is none of a journal.
+
+    >>> lines = journal_line(Entry("a", "0" * 32, 1)), journal_line(Entry("a", "0" * 32, 1), left=True)
+    >>> list(read_journal(lines[0]).entries), list(read_journal("".join(lines)).entries)
+    (['a'], [])
     """
+    entries: dict[str, Entry] = {}
+    left: dict[str, Entry] = {}
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
         try:
             plain = json.loads(line)
-            yield Entry(str(plain["rel"]), str(plain["md5"]), int(plain["size"]))
-        except (ValueError, TypeError, KeyError) as error:
+            entry = Entry(str(plain["rel"]), str(plain["md5"]), int(plain["size"]))
+            to, away = (left, entries) if plain.get("left") is True else (entries, left)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(f"line {number} of the journal cannot be read: {error!r}") from error
+        to[entry.rel] = entry
+        away.pop(entry.rel, None)
+    return ShardJournal(entries, left)
+
+
+def journal_text(directory: Path) -> str:
+    """Return the text of a shard's journal; "" without one."""
+    journal = journal_of(directory)
+    return journal.read_text(encoding="utf-8") if journal.is_file() else ""

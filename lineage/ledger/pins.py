@@ -9,7 +9,7 @@ ledgers that are kept.
 """
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -88,6 +88,9 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._homes)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
     def md5(self, rel: str) -> str | None:
         """Return the md5 under which an entry is pinned, or None."""
         shard = self._homes.get(rel)
@@ -115,6 +118,29 @@ class Ledger:
         self._homes[rel] = shard
         return md5
 
+    def remove(self, rels: Iterable[str], release: Callable[[Path], bool] = lambda path: True) -> None:
+        """Take entries away, and finish what an earlier process began to take away.
+
+        A kill at any point leaves a ledger that verifies; the next call does the rest. Bytes that another
+        entry has too stay in the cache.
+
+        Args:
+            rels: entries of the ledger.
+            release: is given each file before it goes, and removes what else this run holds of it; false
+                leaves its bytes in the cache.
+
+        Raises:
+            UnavailableError: when there is no space left for the journal or the tree.
+        """
+        with _explained(self.directory):
+            for rel in rels:
+                self._homes[rel].leave(rel)
+                del self._homes[rel]
+            for shard in (shard for shard in self._shards if shard.leaving):
+                if shard.unpublished:
+                    shard.publish()
+                shard.clear(self._pins, release)
+
     def publish(self) -> str:
         """Write what is new as trees and pointers; return the newest shard's tree.
 
@@ -133,6 +159,9 @@ class Ledger:
             self.publish()
         self._repo.close()
         self._lock.close()
+
+    def _pins(self, md5: str) -> bool:
+        return any(entry.md5 == md5 for shard in self._shards for entry in shard.entries.values())
 
     def _open_shard(self) -> Shard:
         newest = self._shards[-1]

@@ -1,14 +1,17 @@
-"""Ledger shard: one DVC-tracked directory that only grows, and is whole after a kill at any point.
+"""Ledger shard: one DVC-tracked directory, whole after a kill at any point.
 
 An entry is first in DVC's cache, then in the directory, then a line of the journal. Publishing
 writes the tree of all entries, flushed to the disk, before the pointer that names it. So
 a pointer never names what is missing, and whatever a process had not finished is finished by
 the next one that appends the same entries.
+
+Entries never change; those that retention takes away leave in the opposite order: a line of the
+journal, then the tree and the pointer without them, then DVC's cache, and the file last.
 """
 
 import os
-from bisect import insort
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,10 @@ from dvc_objects.fs.local import localfs
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.ledger.layout import (
     Entry,
+    ShardJournal,
     journal_line,
     journal_of,
+    journal_text,
     kept_pointer_of,
     pointer_bytes,
     pointer_of,
@@ -57,6 +62,7 @@ class Shard:
         self._kept = kept
         self._journal = journal_of(directory)
         self.entries: dict[str, Entry] = {}
+        self._leaving: dict[str, Entry] = {}
         self._order: list[str] = []
         self._lines: dict[str, str] = {}
         self._bytes = 0
@@ -93,8 +99,38 @@ class Shard:
             with self._journal.open("a", encoding="utf-8") as journal:
                 journal.write(journal_line(entry))
             self._add(entry)
+            self._leaving.pop(rel, None)
             self.unpublished += 1
         return md5
+
+    def leave(self, rel: str) -> None:
+        """Note that an entry leaves; its file stays until `clear`."""
+        entry = self.entries[rel]
+        with self._journal.open("a", encoding="utf-8") as journal:
+            journal.write(journal_line(entry, left=True))
+        del self.entries[rel], self._order[bisect_left(self._order, rel)], self._lines[rel]
+        self._bytes -= entry.size or 0
+        self._leaving[rel] = entry
+        self.unpublished += 1
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether files of entries that left are still there."""
+        return bool(self._leaving)
+
+    def clear(self, needed: Callable[[str], bool], release: Callable[[Path], bool]) -> None:
+        """Remove the files of entries that left; the tree without them must be published.
+
+        Their bytes leave the cache too, unless an entry of that md5 is `needed`; `release` is given the file
+        before, and returns whether nobody but this ledger holds its bytes there.
+        """
+        for rel, entry in list(self._leaving.items()):
+            place = self.directory / rel
+            if place.exists():
+                if not needed(entry.md5) and release(place):
+                    self._cached(entry.md5).unlink(missing_ok=True)
+                place.unlink()
+            del self._leaving[rel]
 
     def publish(self) -> str:
         """Write the tree of all entries and the pointer that names it; return its md5."""
@@ -138,18 +174,22 @@ class Shard:
                 path.unlink()
 
     def _restore(self) -> None:
-        journalled = {entry.rel: entry for entry in self._journalled()}
-        for entry in self._published(journalled):
+        journal = self._journalled()
+        journalled = journal.entries
+        published = {entry.rel: entry for entry in self._published(journal)}
+        for entry in published.values():
+            if entry.rel in journal.left:
+                continue
             known = journalled.get(entry.rel)
             size = known.size if known else self._cached_size(entry.md5)
             self._add(Entry(entry.rel, entry.md5, size))
-        published = len(self.entries)
         for rel, entry in journalled.items():
             if rel not in self.entries and self._intact(entry):
                 self._add(entry)
-        self.unpublished = len(self.entries) - published
+        self.unpublished = len(self.entries.keys() ^ published.keys())
+        self._leaving = {rel: left for rel, left in journal.left.items() if (self.directory / rel).exists()}
 
-    def _published(self, journalled: dict[str, Entry]) -> list[Entry]:
+    def _published(self, journal: ShardJournal) -> list[Entry]:
         if not self.pointer.is_file():
             return []
         kept = self.pointer.suffix == ".dvc"
@@ -161,8 +201,9 @@ class Shard:
         if path.is_file() and tree_name(body := path.read_bytes()) == out["md5"]:
             return read_tree(body)
         # The disk may have lost the tree while the journal, which is flushed before it, has it all.
+        journalled = journal.entries
         body = tree_bytes(tree_line(rel, journalled[rel].md5) for rel in sorted(journalled))
-        if tree_name(body) != out["md5"] and len(journalled) < out["nfiles"]:
+        if tree_name(body) != out["md5"] and len(journalled) + len(journal.left) < out["nfiles"]:
             raise UnavailableError(
                 f"{self.pointer} names a tree that is not in the DVC cache; "
                 f"run `dvc pull {self.pointer}` first"
@@ -170,16 +211,14 @@ class Shard:
         _log.warning("ledger.tree_rebuilt", shard=self.directory.name, entries=len(journalled))
         return []
 
-    def _journalled(self) -> list[Entry]:
-        if not self._journal.is_file():
-            return []
-        text = self._journal.read_text(encoding="utf-8")
+    def _journalled(self) -> ShardJournal:
+        text = journal_text(self.directory)
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
             # A process died while writing the last line; no one counts on this entry.
             os.truncate(self._journal, len(whole.encode()))
         with _naming(self._journal, "remove the file if the .dvc file beside it is there"):
-            return list(read_journal(whole))
+            return read_journal(whole)
 
     def _intact(self, entry: Entry) -> bool:
         if self._cached_size(entry.md5) == entry.size:

@@ -14,7 +14,9 @@ from antiphon.lineage.ledger.findings import FileReader, Findings
 from antiphon.lineage.ledger.layout import (
     PUBLISH_ENTRIES,
     Entry,
+    ShardJournal,
     journal_of,
+    journal_text,
     kept_pointer_of,
     pointer_bytes,
     pointer_of,
@@ -53,6 +55,7 @@ class ShardCheck:
     ) -> None:
         """Prepare; the ledger of an `unfinished` run may be so new that it was never published."""
         self._unfinished = unfinished
+        self._being_written = False
         self._directory = directory
         self._cached = cached
         self._reader = reader
@@ -73,34 +76,36 @@ class ShardCheck:
 
     def check(self) -> ShardState:
         """Read everything and return what is sound."""
-        being_written = is_being_written(self._directory)
-        journalled = self._read_journal(being_written)
-        fresh = self._unfinished and 0 < len(journalled) < PUBLISH_ENTRIES
-        tree = self._read_tree(being_written or fresh)
-        expected = dict(tree if tree is not None else journalled)
+        self._being_written = is_being_written(self._directory)
+        journal = self._read_journal()
+        fresh = self._unfinished and 0 < len(journal.entries) < PUBLISH_ENTRIES
+        tree = self._read_tree(self._being_written or fresh)
+        if self._being_written:
+            journal = self._read_journal()  # what has left the tree by now is in it
+        # An entry that left may be in the tree still, or its file there: nobody counts on either.
+        expected = dict(tree if tree is not None else journal.entries)
         if tree is not None:
-            self._compare_journal(tree, journalled, expected)
+            self._compare_journal(tree, journal.entries, expected)
+        expected = {rel: entry for rel, entry in expected.items() if rel not in journal.left}
         if not expected:
             expected = {rel: Entry(rel, "", None) for rel in self._files()}
         intact = {rel: path for rel in sorted(expected) if (path := self._check_entry(expected[rel]))}
-        self._check_strangers(expected)
-        if tree is not None and len(intact) == len(expected):
+        self._check_strangers({**expected, **journal.left})
+        if tree is not None and len(intact) == len(expected) and not tree.keys() & journal.left.keys():
             self._check_pointer(tree, {rel: intact[rel] for rel in tree})
         return ShardState(expected, intact)
 
-    def _read_journal(self, being_written: bool) -> dict[str, Entry]:
-        if not self._journal.is_file():
-            return {}
+    def _read_journal(self) -> ShardJournal:
         name = f"journal of {self._name}"
         fix = "remove the file: the .dvc file and its tree name every published entry"
         try:
-            text = self._journal.read_bytes().decode("utf-8")
-            if text and not text.endswith("\n") and not being_written:
+            text = journal_text(self._directory)
+            if text and not text.endswith("\n") and not self._being_written:
                 self._findings.add(name, self._journal, "ends in the middle of a line", fix)
-            return {entry.rel: entry for entry in read_journal(text)}
+            return read_journal(text)
         except (UnicodeDecodeError, IntegrityError) as error:
             self._findings.add(name, self._journal, f"cannot be read: {error}", fix)
-            return {}
+            return ShardJournal({}, {})
 
     def _read_tree(self, expected_missing: bool) -> dict[str, Entry] | None:
         named = f"pointer of {self._name}"
@@ -156,6 +161,8 @@ class ShardCheck:
         kept = self._reader.read(cached)
         cache_is_whole = kept is not None and kept.md5 == entry.md5
         is_whole = found is not None and found.md5 == entry.md5
+        if found is None and self._being_written and entry.rel in self._read_journal().left:
+            return None  # it left meanwhile
         if found is None:
             self._findings.add(name, path, "is missing", self._restore if cache_is_whole else self._fetch)
         elif not is_whole:

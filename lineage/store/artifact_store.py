@@ -19,7 +19,7 @@ from antiphon.core.digests import check_digest, digest_bytes, digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage.store.outbox import Outbox
 from antiphon.lineage.store.remote import RemoteStore
-from antiphon.system.files import unusable, write_atomically
+from antiphon.system.files import copy_atomically, flush_folder, unusable, write_atomically
 
 _OBJECT_MODE = 0o444
 """Objects never change, and the ledger may link to the very same file: none may write to them."""
@@ -74,16 +74,28 @@ class ArtifactStore:
         Raises:
             UnavailableError: as `put`.
         """
-        digest = digest_file(path)
-        target = self.path(digest)
         try:
+            digest = digest_file(path)
+            target = self.path(digest)
             self._use()
+            if self.outbox is not None:
+                self.outbox.add(digest)
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(path, target)
-        except OSError:
-            return self.put(path.read_bytes())  # another file system, or one without links
+                try:
+                    os.link(path, target)
+                except OSError:  # another file system, or one without links
+                    copy_atomically(path, target, _OBJECT_MODE)
+                flush_folder(target.parent)
+                if self.outbox is not None:
+                    self.outbox.add(digest)  # as in `put`
+        except OSError as error:
+            raise unusable(error, self.root) from error
         return digest
+
+    def discard(self, digest: str) -> None:
+        """Remove an object from this machine; the caller knows that nobody else needs it."""
+        self.path(digest).unlink(missing_ok=True)
 
     def get(self, digest: str) -> bytes:
         """Return the object's bytes, checked.

@@ -16,14 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.lineage.ledger.layout import journal_of, read_journal, read_pointer, read_tree, run_of
+from antiphon.lineage.ledger.layout import (
+    journal_of,
+    journal_text,
+    read_journal,
+    read_pointer,
+    read_tree,
+    run_of,
+)
 from antiphon.lineage.store.outbox import waiting_objects
 
 DOCUMENT_BYTES = 16 << 20
 """Largest JSON object of the store that is searched for further names."""
 
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-_BULK = {"checkpoints", "chunks", "workers", "logs"}
+_BULK = {"checkpoints", "payloads", "workers", "logs"}
 """Folders of a run that name their content by other digests than the store's."""
 
 
@@ -68,17 +75,18 @@ def pinned(ledger: Path, cache: Path, without: Set[str] = frozenset()) -> set[st
             continue
         name = str(read_pointer(pointer.read_bytes())["md5"])
         tree = cache / "files" / "md5" / name[:2] / name[2:]
-        journal = journal_of(pointer.with_suffix(""))
-        if not tree.is_file() and not journal.is_file():
+        if not tree.is_file() and not journal_of(pointer.with_suffix("")).is_file():
             raise UnavailableError(
                 f"{pointer} names a tree that is not in the DVC cache, so it is not known what it pins; "
                 f"run `dvc pull {pointer}` first"
             )
         if tree.is_file():
-            found |= {entry.md5 for entry in read_tree(tree.read_bytes())}
+            left = read_journal(journal_text(pointer.with_suffix(""))).left  # superseded, but not gone yet
+            found |= {entry.md5 for entry in read_tree(tree.read_bytes()) if entry.rel not in left}
     for journal in sorted(ledger.glob("*.journal")):
         if run_of(journal.with_suffix("")) not in without:
-            found |= {entry.md5 for entry in read_journal(journal.read_text(encoding="utf-8"))}
+            entries = read_journal(journal_text(journal.with_suffix(""))).entries
+            found |= {entry.md5 for entry in entries.values()}
     return found
 
 

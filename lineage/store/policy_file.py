@@ -1,11 +1,10 @@
-"""Policy files: a published snapshot as one safetensors file that any library opens.
+"""Policy files: a published snapshot is one safetensors file that any library opens.
 
-The bytes of each tensor are those of the snapshot, chunk by chunk checked by whoever hands
-them in; equal snapshots give equal files.
+The learner writes it, workers fetch it, and the records link it.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from blake3 import blake3
 
 from antiphon.core.digests import PIECE_BYTES
 from antiphon.core.errors import IntegrityError
-from antiphon.core.records import SnapshotManifest
+from antiphon.core.records import TensorEntry
 from antiphon.system.files import unusable
 
-_DTYPES = {
+DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -30,46 +29,41 @@ _DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+"""Name of a dtype here -> its name in the format."""
 
 _HEADER_LIMIT = 100_000_000
 """Bytes of the longest header the format allows."""
 _RESTORE = "restore it with `dvc checkout` or `dvc pull`"
 
 
-def encode_policy(manifest: SnapshotManifest, read_chunk: Callable[[str], bytes]) -> bytes:
-    """Return the snapshot as the bytes of a safetensors file; `read_chunk` gives checked bytes by digest.
+def policy_header(run_id: str, version: int, weights_digest: str, tensors: Sequence[TensorEntry]) -> bytes:
+    """Return what stands before the first tensor of a policy file: a length of 8 bytes, then JSON.
+
+    The file is this and the bytes of the tensors, without gaps, in the order of `tensors`, which is
+    that of their names. It depends on the arguments alone, so equal versions give equal files.
 
     Raises:
-        IntegrityError: when chunks and tensors do not fit together, or a dtype has no name there.
+        IntegrityError: when a dtype has no name in the format.
     """
-    payload = b"".join(read_chunk(chunk.digest) for chunk in sorted(manifest.chunks, key=lambda c: c.offset))
-    if len(payload) != manifest.payload_bytes:
-        raise IntegrityError(
-            f"the chunks of version {manifest.version} hold {len(payload)} bytes, "
-            f"but its manifest says {manifest.payload_bytes}; publish the version again"
-        )
-    facts = {"run": manifest.run_id, "version": manifest.version, "weights_digest": manifest.weights_digest}
+    facts = {"run": run_id, "version": version, "weights_digest": weights_digest}
     # Releases of transformers before 5 open no file that does not name the format of its tensors.
     header: dict[str, object] = {
         "__metadata__": {"antiphon": json.dumps(facts, sort_keys=True), "format": "pt"}
     }
-    parts, edge = [], 0
-    for tensor in sorted(manifest.tensors, key=lambda t: t.name):
-        if tensor.dtype not in _DTYPES:
+    for tensor in tensors:
+        if tensor.dtype not in DTYPES:
             raise IntegrityError(
-                f"tensor {tensor.name} of version {manifest.version} has dtype {tensor.dtype}, "
+                f"tensor {tensor.name} of version {version} has dtype {tensor.dtype}, "
                 "which safetensors does not know; publish in float32 or bfloat16"
             )
         header[tensor.name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [edge, edge + tensor.length],
+            "data_offsets": [tensor.offset, tensor.offset + tensor.length],
         }
-        parts.append(payload[tensor.offset : tensor.offset + tensor.length])
-        edge += tensor.length
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # readers want tensors at multiples of eight bytes
-    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+    return len(text).to_bytes(8, "little") + text
 
 
 def copy_policy(path: Path, take: Callable[[bytes], object] = lambda piece: None) -> str:
@@ -99,7 +93,7 @@ def copy_policy(path: Path, take: Callable[[bytes], object] = lambda piece: None
 
 def _canonical_header(path: Path, text: bytes) -> tuple[bytes, int]:
     """Return what the weights digest says of names, dtypes and shapes, and the bytes of all tensors."""
-    names = {short: dtype for dtype, short in _DTYPES.items()}
+    names = {short: dtype for dtype, short in DTYPES.items()}
     try:
         tree = json.loads(text)
         tree.pop("__metadata__", None)

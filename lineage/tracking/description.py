@@ -24,7 +24,7 @@ _WORDS = 4000
 """Characters of a tag that MLflow surely keeps."""
 
 
-def differing(config: RunConfig) -> tuple[str, dict[str, str]]:
+def nearest_example(config: RunConfig) -> tuple[str, dict[str, str]]:
     """Return the shipped example nearest to a configuration, and the fields in which they differ.
 
     Returns:
@@ -58,7 +58,7 @@ def display_name(run_id: str, fields: Mapping[str, str]) -> str:
 
 def origin_tags(config: RunConfig) -> dict[str, str]:
     """Return the tags that say where a run's configuration and code came from."""
-    base, fields = differing(config)
+    base, fields = nearest_example(config)
     said = ", ".join(f"{field}={value}" for field, value in fields.items())
     tags = {
         "antiphon.base": base or "defaults",
@@ -75,7 +75,7 @@ def origin_tags(config: RunConfig) -> dict[str, str]:
 
 def note(config: RunConfig, run_dir: Path, home: Path, experiment_id: str, mlflow_id: str) -> str:
     """Return the text of a run's page, Markdown: what differs, where more of it is, what to type."""
-    base, fields = differing(config)
+    base, fields = nearest_example(config)
     said = ", ".join(f"`{field}={value}`" for field, value in fields.items()) or "nothing"
     links = [
         f"[report]({run_link('', experiment_id, mlflow_id, 'artifacts/report.html')})",

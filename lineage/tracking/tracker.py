@@ -17,7 +17,7 @@ from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.champion import crown
 from antiphon.lineage.tracking.charts import HELDOUT, chart_name, comparison_tag
-from antiphon.lineage.tracking.description import differing, display_name, note, origin_tags
+from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.lineage.tracking.model_files import Exporter
 from antiphon.lineage.tracking.system_metrics import SystemSampler
@@ -59,7 +59,7 @@ class Tracker:
         self._shown: set[int] = set()
         self._run_dir, self._home = run_dir, home
         tags = {"antiphon.run_id": run_id, "antiphon.mode": config.loop.mode}
-        name = display_name(run_id, differing(config)[1])
+        name = display_name(run_id, nearest_example(config)[1])
         view = dict([comparison_tag()])
         self.mlflow = MlflowWriter(
             run_dir, home, config.run.name, name, flatten_config(config), tags, first_pause_s, view

@@ -1,19 +1,44 @@
 """Broadcast: the contract between whoever holds chunks and whoever wants them.
 
 The learner's origin serves it today. A worker that holds a chunk may serve it too: nothing in
-the contract says who answers, because a chunk is its digest.
+the contract says who answers, because a chunk is named by its payload's digest and its place.
 """
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a holder keeps its payloads, for receivers on its own machine."""
+
+    folder: Path
+    token: str
+    """What the file `token` in the folder holds; who reads another one, or none, is elsewhere."""
 
 
 class Broadcast(Protocol):
-    """Chunks by digest."""
+    """Chunks of payloads."""
 
-    def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield (digest, bytes) in the order asked for; the receiver checks each digest.
+    def get_chunks(self, payload_digest: str, indices: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield (index, bytes) in the order asked for; the receiver checks each chunk's digest.
+
+        A large chunk may come in consecutive pieces, each with its index.
+
+        A chunk that the holder is itself still receiving is waited for, up to its stall limit.
 
         Raises:
             UnavailableError: when a chunk is not held (any more).
+            ContractError: when a chunk is asked for twice, or the payload has no such chunk.
         """
+
+    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
+        """Return, per chunk, whether it is held; empty when the payload is not known."""
+
+    async def where(self) -> Place:
+        """Return where the payloads lie on the holder's machine."""

@@ -1,13 +1,20 @@
 """Broadcast over gRPC, the asking side: the same contract over a channel."""
 
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
-from antiphon.services.broadcast.api import Broadcast
-from antiphon.services.rpc.serving import stream
+from antiphon.services.broadcast.api import Broadcast, Place
+from antiphon.services.rpc.serving import call, stream
 from antiphon.services.rpc.unary import Client
 from antiphon.services.security.credentials import Credentials
+
+_ANSWER_S = 10.0
+"""Longest wait for the answer what a holder has, or where it keeps it."""
 
 
 class BroadcastClient(Client, Broadcast):
@@ -25,7 +32,20 @@ class BroadcastClient(Client, Broadcast):
         super().__init__(broadcast_pb2_grpc.BroadcastStub, address, credentials, channel)
         self._transfer_timeout_s = transfer_timeout_s
 
-    async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        request = broadcast_pb2.ChunksRequest(digests=digests)
+    async def get_chunks(
+        self, payload_digest: str, indices: Sequence[int]
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        request = broadcast_pb2.ChunksRequest(payload_digest=payload_digest, indices=indices)
         async for chunk in stream(self._stub.GetChunks, request, None, self._transfer_timeout_s):
-            yield chunk.digest, chunk.payload
+            yield chunk.index, chunk.data
+
+    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
+        request = broadcast_pb2.HeldRequest(payload_digest=payload_digest)
+        said = await call(self._stub.GetHeld, request, _ANSWER_S)
+        bits = np.unpackbits(np.frombuffer(said.bits, np.uint8), bitorder="little")
+        # A count that the bits do not bear out is no reason to allocate anything.
+        return bits[: max(0, said.chunks)].astype(np.bool_)
+
+    async def where(self) -> Place:
+        place = await call(self._stub.Where, broadcast_pb2.PlaceRequest(), _ANSWER_S)
+        return Place(Path(place.folder), place.token)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import numpy as np
 
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 from antiphon.services.broadcast.api import Broadcast
@@ -22,8 +23,20 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
     @answers_errors
     async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         """Stream chunks in the order asked for."""
-        async for digest, payload in self._service.get_chunks(list(request.digests)):
-            yield broadcast_pb2.Chunk(digest=digest, payload=payload)
+        async for index, data in self._service.get_chunks(request.payload_digest, list(request.indices)):
+            yield broadcast_pb2.Chunk(index=index, data=data)
+
+    @answers_errors
+    async def GetHeld(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Answer which chunks are held."""
+        held = await self._service.held(request.payload_digest)
+        return broadcast_pb2.Held(chunks=len(held), bits=np.packbits(held, bitorder="little").tobytes())
+
+    @answers_errors
+    async def Where(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Answer where the payloads lie."""
+        place = await self._service.where()
+        return broadcast_pb2.Place(folder=str(place.folder), token=place.token)
 
 
 def register_broadcast(server: grpc.aio.Server, service: Broadcast) -> None:

@@ -2,20 +2,27 @@
 
 Sending is paced by one token bucket that all receivers share, so that an uplink cap holds
 whatever their number. Receiving fetches missing chunks only; what has arrived stays, so a
-transfer that breaks continues where it stopped.
+transfer that breaks continues where it stopped. On the holder's own machine nothing is sent: the
+receiver links the holder's file.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
-from antiphon.core.records import ChunkEntry, SnapshotManifest
-from antiphon.services.broadcast.api import Broadcast
-from antiphon.services.broadcast.chunk_store import ChunkStore
-from antiphon.services.broadcast.manifest import check_manifest
+from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.services.broadcast.api import Broadcast, Place
+from antiphon.services.broadcast.manifest import check_manifest, full_payload
+from antiphon.services.broadcast.payload_files import IncomingPayload
+from antiphon.services.broadcast.payload_store import TOKEN, PayloadStore
 
 ATTEMPTS = 2
 """A chunk that does not match its digest is asked for once more, then the transfer fails."""
+_TOKEN_BYTES = 64
+"""Longest token that is read."""
 
 
 class Uplink:
@@ -38,39 +45,64 @@ class Uplink:
 
 
 class BroadcastService(Broadcast):
-    """Serves one chunk store: the learner's origin today, a worker's copy tomorrow."""
+    """Serves one payload store."""
 
-    def __init__(self, store: ChunkStore, uplink_bytes_per_s: float | None = None) -> None:
+    def __init__(self, store: PayloadStore, uplink_bytes_per_s: float | None = None) -> None:
         self._store = store
         self._uplink = Uplink(uplink_bytes_per_s)
 
-    async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield (digest, bytes) in the order asked for, no faster than the uplink cap.
+    async def get_chunks(
+        self, payload_digest: str, indices: Sequence[int]
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield (index, bytes) in the order asked for, no faster than the uplink cap.
 
-        A chunk is read once it may be sent, so that whoever waits for the uplink holds no memory.
+        A chunk is read once it may be sent, so that whoever waits for the uplink holds no memory. It is
+        not digested here: whoever receives it does that.
 
         Raises:
-            ContractError: when a chunk is asked for twice.
+            ContractError: when a chunk is asked for twice, or the payload has no such chunk.
             UnavailableError: for a chunk that is not held.
-            IntegrityError: for one whose bytes were altered.
         """
-        if len(set(digests)) != len(digests):
+        if len(set(indices)) != len(indices):
             raise ContractError(
-                f"a request for {len(digests)} chunks names {len(set(digests))}; ask for each chunk once"
+                f"a request for {len(indices)} chunks names {len(set(indices))}; ask for each chunk once"
             )
-        for digest in digests:
-            await self._uplink.take(await asyncio.to_thread(self._store.length, digest))
-            yield digest, await asyncio.to_thread(self._store.get, digest)  # reads and hashes
+        payload = await self._find(payload_digest)
+        for index in indices:
+            if not 0 <= index < len(payload.chunk_digests):
+                raise ContractError(
+                    f"payload {payload.digest} has no chunk {index}; fetch its manifest again"
+                )
+            await self._until_held(payload, index)
+            await self._uplink.take(payload.span(index)[1])
+            yield index, await asyncio.to_thread(self._store.read_chunk, payload, index)
+
+    async def _find(self, digest: str) -> Payload:
+        return await asyncio.to_thread(self._store.find, digest)
+
+    async def _until_held(self, payload: Payload, index: int) -> None:
+        """Wait for a chunk that is on its way; what lies here whole has none."""
+
+    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
+        """Return, per chunk, whether it is held; empty when the payload is not known here."""
+        try:
+            return self._store.held(await asyncio.to_thread(self._store.find, payload_digest))
+        except UnavailableError:
+            return np.zeros(0, np.bool_)
+
+    async def where(self) -> Place:
+        """Return where the payloads lie on this machine."""
+        return Place(self._store.root.absolute(), await asyncio.to_thread(self._store.token))
 
 
 async def fetch_snapshot(
     manifest: SnapshotManifest,
     source: Broadcast,
-    store: ChunkStore,
+    store: PayloadStore,
     timeout_s: float,
     arrived: Callable[[int], None] = lambda length: None,
 ) -> None:
-    """Bring every chunk of a snapshot into `store`, then list its manifest there.
+    """Bring the policy file of a snapshot into `store`: by a link where the source is on this machine.
 
     Chunks already held are not fetched. On any error what has arrived stays, so the next call
     continues from there.
@@ -81,9 +113,16 @@ async def fetch_snapshot(
     Raises:
         IntegrityError: when the manifest is not sound, or a chunk came altered, truncated,
             oversized or out of turn twice; it names the chunk.
-        UnavailableError: when the source went away or nothing arrived in time.
+        UnavailableError: when the source went away or nothing arrived in time, or the disk is full.
     """
     check_manifest(manifest)
+    payload = full_payload(manifest)
+    if store.has(payload.digest):
+        return
+    if await _adopted(payload, await source.where(), store):
+        arrived(payload.payload_bytes)
+        return
+    incoming = await asyncio.to_thread(store.receive, payload)
     clock = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(timeout_s) as deadline:
@@ -92,77 +131,73 @@ async def fetch_snapshot(
                 deadline.reschedule(clock() + timeout_s)
                 arrived(length)
 
-            await _fetch_missing(manifest, source, store, note)
+            await _fetch_missing(manifest, incoming, source, note)
     except TimeoutError:
-        missing = sum(chunk.length for chunk in _missing(manifest, store))
+        missing = sum(payload.span(index)[1] for index in incoming.missing())
         raise UnavailableError(
-            f"{missing} of {manifest.payload_bytes} bytes of version {manifest.version} did not arrive from "
+            f"{missing} of {payload.payload_bytes} bytes of version {manifest.version} did not arrive from "
             f"{manifest.origin}, and nothing came for {timeout_s:g} s; try again, what has arrived is kept"
         ) from None
-    await asyncio.to_thread(store.put_manifest, manifest)
+    await asyncio.to_thread(incoming.finish)
+
+
+async def _adopted(payload: Payload, place: Place, store: PayloadStore) -> bool:
+    """Link a payload of a holder that shares this machine and may be read; False where there is none."""
+
+    def adopt() -> bool:
+        try:
+            with (place.folder / TOKEN).open("rb") as file:
+                shown = file.read(_TOKEN_BYTES)
+        except (OSError, ValueError):
+            return False
+        found = PayloadStore(place.folder).path(payload.digest)
+        return shown == place.token.encode() and store.adopt(payload, found)
+
+    return bool(place.token) and await asyncio.to_thread(adopt)
 
 
 async def _fetch_missing(
-    manifest: SnapshotManifest, source: Broadcast, store: ChunkStore, arrived: Callable[[int], None]
+    manifest: SnapshotManifest, incoming: IncomingPayload, source: Broadcast, arrived: Callable[[int], None]
 ) -> None:
     refused: IntegrityError | None = None
     for _ in range(ATTEMPTS):
-        if not (wanted := _missing(manifest, store)):
+        if not (wanted := incoming.missing()):
             return
-        refused = await _receive(manifest, wanted, source, store, arrived)
+        refused = await _receive(manifest, wanted, incoming, source, arrived)
     if refused is not None:
         raise refused
 
 
 async def _receive(
     manifest: SnapshotManifest,
-    wanted: list[ChunkEntry],
+    wanted: list[int],
+    incoming: IncomingPayload,
     source: Broadcast,
-    store: ChunkStore,
     arrived: Callable[[int], None],
 ) -> IntegrityError | None:
     """Take one stream; return why its first refused chunk was refused, if one was."""
     refused: IntegrityError | None = None
-    place = {chunk.digest: index for index, chunk in reversed(list(enumerate(manifest.chunks)))}
     expected = iter(wanted)
-    async for digest, payload in source.get_chunks([chunk.digest for chunk in wanted]):
-        chunk = next(expected, None)
-        if chunk is None or digest != chunk.digest:
+    async for index, data in source.get_chunks(incoming.payload.digest, wanted):
+        due = next(expected, None)
+        if index != due:
             # A sender that is out of step cannot be trusted for the rest of the stream either.
             return refused or IntegrityError(
-                f"{manifest.origin} sent chunk {digest[:64]!r} of version {manifest.version} out of turn; "
-                f"expected {chunk.digest if chunk else 'the end'}"
+                f"{manifest.origin} sent chunk {index} of version {manifest.version} out of turn; "
+                f"expected {'the end' if due is None else due}"
             )
-        # Hashing and flushing a chunk takes milliseconds, for which a worker must not stop sampling.
-        problem = await asyncio.to_thread(_problem, chunk, payload, store)
-        if problem is None:
-            arrived(len(payload))
-        if problem is not None and refused is None:
-            refused = IntegrityError(
-                f"chunk {place[digest]} ({digest}) of version {manifest.version} from {manifest.origin} "
-                f"{problem}; it was not kept"
+        try:
+            # Digesting and writing a chunk takes milliseconds, for which a worker must not stop sampling.
+            await asyncio.to_thread(incoming.write, index, data)
+        except IntegrityError as error:
+            refused = refused or IntegrityError(
+                f"chunk {index} of version {manifest.version} from {manifest.origin} {error}; it was not kept"
             )
+        else:
+            arrived(len(data))
     left = next(expected, None)
     if left is not None and refused is None:
         refused = IntegrityError(
-            f"{manifest.origin} ended the stream before chunk {place[left.digest]} ({left.digest}) of "
-            f"version {manifest.version}"
+            f"{manifest.origin} ended the stream before chunk {left} of version {manifest.version}"
         )
     return refused
-
-
-def _problem(chunk: ChunkEntry, payload: bytes, store: ChunkStore) -> str | None:
-    if len(payload) < chunk.length:
-        return f"is truncated to {len(payload)} of {chunk.length} bytes"
-    if len(payload) > chunk.length:
-        return f"is oversized: {len(payload)} bytes instead of {chunk.length}"
-    try:
-        store.put(chunk.digest, payload)
-    except IntegrityError:
-        return "was altered: its bytes do not match its digest"
-    return None
-
-
-def _missing(manifest: SnapshotManifest, store: ChunkStore) -> list[ChunkEntry]:
-    unique = {chunk.digest: chunk for chunk in manifest.chunks}
-    return [chunk for chunk in unique.values() if not store.has(chunk.digest)]

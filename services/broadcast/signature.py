@@ -9,7 +9,7 @@ import dataclasses
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.manifest import manifest_to_json
+from antiphon.services.broadcast.manifest import encode_manifest
 from antiphon.services.security.keys import SigningKey, verifies
 
 _PURPOSE = b"antiphon snapshot manifest\n"
@@ -18,7 +18,7 @@ _PURPOSE = b"antiphon snapshot manifest\n"
 
 def signed_bytes(manifest: SnapshotManifest) -> bytes:
     """Return what the signature of a manifest covers."""
-    return _PURPOSE + manifest_to_json(dataclasses.replace(manifest, origin="", signature=b""))
+    return _PURPOSE + encode_manifest(manifest)
 
 
 def sign_manifest(manifest: SnapshotManifest, key: SigningKey) -> SnapshotManifest:

@@ -55,6 +55,20 @@ class WorkerWelcome:
 
 
 @dataclass(frozen=True, slots=True)
+class KitPart:
+    """A part of what a worker needs of the model besides its weights: see services/rollout/worker_kit.py."""
+
+    digest: str
+    """blake3 of the whole archive."""
+    total_bytes: int
+    """Of the archive."""
+    signature: bytes
+    """The learner's, over run and digest; zeros where the run signs nothing."""
+    data: bytes
+    """Bytes of the archive from the offset on that was asked for; none behind its end."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
     """Sign of life; extends the worker's leases."""
 
@@ -82,6 +96,10 @@ class WorkerHeartbeat:
     """Bytes of snapshots that arrived since the worker started."""
     numerics: str = ""
     """What decides its engine's bits; workers that say the same sample the same. "": nobody does."""
+    swap_error: str = ""
+    """Why it could not load newer weights, as a sentence; empty once it could."""
+    swap_failing_s: float = 0.0
+    """Seconds since its swaps fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +188,9 @@ class Coordinator(Protocol):
         Raises:
             ContractError: another protocol version, or a worker of another run.
         """
+
+    async def worker_kit(self, offset: int) -> KitPart | None:
+        """Return the part of the model's kit that begins at `offset`, or None while there is no kit."""
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         """Extend the worker's leases and learn what it should give up."""

@@ -187,7 +187,10 @@ class AuditQueue:
             if name in self._state_machine.config.trust.trusted:
                 self._trusted.extend(own)
             drift, most = max(s.drift for s in own), 2 * sums.tokens > total
-            event = e.GroupAudited(group_id, name, sums.tokens, sums.missed, drift, sums.near, most)
+            kept = sum(s.kept_cache for s in own)
+            event = e.GroupAudited(
+                group_id, name, sums.tokens, sums.missed, drift, sums.near, most, kept_cache=kept
+            )
             self._state_machine.record(event)
         await self._state_machine.record()
 

@@ -91,6 +91,7 @@ class CoordinatorClient(Client, Coordinator):
     await_stage = asks(CALLS, Coordinator.await_stage)
     commit_step = asks(CALLS, Coordinator.commit_step)
     announce_snapshot = asks(CALLS, Coordinator.announce_snapshot)
+    worker_kit = asks(CALLS, Coordinator.worker_kit)
     latest_manifest = asks(CALLS, Coordinator.latest_manifest)
     void_batch = asks(CALLS, Coordinator.void_batch)
     pause = asks(CALLS, Coordinator.pause)

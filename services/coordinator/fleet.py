@@ -4,6 +4,7 @@ After a restart of the coordinator no one is known, every worker registers again
 is lost: leases name their groups, not the fleet's memory of a worker.
 """
 
+import math
 from dataclasses import dataclass
 
 from antiphon.core.loop.leases import heartbeat_pause_s
@@ -13,6 +14,8 @@ from antiphon.services.coordinator.running_leases import RunningLeases
 
 MISSED_HEARTBEATS = 5
 """A worker that missed this many in a row counts as lost."""
+LONGEST_SWAP_ERROR = 300
+"""Characters that are kept of a worker's reason for a swap that failed."""
 LOST_REMEMBERED = 32
 """Lost workers that status still lists."""
 
@@ -32,6 +35,9 @@ class Member:
     uptime_s: float = 0.0
     bytes_fetched: int = 0
     numerics: str = ""
+    swap_error: str = ""
+    """Why it could not load newer weights; empty once it could."""
+    swap_failing_since_s: float = 0.0
     pause_s: float = 0.0
     """Until its next heartbeat, as the reply to the last one said; 0 for the usual pause."""
     max_leases: int | None = None
@@ -92,17 +98,22 @@ class Fleet:
         member.tokens_generated, member.busy_s = heartbeat.tokens_generated, heartbeat.busy_s
         member.uptime_s, member.bytes_fetched = heartbeat.uptime_s, heartbeat.bytes_fetched
         member.numerics = heartbeat.numerics
+        member.swap_error = " ".join(heartbeat.swap_error[:LONGEST_SWAP_ERROR].split())
+        failing_s = heartbeat.swap_failing_s
+        member.swap_failing_since_s = now - (failing_s if 0.0 <= failing_s < math.inf else 0.0)
         return self.holds(member, heartbeat.held_version)
 
     def holds(self, member: Member, version: int | None) -> bool:
         """Note which version a worker samples with; True when that is news.
 
-        A worker that holds its first version has joined.
+        A worker that holds its first version has joined; one that holds none any more joins again.
         """
         changed = member.held_version != version
         member.held_version = version
         if version is not None and member.state is WorkerState.JOINING:
             member.state = WorkerState.ACTIVE
+        if version is None and member.state is WorkerState.ACTIVE:
+            member.state = WorkerState.JOINING
         news = changed and version is not None
         self.work_done += news
         return news
@@ -178,6 +189,8 @@ class Fleet:
                 busy_share=min(1.0, member.busy_s / member.uptime_s) if member.uptime_s > 0 else 0.0,
                 seconds_since_heartbeat=max(0.0, now - member.seen_s),
                 tokens_per_s=member.tokens_per_s,
+                swap_error=member.swap_error,
+                swap_failing_s=max(0.0, now - member.swap_failing_since_s) if member.swap_error else 0.0,
             )
             for member in self._members.values()
         )

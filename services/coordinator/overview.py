@@ -74,6 +74,7 @@ class Overview:
             unaudited_reason=next(
                 (s.unaudited_reason for s in state.standings.values() if s.unaudited_reason), ""
             ),
+            unaudited_tokens=sum(standing.kept_cache for standing in state.standings.values()),
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
         )

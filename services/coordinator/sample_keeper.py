@@ -7,14 +7,15 @@ so at most three times that number of submissions for a step and for each runnin
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from itertools import islice
 
 import numpy as np
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.assembly import SealPlan
-from antiphon.core.loop.group_state import GroupOutcome, GroupState, heldout_group_id
+from antiphon.core.loop.group_state import EvaluationState, GroupOutcome, GroupState, heldout_group_id
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import BatchRow
 from antiphon.core.reporting.kept_samples import Candidate, drawn_number, kept
@@ -22,6 +23,9 @@ from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.journal.submissions import Submissions
 from antiphon.services.coordinator.prompts import PromptSource
+
+DRAWS_KEPT = 4096
+"""Groups whose random bits are not derived again when another group is dropped beside them."""
 
 
 class SampleKeeper:
@@ -34,9 +38,15 @@ class SampleKeeper:
         self._state, self._submissions, self._prompts = state, submissions, prompts
         self._answers: dict[int, dict[str, Candidate]] = {}
         """Version under evaluation -> held-out answers kept so far, by group."""
+        self._unfinished: dict[int, EvaluationState] = {}
+        self._seen = 0
+        """Evaluations that were looked at; a long run has many, of which few are unfinished."""
+        self._drawn = lru_cache(maxsize=DRAWS_KEPT)(self._draw)
 
     def unneeded(self, dropped: Sequence[e.GroupDropped]) -> list[str]:
         """Return the groups whose submissions can be forgotten once some are dropped."""
+        if not dropped:  # nearly always: this is asked after every group
+            return []
         before = self._state.since_seal.filtered
         groups = self._state.groups
         leaving = [GroupOutcome.of(groups[x.group_id]) for x in dropped if x.reason == "filtered"]
@@ -75,8 +85,14 @@ class SampleKeeper:
 
         None while no evaluation has all rewards and no end.
         """
-        for version, found in self._state.evaluations.items():
-            if found.rewarded >= found.prompts and not found.finished:
+        evaluations = self._state.evaluations
+        self._unfinished |= islice(evaluations.items(), self._seen, None)
+        self._seen = len(evaluations)
+        self._unfinished = {
+            version: found for version, found in self._unfinished.items() if not found.finished
+        }
+        for version, found in self._unfinished.items():
+            if found.rewarded >= found.prompts:
                 rows = await self.rows_of_evaluation(version)
                 return partial(_finish_evaluation, version, found.means(), rows, store)
         return None
@@ -124,11 +140,11 @@ class SampleKeeper:
         )
 
     def _candidate(
-        self, group_id: str, split: str, prompt_index: int, samples: Sequence[int], reward: float
+        self, group_id: str, split: str, prompt_index: int, samples: tuple[int, ...], reward: float
     ) -> Candidate:
         return Candidate(group_id, reward, self._drawn(split, prompt_index, samples)[1])
 
-    def _drawn(self, split: str, prompt_index: int, samples: Sequence[int]) -> tuple[int, int]:
+    def _draw(self, split: str, prompt_index: int, samples: tuple[int, ...]) -> tuple[int, int]:
         """Return which of a group's samples stands for it, and its random bits."""
         key = self._prompts.prompt(split, prompt_index).key
         bits, index = min((drawn_number(self._seed, key, index), index) for index in samples)
@@ -172,7 +188,7 @@ def _finish_evaluation(
     return e.EvaluationFinished(version, *means, samples_digest=write_samples(rows, store))
 
 
-def _shown(group: GroupOutcome) -> Sequence[int]:
+def _shown(group: GroupOutcome) -> tuple[int, ...]:
     """Return the samples of a group of which one may be shown: those scored, else all."""
     count = len(group.token_counts)
-    return [index for index in range(count) if index not in group.failures] or range(count)
+    return tuple(index for index in range(count) if index not in group.failures) or tuple(range(count))

@@ -25,6 +25,7 @@ from antiphon.services.coordinator.prompts import PromptSource, load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.coordinator.work_stream import Handler, StreamServer
+from antiphon.services.rollout.worker_kit import KIT_FILE, KitFile
 from antiphon.services.rpc.serving import (
     Security,
     answers_errors,
@@ -238,7 +239,7 @@ async def serve_coordinator(
             config.trust.audits == "remote" and lets_others_in(credentials)
         )
         audits = AuditQueue(state_machine, secrets.token_bytes(32)) if audited else None
-        service = CoordinatorService(state_machine, learner_key, audits)
+        service = CoordinatorService(state_machine, learner_key, audits, KitFile(run_dir / KIT_FILE))
         server, bound = await start_coordinator(service, host, port, security)
         try:
             async with showing_life(journal, state_machine.fail), metrics_page(service, config):

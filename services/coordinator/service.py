@@ -32,6 +32,7 @@ from antiphon.services.coordinator.api import (
     CommitsReply,
     Coordinator,
     HeartbeatReply,
+    KitPart,
     LeaseReply,
     LeaseRequest,
     StageReply,
@@ -49,6 +50,7 @@ from antiphon.services.coordinator.reward_queue import RewardQueue
 from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 from antiphon.services.coordinator.stage_watch import StageWatch
 from antiphon.services.coordinator.worker_registry import NO_REASON, WorkerRegistry, strike
+from antiphon.services.rollout.worker_kit import KitFile
 
 MAX_WAIT_S = 30.0
 """Longest a call is held open."""
@@ -66,13 +68,22 @@ class CoordinatorService(Coordinator):
     """The data plane of one run."""
 
     def __init__(
-        self, state_machine: RunStateMachine, learner_key: bytes = b"", audits: AuditQueue | None = None
+        self,
+        state_machine: RunStateMachine,
+        learner_key: bytes = b"",
+        audits: AuditQueue | None = None,
+        kit: KitFile | None = None,
     ) -> None:
-        """Serve a run; `learner_key` is empty where no manifest is signed, `audits` None without audits."""
+        """Serve a run.
+
+        `learner_key` is empty where no manifest is signed, `audits` None without audits, `kit` None where
+        workers have the model's folder.
+        """
         self.state_machine = state_machine
         self._config, self._state = state_machine.config, state_machine.state
         self._learner_key = learner_key
         self._audits = audits
+        self._kit = kit
         self._workers = WorkerRegistry(state_machine, learner_key)
         self._lease_granter = LeaseGranter(
             state_machine, (lambda _: "") if audits is None else audits.holds_back
@@ -83,6 +94,10 @@ class CoordinatorService(Coordinator):
 
     async def register(self, hello: WorkerHello) -> WorkerWelcome:
         return await self._workers.register(hello)
+
+    async def worker_kit(self, offset: int) -> KitPart | None:
+        self.state_machine.check()
+        return None if self._kit is None else await asyncio.to_thread(self._kit.part, offset)
 
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         return await self._workers.heartbeat(heartbeat)

@@ -224,6 +224,7 @@ class WorkerRegistry:
             newest_version=acceptance.newest_possible_version(self._state),
             rules=token_rules_of(self._state_machine.prompts),
             published=self._state.snapshots,
+            keeps_cache=self._config.rollout.swap_cache == "keep",
         )
 
     async def revoke(self, name: str, reason: str) -> None:

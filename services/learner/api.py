@@ -67,10 +67,10 @@ class Learner(Protocol):
         """
 
     async def await_snapshot(self, version: int, wait_s: float) -> SnapshotReply:
-        """Write the snapshot of `version` (kept aside by the step that made it) and announce it.
+        """Announce the snapshot of `version`, which the step that made it has written.
 
         Raises:
-            ContractError: when the weights of that version are not kept any more.
+            ContractError: when that version is not published, or kept no more.
         """
 
     async def status(self) -> LearnerStatus:

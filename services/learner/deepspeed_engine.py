@@ -13,7 +13,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.learning_rate import rate_share
+from antiphon.services.broadcast.snapshot import Weights, published_entries
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
@@ -202,28 +204,33 @@ class DeepSpeedEngine:
             found: torch.Tensor = self._engine(self._on_device(batch))
         return found.cpu()
 
-    def weights(self, done: Callable[[int], None] = lambda length: None) -> dict[str, torch.Tensor]:
-        """Return a copy of the weights as they are published: on the CPU, each tensor once.
+    def weights(self) -> Weights:
+        """Return the weights as they are published, each tensor once, to be read while they are held.
 
-        `done` is called with the bytes of each tensor that was copied.
-
-        Raises:
-            IntegrityError: naming the first tensor that holds something else than numbers.
+        Sharded ones are gathered one by one, so reading takes the memory of the largest. It raises
+        IntegrityError naming the first tensor that holds something else than numbers.
         """
-        if self._stage == 3:
-            state = self._engine._zero3_consolidated_16bit_state_dict()
-        else:
-            state = self._engine.module_state_dict()
-        copied = {}
-        for name in self._names:
-            tensor = state[_PREFIX + name].detach()
-            if tensor.is_floating_point():
-                tensor = tensor.to(self._publish_dtype)
-                if not bool(torch.isfinite(tensor).all()):
-                    raise IntegrityError(f"the weight {name} holds values that are no numbers; {_FIX}")
-            copied[name] = tensor.to("cpu", copy=True).contiguous()
-            done(copied[name].nbytes)
-        return copied
+        module = self._engine.module
+        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = {name: held[_PREFIX + name] for name in self._names}
+        shapes = {}
+        for name, tensor in tensors.items():
+            dtype = self._publish_dtype if tensor.is_floating_point() else tensor.dtype
+            shapes[name] = dtype, tuple(getattr(tensor, "ds_shape", tensor.shape))
+        entries = published_entries(shapes)
+        return Weights(entries, lambda name: _whole(tensors[name]), _check_numbers, self._gathering)
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """Have every sharded tensor sharded inside the block: DeepSpeed keeps small ones whole otherwise."""
+        if self._stage != 3:
+            yield
+            return
+        self._engine.optimizer.checkpoint_event_prologue()
+        try:
+            yield
+        finally:
+            self._engine.optimizer.checkpoint_event_epilogue()
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:
         """Write weights, optimizer, schedule and `client_state` into `folder`."""
@@ -255,6 +262,26 @@ class DeepSpeedEngine:
             if isinstance(value, torch.Tensor):
                 moved[name] = value.to(device)
         return MicroBatch(**moved)
+
+
+@contextmanager
+def _whole(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Give a tensor that may be sharded over ranks, all of it."""
+    if not hasattr(tensor, "ds_id"):
+        yield tensor
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([tensor]):
+        yield tensor.data
+
+
+def _check_numbers(name: str, values: torch.Tensor) -> None:
+    if not values.is_floating_point():
+        return
+    lowest, highest = torch.aminmax(values)  # neither is finite where a value is no number
+    if not bool(torch.isfinite(lowest) & torch.isfinite(highest)):
+        raise IntegrityError(f"the weight {name} holds values that are no numbers; {_FIX}")
 
 
 def pin_numerics(threads: int) -> None:

@@ -1,81 +1,68 @@
-"""Publish: weights kept aside by a step become a snapshot while the next step trains.
+"""Publish: the weights of a step become a snapshot before the step is committed.
 
-A publisher keeps the published weights of versions that wait for publication, as copies, so the
-engine may continue. Writing hashes and stores chunks; it touches neither the engine nor its thread.
+They go from the engine to the disk in one pass, so no copy of them waits in memory, and a learner
+that dies after a commit finds the committed version on its disk.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
 
-import torch
-
-from antiphon.core.errors import ContractError
+from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.signature import sign_manifest
-from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.broadcast.snapshot import Weights, write_snapshot
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import Publishing
 from antiphon.services.security.keys import SigningKey
+from antiphon.system.free_space import SpaceFloor
 
 
 class SnapshotPublisher(Publishing):
-    """Versions waiting for publication, and the chunk store they go to."""
+    """The origin's payload store, and the key that its manifests are signed with."""
 
     def __init__(
         self,
         run_id: str,
-        chunks: ChunkStore,
-        chunk_bytes: int,
+        payloads: PayloadStore,
+        chunk_bytes: int | None,
         snapshots_kept: int,
-        waiting_limit: int,
         signer: SigningKey | None = None,
+        space: SpaceFloor | None = None,
     ) -> None:
-        """Publish into the origin's store, where the newest `snapshots_kept` stay.
+        """Write into the origin's store, where the newest `snapshots_kept` announced versions stay.
 
-        At most `waiting_limit` versions are kept in memory; the oldest are dropped. Without a
-        `signer` manifests are not signed.
+        Chunks have `chunk_bytes`, or what suits the payload. Without a `signer` manifests are not signed.
+        No snapshot is begun below the floor of `space`.
         """
         self._run_id = run_id
-        self._chunks = chunks
+        self._payloads = payloads
         self._chunk_bytes = chunk_bytes
         self._snapshots_kept = snapshots_kept
-        self._waiting_limit = waiting_limit
         self._signer = signer
+        self._space = space
         self.progress = ProgressCounter()
-        self._waiting: dict[int, Mapping[str, torch.Tensor]] = {}
 
-    def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
-        self._waiting[version] = weights
-        while len(self._waiting) > self._waiting_limit:
-            del self._waiting[min(self._waiting)]
+    def digest(self, weights: Weights, done: Callable[[int], None]) -> str:
+        return weights.digest(done)
 
-    def write(self, version: int, origin: str) -> SnapshotManifest:
-        if version in self._waiting:
-            manifest = build_snapshot(
-                self._run_id, version, self._waiting[version], self._chunk_bytes, origin, self._put
-            )
-        elif version in self._chunks.versions():
-            manifest = dataclasses.replace(self._chunks.manifest(version), origin=origin)
-        else:
-            held = ", ".join(map(str, sorted({*self._waiting, *self._chunks.versions()}))) or "none"
-            raise ContractError(
-                f"the weights of version {version} are not kept for publication; there are: {held}"
-            )
+    def write(self, version: int, weights: Weights, done: Callable[[int], None]) -> str:
+        if self._space is not None:
+            parameters = sum(math.prod(entry.shape) for entry in weights.entries)
+            self._space.check(version, sum(entry.length for entry in weights.entries), parameters)
+        manifest = write_snapshot(self._payloads, self._run_id, version, weights, self._chunk_bytes, done)
         if self._signer is not None:
             manifest = sign_manifest(manifest, self._signer)
-        self._chunks.put_manifest(manifest)
-        self._waiting.pop(version, None)
-        newest = self._chunks.versions()[-self._snapshots_kept :]
-        self._chunks.prune([self._chunks.manifest(held) for held in newest])
-        return manifest
+        self._payloads.put_manifest(manifest)
+        return manifest.weights_digest
 
-    def _put(self, digest: str, payload: bytes) -> None:
-        self._chunks.put(digest, payload)
-        self.progress.add(len(payload))
+    def manifest(self, version: int, origin: str) -> SnapshotManifest:
+        self._payloads.prune_announced(version, self._snapshots_kept)
+        try:
+            return dataclasses.replace(self._payloads.manifest(version), origin=origin)
+        except UnavailableError as error:
+            raise ContractError(f"version {version} cannot be published: {error}") from None
 
-    def waiting(self) -> list[int]:
-        return sorted(self._waiting)
-
-    def stored(self) -> list[int]:
-        return self._chunks.versions()
+    def stored(self) -> dict[int, str]:
+        return self._payloads.weights()

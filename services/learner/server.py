@@ -1,8 +1,9 @@
-"""Learner over gRPC, the answering side, and the process that trains and serves the origin."""
+"""Learner over gRPC, the answering side, and the process that trains, with the origin beside it."""
 
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ import grpc
 from antiphon.core.config import RunConfig
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
+from antiphon.models.codec import HUB_NAME, local_model_directory, model_folder
 from antiphon.protos import learner_pb2_grpc
-from antiphon.services.broadcast.chunk_store import ChunkStore
-from antiphon.services.broadcast.server import SERVICE_NAME as BROADCAST_NAME
-from antiphon.services.broadcast.server import register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.origin import OriginOrder, serving_origin
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.announcing import keep_announced
 from antiphon.services.learner.api import Learner
 from antiphon.services.learner.service import LearnerService
+from antiphon.services.rollout.worker_kit import write_kit
 from antiphon.services.rpc.serving import Security, start_server, stop_server
 from antiphon.services.rpc.unary import answer_all
 from antiphon.services.security.credentials import (
@@ -36,7 +37,7 @@ from antiphon.services.wire.calls import LEARNER_CALLS
 from antiphon.system.clock import wall_clock
 from antiphon.system.processes import StopRequest
 
-OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, ChunkStore, Coordinator], LearnerService]
+OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, PayloadStore, Coordinator], LearnerService]
 """As `open_learner`."""
 TELL_S = 1.0
 """Pause between two reports of a learner that restores."""
@@ -65,14 +66,14 @@ def open_learner(
     run_id: str,
     run_dir: Path,
     store: ArtifactStore,
-    chunks: ChunkStore,
+    payloads: PayloadStore,
     coordinator: Coordinator,
     signer: SigningKey | None = None,
     audits: bool = False,
 ) -> LearnerService:
     """Return the production learner of one run; its engine is made by `restore`.
 
-    The batches are in `store`, checkpoints in a folder of `run_dir`; `chunks` is the origin's store. The
+    The batches are in `store`, checkpoints in a folder of `run_dir`; `payloads` is the origin's store. The
     `signer` signs manifests and the lists of checkpoint files, and a checkpoint that it did not sign is
     never opened; None signs nothing and believes every list. With `audits` the coordinator learns
     whose logprobs differ from the learner's own.
@@ -82,14 +83,15 @@ def open_learner(
     from antiphon.services.learner.deepspeed_engine import pin_numerics
     from antiphon.services.learner.publish import SnapshotPublisher
     from antiphon.services.learner.step import Trainer
+    from antiphon.system.free_space import SpaceFloor
 
     publisher = SnapshotPublisher(
         run_id,
-        chunks,
+        payloads,
         config.broadcast.chunk_bytes,
         config.broadcast.snapshots_kept,
-        waiting_limit=config.loop.unpublished_limit,
-        signer=signer,
+        signer,
+        SpaceFloor(run_dir, config.record.free_bytes),
     )
     checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
     threads = config.learner.threads
@@ -119,7 +121,7 @@ async def serve_learner(
     stop: StopRequest | None = None,
     starting: Callable[[LearnerProgress], None] = lambda progress: None,
 ) -> None:
-    """Train for one run, and serve its snapshots, until the process is asked to stop.
+    """Train for one run, and have its snapshots served, until the process is asked to stop.
 
     The learner listens at once and announces the stored snapshots from its own address; calls wait while
     it returns to the coordinator's committed version, and only then it is ready. Until then `starting`
@@ -141,28 +143,35 @@ async def serve_learner(
     leave = asyncio.Event()
     if stop is not None:
         stop.tell(leave.set)
-    chunks = ChunkStore(run_dir / "chunks")
-    chunks.remove_leftovers()
+    payloads = PayloadStore(run_dir / PAYLOADS)
+    payloads.remove_leftovers()
     coordinator = CoordinatorClient(coordinator_address, credentials=credentials)
     store = open_store(store_root, config.record)
-    service = open_service(config, run_id, run_dir, store, chunks, coordinator)
+    service = open_service(config, run_id, run_dir, store, payloads, coordinator)
     security = None
     if credentials is not None:
         guard = Guard(needed_token_key(credentials), run_id, wall_clock, asyncio.get_running_loop().time)
         security = Security(credentials, guard)
-    origin = BroadcastService(chunks, config.broadcast.uplink_bytes_per_s)
-
-    def register(server: grpc.aio.Server) -> None:
-        register_learner(server, service)
-        register_broadcast(server, origin)
-
+    order = OriginOrder(
+        str(payloads.root),
+        run_id,
+        host,
+        config.broadcast.origin_port,
+        config.broadcast.uplink_bytes_per_s,
+        config.services.start_timeout_s,
+    )
     server = announcing = auditing = None
     leaving = asyncio.create_task(leave.wait())
     working: asyncio.Task[Any] = leaving
+    serving = AsyncExitStack()
     try:
-        server, bound = await start_server(host, port, register, [SERVICE_NAME, BROADCAST_NAME], security)
-        service.origin = f"{config.services.address or host}:{bound}"
-        working = asyncio.create_task(_take_up(service))
+        origin_port = await serving.enter_async_context(serving_origin(order, credentials))
+        service.origin = f"{config.services.address or host}:{origin_port}"
+        server, bound = await start_server(
+            host, port, lambda s: register_learner(s, service), [SERVICE_NAME], security
+        )
+        kit = partial(make_kit, config, run_id, run_dir, signer)
+        working = asyncio.create_task(_take_up(service, kit))
         while not (working.done() or leave.is_set()):
             await asyncio.wait({working, leaving}, timeout=TELL_S, return_when=asyncio.FIRST_COMPLETED)
             starting((await service.status()).progress)
@@ -170,7 +179,7 @@ async def serve_learner(
             await working
             announcing = asyncio.create_task(keep_announced(service, coordinator))
             if audits:
-                auditing = _begin_audits(coordinator, config, chunks)
+                auditing = _begin_audits(coordinator, config, payloads)
             ready(bound)
             await leaving
     finally:
@@ -181,18 +190,31 @@ async def serve_learner(
                 beside.cancel()
         if server is not None:
             await stop_server(server)
+        await serving.aclose()
         await service.close()
         await coordinator.close()
 
 
-async def _take_up(service: LearnerService) -> None:
+def make_kit(config: RunConfig, run_id: str, run_dir: Path, signer: SigningKey | None) -> None:
+    """Put what workers without the model's folder need into the run's folder; the model is here by now."""
+    folder = model_folder(config.model.path)
+    if folder is None and HUB_NAME.fullmatch(config.model.path):
+        folder = local_model_directory(config.model.path)
+    if folder is not None:
+        write_kit(folder, run_id, run_dir, signer)
+
+
+async def _take_up(service: LearnerService, kit: Callable[[], None]) -> None:
     await service.restore()
+    await asyncio.to_thread(kit)
     await service.publish_again()
 
 
-def _begin_audits(coordinator: Coordinator, config: RunConfig, chunks: ChunkStore) -> "asyncio.Task[None]":
+def _begin_audits(
+    coordinator: Coordinator, config: RunConfig, payloads: PayloadStore
+) -> "asyncio.Task[None]":
     from antiphon.services.learner.audits.audit_loop import audit_forever
     from antiphon.services.learner.audits.auditor import Auditor  # torch again
 
-    auditor = Auditor(config, chunks)
+    auditor = Auditor(config, payloads)
     return asyncio.create_task(audit_forever(coordinator, auditor, f"learner-{os.getpid()}"))

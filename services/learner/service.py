@@ -1,10 +1,10 @@
 """Learner service: one step at a time, each committed before it is believed.
 
-Training runs on one thread of its own and publishing on another, so that status, chunks and
-health are answered meanwhile. A call that is repeated joins the one under way, and a step that
-was trained but whose commit went astray is committed again, never trained twice. After a loss
-that is no number the weights of the version before are back, and the run is paused. A batch that was voided
-meanwhile is dropped, whatever became of it here, and the step waits for the one that replaces it.
+Training runs on one thread of its own, and looking after snapshots on another: status and health are answered
+meanwhile. A version that is to be published is on the disk before its step is committed. A call that is
+repeated joins the one under way, and a step that was trained but whose commit went astray is committed again,
+never trained twice. After a loss that is no number the weights of the version before are back, and the run
+is paused. A batch that was voided meanwhile is dropped, and the step waits for the one that replaces it.
 """
 
 import asyncio
@@ -21,13 +21,21 @@ from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
 from antiphon.core.patience import Patience
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
-from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
+from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.learner.api import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
+from antiphon.services.learner.restoring import committed_snapshots, first_version
 from antiphon.services.learner.shared_calls import SharedCalls
-from antiphon.services.learner.training import Publishing, TrainedStep, Training, check_repeated
+from antiphon.services.learner.training import (
+    Publishing,
+    TrainedStep,
+    Training,
+    check_repeated,
+    far_drifts,
+    read_weights,
+)
 from antiphon.services.loop.stages import stalled
 from antiphon.services.rpc.retry import OUTAGE_S, retry_unavailable
 from antiphon.system import failpoints
@@ -77,6 +85,8 @@ class LearnerService(Learner):
         self._audits = audits
         self._drifts: Mapping[str, tuple[SampleStatistics, ...]] = {}
         self._last_commit: StepCommit | None = None
+        self._trained: tuple[str, TrainedStep] | None = None
+        """Digest of a batch that was trained on and not committed yet, and what that led to."""
         self._uncommitted: StepCommit | None = None
         self._state = "idle"
         self._last_end_s: float | None = None
@@ -123,12 +133,11 @@ class LearnerService(Learner):
         return LearnerStatus(self._version, state, works.progress.read())
 
     async def publish_again(self, all_of_them: bool = False) -> None:
-        """Announce every snapshot in the store or kept aside, from the present origin, unless it was already.
+        """Announce every snapshot in the store from the present origin, unless it was already.
 
         A learner that was started again has another port; the announced manifests must name it.
         """
-        kept = (*self._publisher.stored(), *self._publisher.waiting())
-        wanted = {version for version in kept if version <= self._version}
+        wanted = {version for version in self._publisher.stored() if version <= self._version}
         if self._published(self._version):
             wanted.add(self._version)
         for version in sorted(wanted):
@@ -189,23 +198,27 @@ class LearnerService(Learner):
         raise _Voided
 
     async def _train(self, step: int, batch: BatchRef) -> None:
-        if self._uncommitted is not None:
-            if self._uncommitted.batch_digest == batch.digest:
-                return  # trained already; only the commit did not get through
+        if self._trained is not None and self._trained[0] != batch.digest:
             await self._restore()  # that batch was voided meanwhile
+        if self._uncommitted is not None:
+            return  # trained already; only the commit did not get through
         try:
-            trained = await self._on_thread(lambda: self._trainer.train(step, self._store.get(batch.digest)))
+            if self._trained is None:
+                train = self._trainer.train
+                trained = await self._on_thread(lambda: train(step, self._store.get(batch.digest)))
+                self._trained = batch.digest, trained
+            trained = self._trained[1]
+            digest, metrics = await self._on_thread(partial(self._read, trained))
         except IntegrityError as error:
             await self._unless_voided(batch)
             await self._refuse(step, batch, error)
-        self._keep(trained)
         self._drifts = trained.drifts
         self._uncommitted = StepCommit(
             step=step,
             version=trained.version,
-            weights_digest=trained.weights_digest,
+            weights_digest=digest,
             batch_digest=batch.digest,
-            metrics={**trained.metrics, **batch_metrics(batch)},
+            metrics={**metrics, **batch_metrics(batch)},
             published=self._published(trained.version),
         )
 
@@ -236,17 +249,13 @@ class LearnerService(Learner):
         failpoints.reach("learner.commit.after")
         self._version = commit.version
         self._last_commit = commit
-        self._uncommitted = None
+        self._uncommitted = self._trained = None
         return commit
 
     async def _report_drifts(self, batch: BatchRef) -> None:
         """Report groups whose logprobs are further off than the best fleet's rounding."""
         drifts, self._drifts = self._drifts, {}
-        far = {
-            group_id: samples
-            for group_id, samples in drifts.items()
-            if max(sample.drift for sample in samples) > NARROWEST_DRIFT
-        }
+        far = far_drifts(drifts)
         if not self._audits or not far:
             return
         rows = decode_timings(await asyncio.to_thread(self._store.get, batch.timings_digest))
@@ -306,7 +315,9 @@ class LearnerService(Learner):
         loop, progress = asyncio.get_running_loop(), self._publisher.progress
         progress.begin(f"publishing version {version}", "byte")
         failpoints.reach("learner.publish.before")
-        manifest = await loop.run_in_executor(self._publishing, self._publisher.write, version, self.origin)
+        manifest = await loop.run_in_executor(
+            self._publishing, self._publisher.manifest, version, self.origin
+        )
         progress.begin(f"announcing version {version}", "answer of the coordinator")
         failpoints.reach("learner.announce.before")
         await self._unless_blocked(
@@ -314,7 +325,7 @@ class LearnerService(Learner):
         )
         progress.add()
         self._announced[version] = manifest.origin
-        _log.info("snapshot.published", version=version, bytes=manifest.payload_bytes)
+        _log.info("snapshot.published", version=version, bytes=manifest.full_bytes)
         return manifest
 
     async def _restore_in_turn(self) -> int:
@@ -328,16 +339,15 @@ class LearnerService(Learner):
         self._state = "restoring"
         progress.begin("restoring: reading the commits", "answer of the coordinator")
         commits = await self._retried("reading the commits", lambda: self._coordinator.commits(-1))
-        for version in self._publisher.stored() if self.origin and not self._restored.is_set() else ():
-            if version <= len(commits):
-                await self._announce(version)
+        for version in sorted(self._known(commits)) if self.origin and not self._restored.is_set() else ():
+            await self._announce(version)
         try:
             await self._replay(commits)
         finally:
             self._state = "idle"
         self._version = len(commits)
         self._last_commit = commits[-1] if commits else None
-        self._uncommitted = None
+        self._uncommitted = self._trained = None
         _log.info("learner.restored", version=self._version)
         return self._version
 
@@ -345,35 +355,32 @@ class LearnerService(Learner):
         """Bring the trainer to the last commit and compare every digest on the way."""
         progress, trainer = self._trainer.progress, self._trainer
         progress.begin("restoring: loading weights", "byte")
-        held = await self._on_thread(lambda: trainer.start(self._first_version(len(commits))))
-        progress.add()
-        if held.version:
-            check_repeated(commits[held.version - 1], held)
+        loop, known = self._config.loop, self._known(commits)
+        first = partial(first_version, loop, len(commits), known, trainer.newest_checkpoint)
+        held = await self._on_thread(lambda: trainer.start(first()))
+        await self._read_again(held, commits)
         for commit in commits[held.version :]:
-            self._keep(held)
             progress.begin(f"restoring: step {commit.step} of {len(commits)}", "micro-batch")
             payload = await asyncio.to_thread(self._store.get, commit.batch_digest)
             held = await self._on_thread(partial(trainer.train, commit.step, payload))
-            progress.add()
-            check_repeated(commit, held)
+            await self._read_again(held, commits)
             _log.info("step.repeated", step=commit.step)
-        self._keep(held)
 
-    def _first_version(self, committed: int) -> int:
-        """Return the newest version to start from, so that no snapshot still needed is skipped."""
-        loop = self._config.loop
-        oldest = max(0, committed - loop.max_staleness)
-        needed = range(oldest + -oldest % loop.publish_interval, committed + 1, loop.publish_interval)
-        stored = self._publisher.stored()
-        first = min((version for version in needed if version not in stored), default=committed)
-        # Going back to the base weights repeats the whole run. Elastic mode continues from the newest
-        # snapshot instead; fixed mode cannot sample its next step without the one that is missing.
-        sound = self._trainer.newest_checkpoint(first) is not None
-        return first if sound or loop.mode == "fixed" else committed
+    async def _read_again(self, held: TrainedStep, commits: Sequence[StepCommit]) -> None:
+        """Compare a version that was made again with its commit; write its snapshot if it is missing."""
+        loop, known = self._config.loop, self._known(commits)
+        recent = held.version > len(commits) - loop.unpublished_limit * loop.publish_interval
+        digest, _ = await self._on_thread(partial(self._read, held, recent and held.version not in known))
+        self._trainer.progress.add()
+        if held.version:
+            check_repeated(commits[held.version - 1], digest)
 
-    def _keep(self, held: TrainedStep) -> None:
-        if self._published(held.version):
-            self._publisher.keep(held.version, held.weights)
+    def _known(self, commits: Sequence[StepCommit]) -> set[int]:
+        return committed_snapshots(self._publisher.stored(), commits)
+
+    def _read(self, held: TrainedStep, wanted: bool = True) -> tuple[str, dict[str, float]]:
+        wanted = wanted and self._published(held.version)
+        return read_weights(held, self._publisher, self._trainer.progress, wanted)
 
     def _published(self, version: int) -> bool:
         return is_published(version, self._config.loop.publish_interval, self._config.run.steps)

@@ -18,7 +18,6 @@ from antiphon.core.records import BatchRow, FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.rollout_table import decode_batch, decode_left_out
-from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, UpdateMetrics
 from antiphon.services.learner.objective import NOTHING, UpdateTotals
@@ -60,8 +59,7 @@ class Trainer(Training):
         found = self.newest_checkpoint(at_most)
         if found is not None:
             self._load(found)
-        weights = self._weights(self._engine)
-        return TrainedStep(self.version, weights_digest(weights), weights, {})
+        return TrainedStep(self.version, self._engine.weights(), {})
 
     def stop(self) -> None:
         if self._engine is not None:
@@ -85,15 +83,9 @@ class Trainer(Training):
             metrics, apart = _train_updates(engine, updates, left_out, self.progress.add)
         else:
             metrics, apart = empty_statistics(), {}
-        weights = self._weights(engine)
-        digest = weights_digest(weights)
         self._version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
-        return TrainedStep(self.version, digest, weights, metrics, apart)
-
-    def _weights(self, engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
-        self.progress.counting("byte of the weights")
-        return engine.weights(self.progress.add)
+        return TrainedStep(self.version, engine.weights(), metrics, apart)
 
     def _micro_batches(self, rows: list[BatchRow], step: int) -> list[list[MicroBatch]]:
         section = self._config.learner

@@ -5,13 +5,14 @@ answers here: DeepSpeed's `Trainer` and the `SnapshotPublisher` in production, a
 simulation. Nothing in this module imports torch.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.core.errors import IntegrityError
+from antiphon.core.errors import BlockedError, IntegrityError
 from antiphon.core.records import SnapshotManifest, StepCommit
-from antiphon.core.trust.audit import SampleStatistics
+from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.services.learner.progress import ProgressCounter
 
 
@@ -20,24 +21,23 @@ class TrainedStep:
     """What a step left behind."""
 
     version: int
-    weights_digest: str
-    weights: Mapping[str, Any]
-    """Name -> tensor: a copy, as it would be published."""
+    weights: Any
+    """To be read, on the training thread, while the trainer holds the version: `snapshot.Weights`."""
     metrics: dict[str, float]
     drifts: Mapping[str, tuple[SampleStatistics, ...]] = field(default_factory=dict)
     """By group: how far the workers' logprobs were from the learner's, where both had the same weights."""
 
 
-def check_repeated(commit: StepCommit, held: TrainedStep) -> None:
-    """Compare a repeated step with its commit.
+def check_repeated(commit: StepCommit, weights_digest: str) -> None:
+    """Compare the weights of a repeated step with its commit.
 
     Raises:
         IntegrityError: when its weights are others.
     """
-    if commit.weights_digest != held.weights_digest:
+    if commit.weights_digest != weights_digest:
         raise IntegrityError(
             f"version {commit.version} was committed with weights {commit.weights_digest}, but repeating "
-            f"its steps gave {held.weights_digest}; the machine, the libraries or learner.threads differ "
+            f"its steps gave {weights_digest}; the machine, the libraries or learner.threads differ "
             "from those of the run"
         )
 
@@ -83,24 +83,69 @@ class Training(Protocol):
 
 
 class Publishing(Protocol):
-    """Versions kept aside for publication, and the snapshots already written."""
+    """Snapshots of versions, written when the versions are made and announced later."""
 
     progress: ProgressCounter
-    """Counts bytes of the snapshot that is written."""
+    """Counts what is done for a version that is announced."""
 
-    def keep(self, version: int, weights: Mapping[str, Any]) -> None:
-        """Keep the weights of a version aside; they must be a copy."""
-
-    def write(self, version: int, origin: str) -> SnapshotManifest:
-        """Write the snapshot of a version, unless it is there, and return its manifest.
+    def digest(self, weights: Any, done: Callable[[int], None]) -> str:
+        """Return the digest of weights that no snapshot is made of; `done` gets bytes as they are read.
 
         Raises:
-            ContractError: when its weights are not kept any more.
-            UnavailableError: when the disk is full or cannot be written; no manifest is left then.
+            IntegrityError: when they hold something else than numbers.
         """
 
-    def waiting(self) -> list[int]:
-        """Return the versions that are kept aside and not written yet, oldest first."""
+    def write(self, version: int, weights: Any, done: Callable[[int], None]) -> str:
+        """Write the snapshot of a version, in place of another one of that version, and return its digest.
 
-    def stored(self) -> list[int]:
-        """Return the versions whose snapshots are stored, oldest first."""
+        It is on the disk when this returns. Called on the training thread.
+
+        Raises:
+            IntegrityError: as `digest`.
+            BlockedError: while too little of the disk is free; nothing was written.
+            UnavailableError: when the disk is full or cannot be written; nothing is left then.
+        """
+
+    def manifest(self, version: int, origin: str) -> SnapshotManifest:
+        """Return the signed manifest of a version that was written, and drop snapshots that are too old.
+
+        Raises:
+            ContractError: when it was not written, or is kept no more.
+        """
+
+    def stored(self) -> Mapping[int, str]:
+        """Return the versions whose snapshots are stored, oldest first, and the digests of their weights."""
+
+
+def read_weights(
+    held: TrainedStep, publisher: Publishing, progress: ProgressCounter, writes: bool
+) -> tuple[str, dict[str, float]]:
+    """Return the digest of the version that the trainer holds, on its thread, and its step's metrics.
+
+    With `writes` its snapshot is on the disk then.
+    """
+    begun = time.perf_counter()
+    progress.counting("byte of the weights")
+    if writes:
+        try:
+            digest = publisher.write(held.version, held.weights, progress.add)
+        except BlockedError as error:
+            progress.begin(str(error), "byte")  # whoever watches the learner reads why nothing moves
+            raise
+    else:
+        digest = publisher.digest(held.weights, progress.add)
+    metrics = dict(held.metrics)
+    if "train_s" in metrics:  # a trainer that takes the time has not counted this
+        metrics["train_s"] += time.perf_counter() - begun
+    return digest, metrics
+
+
+def far_drifts(
+    drifts: Mapping[str, tuple[SampleStatistics, ...]],
+) -> dict[str, tuple[SampleStatistics, ...]]:
+    """Return the groups whose logprobs are further off than the best fleet's rounding."""
+    return {
+        group_id: samples
+        for group_id, samples in drifts.items()
+        if max(sample.drift for sample in samples) > NARROWEST_DRIFT
+    }

@@ -1,4 +1,4 @@
-"""The worker process: one engine, one coordinator, one folder of chunks."""
+"""The worker process: one engine, one coordinator, one payload store."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from blake3 import blake3
@@ -16,30 +16,39 @@ from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
 from antiphon.core.records import SnapshotManifest
 from antiphon.core.sampling_config import decide_rule
 from antiphon.lineage.documents.manifest import hardware, library_versions
-from antiphon.models.codec import local_model_directory
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.models.codec import model_folder, resolve_model_path
+from antiphon.models.directory import lacks_weights
 from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.manifest import full_payload
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.coordinator.api import Coordinator, KitPart, WorkerWelcome
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.environment import EngineSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
+from antiphon.services.rollout.prepare import Prepare
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
+from antiphon.services.rollout.worker_kit import fetch_kit
+from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.services.security.credentials import Credentials
 from antiphon.system.processes import StopRequest
+
+if TYPE_CHECKING:
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
 _log = structlog.get_logger(__name__)
 
 
-class ChunkSource(WeightSource):
-    """Snapshots from the origin that each manifest names, kept in one chunk store."""
+class SnapshotSource(WeightSource):
+    """Snapshots from the origin that each manifest names, kept in one payload store."""
 
     def __init__(self, root: Path, config: RunConfig, credentials: Credentials | None = None) -> None:
-        """Keep chunks under `root`, with the time limits of `config`; show `credentials` to origins."""
+        """Keep payloads in `root`, with the time limits of `config`; show `credentials` to origins."""
         self._credentials = credentials
-        self._store = ChunkStore(root)
+        self._store = PayloadStore(root)
         self._store.remove_leftovers()
         self._timeout_s = config.broadcast.transfer_timeout_s
         self.bytes_fetched = 0
@@ -56,10 +65,15 @@ class ChunkSource(WeightSource):
     def _arrived(self, length: int) -> None:
         self.bytes_fetched += length
 
-    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        from antiphon.services.broadcast.snapshot import rebuild  # torch, after the engine set it up
+    def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        # torch, after the engine set it up
+        from antiphon.services.broadcast.verified_weights import open_snapshot
 
-        return rebuild(manifest, self._store.get)
+        try:
+            return open_snapshot(manifest, self._store)
+        except IntegrityError:
+            self._store.drop(full_payload(manifest).digest)  # so that it is fetched again
+            raise
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
         self._store.prune(kept)
@@ -74,7 +88,7 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
     if not Path(model_path).is_dir():
         raise ConfigError(
             f"model.path={model_path!r} is no folder here, and the rollout engine needs its config.json; "
-            "download the model and give its directory"
+            "let `antiphon worker` fetch the worker kit, or give the model's directory"
         )
     return EngineSettings(
         model_dir=Path(model_path),
@@ -86,6 +100,8 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
         sampler=config.sampling.sampler,
         rule=decide_rule(config.sampling.rule, device()),
         batch_invariant=config.loop.mode == "fixed",
+        swap_cache=config.rollout.swap_cache,
+        dummy_weights=lacks_weights(Path(model_path)),
         draft_tokens=config.drafting.max_window if config.drafting.enabled else 0,
         drafting=config.drafting,
     )
@@ -94,17 +110,41 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
 def build_engine(config: RunConfig) -> Engine:
     """Build and check the vLLM engine of a run; it takes seconds and belongs in the engine's thread.
 
-    Drafting is left on only where the check shows that drafts change nothing.
+    Drafting is left on only where the check shows that drafts change nothing. An engine without start-up
+    weights is checked on the first snapshot, before it serves.
 
     Raises:
         ConfigError: when the model or a setting cannot be used here.
         IntegrityError: when the engine's tokens do not follow its own distribution.
     """
-    settings = engine_settings(config, str(local_model_directory(config.model.path)))
+    settings = engine_settings(config, resolve_model_path(config.model.path))
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
 
     engine = VllmEngine(settings)
+    if settings.dummy_weights:
+        engine.before_serving = partial(_check_before_serving, config=config)
+    else:
+        check_engine(engine, config)
+    return engine
+
+
+def _check_before_serving(engine: "VllmEngine", config: RunConfig) -> None:
+    try:
+        check_engine(engine, config)
+    except (ConfigError, IntegrityError) as error:
+        raise IntegrityError(f"the engine failed its test of itself: {error}") from error
+
+
+def check_engine(engine: "VllmEngine", config: RunConfig) -> None:
+    """Test an idle engine on the weights that it holds, and let it do what it was seen to do.
+
+    Raises:
+        ConfigError: when it cannot repeat a run in fixed mode.
+        IntegrityError: when its tokens do not follow its own distribution.
+    """
+    from antiphon.services.rollout.selfcheck.startup_check import run_startup_check
+
+    settings = engine.settings
     report = run_startup_check(engine)
     worst = max(report.distributions, key=lambda check: (not check.holds, check.z))
     _log.info(
@@ -135,7 +175,6 @@ def build_engine(config: RunConfig) -> Engine:
     if report.drafts is not None and (reason := report.drafts.why_not(bits=config.loop.mode == "fixed")):
         engine.use_drafts(False)
         _log.warning("drafting.off", reason=reason)
-    return engine
 
 
 def fingerprint(settings: EngineSettings) -> str:
@@ -147,6 +186,34 @@ def fingerprint(settings: EngineSettings) -> str:
         *(settings.dtype, settings.threads, settings.block_size, settings.rule),
     ]
     return blake3(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def kit_where_needed(coordinator: Coordinator, root: Path, learner_key: bytes | None) -> Prepare:
+    """Return what fetches the model's kit where `model.path` is no folder on this machine.
+
+    Args:
+        coordinator: has the kit.
+        root: folder for kits.
+        learner_key: public key of the learner; None takes the one that the coordinator names.
+    """
+
+    async def prepare(config: RunConfig, welcome: WorkerWelcome, arrived: Callable[[int], None]) -> RunConfig:
+        if model_folder(config.model.path) is not None:
+            return config
+        stall_timeout_s = config.services.stall_timeout_s
+
+        async def ask(offset: int) -> KitPart | None:
+            asking = partial(coordinator.worker_kit, offset)
+            return await retry_unavailable("coordinator.worker_kit", asking, stall_timeout_s)
+
+        key = welcome.learner_key if learner_key is None else learner_key
+        folder = await fetch_kit(ask, welcome.run_id, key, root, stall_timeout_s, arrived)
+        _log.info("worker_kit.used", path=config.model.path, folder=str(folder))
+        return config.model_copy(
+            update={"model": config.model.model_copy(update={"path": str(folder.absolute())})}
+        )
+
+    return prepare
 
 
 async def serve_worker(
@@ -170,7 +237,7 @@ async def serve_worker(
         coordinator_address: host:port of the run's coordinator; its configuration comes from there.
         worker_name: unique in the run; letters, digits, dot, dash, underscore.
         run_id: the run to serve, or "" for whichever the coordinator serves.
-        work_dir: folder of this worker; chunks are kept in it.
+        work_dir: folder of this worker; payloads are kept in it.
         ready: called once the worker is registered and its engine is up.
         make_engine: builds the engine, in its own thread; vLLM by default.
         make_source: where snapshots come from; by default from the origin that each manifest names.
@@ -185,6 +252,7 @@ async def serve_worker(
         IntegrityError: when weights do not match their digest.
     """
     coordinator = coordinator or CoordinatorClient(coordinator_address, credentials=credentials)
+    learner_key = None if credentials is None else credentials.learner_key
     loop = asyncio.get_running_loop()
 
     def leave(seconds: float) -> None:
@@ -204,10 +272,11 @@ async def serve_worker(
         worker_name,
         run_id,
         make_watched_engine,
-        make_source or (lambda config: ChunkSource(work_dir / "chunks", config, credentials)),
+        make_source or (lambda config: SnapshotSource(work_dir / PAYLOADS, config, credentials)),
         drive=partial(EngineThread, watchdog=watchdog),
-        learner_key=None if credentials is None else credentials.learner_key,
+        learner_key=learner_key,
         device=device(),
+        prepare=kit_where_needed(coordinator, work_dir / "kits", learner_key),
     )
     if stop is not None:
         stop.tell(worker.stop)

@@ -77,16 +77,20 @@ class Shutdown:
         finish_s = FINISHING_SHARE * (self._deadline - clock())
         per_token = self._work.token_rate.seconds_per_token
         late = [g for g in groups if not finishes_in_time(tokens_left(g, progress), per_token, finish_s)]
-        await self._hand_over(engine, late, step_timeout_s)
+        await self.hand_over(engine, late, step_timeout_s)
         while not self._work.idle and (left_s := self._deadline - HAND_OVER_S - clock()) > 0:
             await self._change.wait(left_s)
-        await self._hand_over(engine, list(self._work.groups.values()), step_timeout_s)
+        await self.hand_over(engine, list(self._work.groups.values()), step_timeout_s)
         await self._send((), leaving=True)
 
-    async def _hand_over(
+    async def hand_over(
         self, engine: EngineDriver, groups: Sequence[GroupInFlight], step_timeout_s: float
     ) -> None:
-        """Stop sampling groups and give their leases back, everything sampled included."""
+        """Stop sampling groups and give their leases back, everything sampled included.
+
+        Raises:
+            UnavailableError: when the coordinator does not answer within `HAND_OVER_S`.
+        """
         sampled = self._work.groups
         running = [group for group in groups if group.lease.lease_id in sampled]
         if not running:

@@ -1,20 +1,21 @@
 """Weights of a worker: fetched while it samples, checked, and swapped when the policy allows.
 
 A version is held only after the engine echoed the digest of its manifest; until then the worker
-says it holds what it held before. Snapshots that were fetched are kept for a while, because
+says it holds what it held before. A swap that fails is tried again, for services.stall_timeout_s at
+most, and the worker says why until one succeeds. Snapshots that were fetched are kept for a while, because
 fixed mode may want an older one again for a group that was lost elsewhere.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.signature import check_signature
@@ -25,6 +26,8 @@ from antiphon.services.rpc.retry import MOST_PAUSE_S, retry_unavailable
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
+MOST_FAILING_PAUSE_S = 10.0
+"""Longest pause between two attempts at a swap that fails; the first is MOST_PAUSE_S."""
 Delay = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""
 
@@ -32,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class WeightSource(Protocol):
-    """Where snapshots come from and where their chunks are kept."""
+    """Where snapshots come from and where they are kept."""
 
     bytes_fetched: int
     """Bytes of chunks that arrived so far and were kept; it grows while a transfer runs."""
@@ -45,11 +48,28 @@ class WeightSource(Protocol):
             IntegrityError: when it sent other bytes than the manifest names.
         """
 
-    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        """Return the tensors of a fetched snapshot, the whole payload checked against its digest."""
+    def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the tensors of a fetched snapshot, checked against its digest: what an engine takes.
+
+        Raises:
+            UnavailableError: when it is not here any more.
+            IntegrityError: when its bytes were altered; the next `fetch` brings them anew.
+        """
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
-        """Forget the chunks that no manifest in `kept` needs."""
+        """Forget what no manifest in `kept` needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """Swaps that fail, one after the other."""
+
+    since_s: float
+    """When the first of them did, on the event loop's clock."""
+    reason: str
+    """Why the last one did, as a sentence."""
+    pause_s: float
+    """Until the next attempt."""
 
 
 class WeightSync:
@@ -90,7 +110,8 @@ class WeightSync:
         self._learner_key = learner_key
         self._complete: dict[int, SnapshotManifest] = {}
         self._arriving: SnapshotManifest | None = None
-        self._damaged_since: float | None = None
+        self.failing: Failing | None = None
+        """What the last swap failed of; None once one has succeeded."""
         self._newest: int | None = None
         self._wanted: int | None = None
         self._held: SnapshotManifest | None = None
@@ -184,7 +205,7 @@ class WeightSync:
             else:
                 self._complete[version] = manifest
                 self._arriving = None
-                _log.info("snapshot.fetched", version=version, bytes=manifest.payload_bytes)
+                _log.info("snapshot.fetched", version=version, bytes=manifest.full_bytes)
                 self._prune()
                 self._change.notify()
 
@@ -217,34 +238,52 @@ class WeightSync:
 
     async def _load(self, version: int, manifest: SnapshotManifest) -> None:
         try:
-            tensors = await asyncio.to_thread(self._source.rebuild, manifest)
+            tensors = await asyncio.to_thread(self._source.open, manifest)
         except (UnavailableError, IntegrityError) as error:
-            await self._fetch_again(version, error)
+            _log.warning("snapshot.damaged", version=version, error=str(error))
+            self._complete.pop(version, None)  # so that it is fetched again
+            await self._fail(version, str(error))
             return
         async with self.held_still():
             # A lease that names the held version, or another wish, may have come in meanwhile.
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
                 return
             failpoints.reach("worker.apply")
-            await self._engine.load(version, tensors, manifest.weights_digest, self._stall_timeout_s)
-            self._held = manifest
-        self._damaged_since = None
+            report = await self._engine.load(version, tensors, manifest.weights_digest, self._stall_timeout_s)
+            if not report.problem:
+                self._held = manifest
+            elif report.serving is None:
+                self._held = None
+        if report.problem:
+            _log.error("weights.refused", version=version, serving=report.serving, reason=report.problem)
+            await self._fail(version, report.problem)
+            return
+        self.failing = None
         _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
         self._prune()
         self._swapped.notify()
         self._change.notify()
 
-    async def _fetch_again(self, version: int, error: AntiphonError) -> None:
-        """Forget a snapshot whose chunks were damaged here, for services.stall_timeout_s at most."""
-        now = asyncio.get_running_loop().time()
-        _log.warning("snapshot.damaged", version=version, error=str(error))
-        if self._damaged_since is None:
-            self._damaged_since = now
-        if now - self._damaged_since > self._stall_timeout_s:
-            raise error
-        self._complete.pop(version, None)
+    async def _fail(self, version: int, reason: str) -> None:
+        """Say why a swap failed, and wait until it is tried again or another version is due.
+
+        Raises:
+            IntegrityError: when swaps have failed for services.stall_timeout_s.
+        """
+        clock = asyncio.get_running_loop().time
+        before, now = self.failing, clock()
+        since_s = now if before is None else before.since_s
+        pause_s = MOST_PAUSE_S if before is None else min(2 * before.pause_s, MOST_FAILING_PAUSE_S)
+        reason = f"version {version} was not loaded: {reason}"
+        self.failing = Failing(since_s, reason, pause_s)
+        if now - since_s > self._stall_timeout_s:
+            raise IntegrityError(reason)
+        self._swapped.notify()  # the next heartbeat says it
         self._change.notify()
-        await asyncio.sleep(MOST_PAUSE_S)
+        while (left_s := now + pause_s - clock()) > 0:
+            await self._change.wait(left_s)
+            if version_to_load(self._view(), self._mode) not in (None, version):
+                return
 
     def _prune(self) -> None:
         kept = set(sorted(self._complete)[-self._kept :]) | {self._wanted, self.held_version, self._swapping}

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import structlog
 
 from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import RefusedError
+from antiphon.core.errors import RefusedError, UnavailableError
 from antiphon.core.records import PROTOCOL_VERSION, Lease, LeaseProgress
 from antiphon.services.coordinator.api import (
     Coordinator,
@@ -31,6 +31,7 @@ from antiphon.services.coordinator.api import (
 from antiphon.services.rollout.engine.api import Engine
 from antiphon.services.rollout.engine.driver import DriveEngine, EngineDriver
 from antiphon.services.rollout.engine.thread import EngineThread
+from antiphon.services.rollout.prepare import Prepare, nothing_to_prepare
 from antiphon.services.rollout.progress import gather
 from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync
@@ -46,6 +47,8 @@ LEASE_WAIT_S = 5.0
 FIRST_PAUSE_S = 0.02
 """Pause after a lease request that brought nothing; it doubles up to `MOST_PAUSE_S`."""
 MOST_PAUSE_S = 0.5
+MOST_REASON = 1000
+"""Characters of a heartbeat's reason for a swap that failed."""
 GRACE_S = 20.0
 """What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
 _log = structlog.get_logger(__name__)
@@ -73,6 +76,7 @@ class RolloutWorker:
         drive: DriveEngine = EngineThread,
         learner_key: bytes | None = None,
         device: Literal["cpu", "gpu"] = "cpu",
+        prepare: Prepare = nothing_to_prepare,
     ) -> None:
         """Prepare a worker; nothing is sent before `run`.
 
@@ -82,6 +86,7 @@ class RolloutWorker:
         says. `delay` is awaited before each lease request, submission and swap. `learner_key` is the
         public key that manifests must be signed with; None takes the one that the coordinator names.
         `device` is what the engine samples on; the first worker's decides `sampling.rule: auto`.
+        `prepare` is awaited before the engine is built.
         """
         self._coordinator = coordinator
         self._name = worker_name
@@ -94,10 +99,13 @@ class RolloutWorker:
         self._drive = drive
         self._learner_key = learner_key
         self._device = device
+        self._prepare = prepare
+        self._prepared, self._prepared_bytes = asyncio.Event(), 0
         self._stall_timeout_s = REGISTER_TIMEOUT_S
         self._change = Wakeup()
         self._swapped = Wakeup()
         self._engine: EngineDriver | None = None
+        self._engine_config: RunConfig | None = None
         self._weights: WeightSync | None = None
         self._work = WorkInFlight(self._change)
         self._shutdown = Shutdown(worker_name, self._work, self._send_heartbeat, self._change)
@@ -176,7 +184,7 @@ class RolloutWorker:
         self._grace_s = config.rollout.grace_s
         self._step_timeout_s = welcome.heartbeat_s
         self._reports_progress = config.coordinator.partials_mib > 0
-        engine = self._drive(lambda: self._make_engine(config), self._work.collect)
+        engine = self._drive(lambda: self._make_engine(self._engine_config or config), self._work.collect)
         weights = WeightSync(
             self._coordinator,
             self._make_source(config),
@@ -191,15 +199,24 @@ class RolloutWorker:
         )
         self._engine, self._weights = engine, weights
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(engine.run())
+            tasks.create_task(self._run_engine(config, welcome, engine))
             tasks.create_task(self._heartbeats(engine, welcome.heartbeat_s))
             tasks.create_task(self._shut_down_when_asked(engine))
             tasks.create_task(weights.fetch_forever())
             tasks.create_task(self._sample(config, engine, weights, ready))
 
+    async def _run_engine(self, config: RunConfig, welcome: WorkerWelcome, engine: EngineDriver) -> None:
+        self._engine_config = await self._prepare(config, welcome, self._note_prepared)
+        self._prepared.set()
+        await engine.run()
+
+    def _note_prepared(self, length: int) -> None:
+        self._prepared_bytes += length
+
     async def _sample(
         self, config: RunConfig, engine: EngineDriver, weights: WeightSync, ready: Callable[[], None]
     ) -> None:
+        await self._prepared.wait()  # or the worker ends: `prepare` has a patience of its own
         await engine.started(config.services.start_timeout_s)
         self._ready_at = asyncio.get_running_loop().time()
         ready()
@@ -227,6 +244,7 @@ class RolloutWorker:
             return await self._coordinator.heartbeat(self._heartbeat(progress))
 
         while True:
+            await self._give_back_unserved(engine)
             reply = await self._reach("coordinator.heartbeat", heartbeat)
             if reply.known:
                 self._apply_reply(reply)
@@ -239,6 +257,16 @@ class RolloutWorker:
                     group.note_kept(())  # a coordinator that forgot the worker forgot its progress too
                 self._change.notify()
 
+    async def _give_back_unserved(self, engine: EngineDriver) -> None:
+        """Hand running groups over while no weights are held any more: nothing can go on with them here."""
+        weights = self._weights
+        if weights is None or weights.held_version is not None or weights.failing is None:
+            return
+        try:
+            await self._shutdown.hand_over(engine, list(self._work.groups.values()), self._step_timeout_s)
+        except UnavailableError as error:  # the leases expire, or the coordinator learns of it later
+            _log.warning("worker.no_answer", worker=self._name, reason=str(error))
+
     async def _rest(self, pause_s: float, idle_pause_s: float) -> None:
         """Wait for the next heartbeat: the longer pause holds while there is nothing to report."""
         clock = asyncio.get_running_loop().time
@@ -250,10 +278,9 @@ class RolloutWorker:
     def _heartbeat(
         self, progress: tuple[LeaseProgress, ...], released: tuple[str, ...] = (), leaving: bool = False
     ) -> WorkerHeartbeat:
-        engine, weights = self._engine, self._weights
-        uptime_s = 0.0
-        if self._ready_at is not None:
-            uptime_s = asyncio.get_running_loop().time() - self._ready_at
+        engine, weights, now = self._engine, self._weights, asyncio.get_running_loop().time()
+        uptime_s = 0.0 if self._ready_at is None else now - self._ready_at
+        failing = None if weights is None else weights.failing
         return WorkerHeartbeat(
             worker_id=self._work.worker_id,
             held_version=None if weights is None else weights.held_version,
@@ -266,8 +293,10 @@ class RolloutWorker:
             progress=progress,
             released_leases=released,
             leaving=leaving,
-            bytes_fetched=0 if weights is None else weights.bytes_fetched,
+            bytes_fetched=self._prepared_bytes + (0 if weights is None else weights.bytes_fetched),
             numerics="" if engine is None else engine.numerics,
+            swap_error="" if failing is None else failing.reason[:MOST_REASON],
+            swap_failing_s=0.0 if failing is None else now - failing.since_s,
         )
 
     def _apply_reply(self, reply: HeartbeatReply) -> None:

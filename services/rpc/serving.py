@@ -214,16 +214,20 @@ def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
     )
 
 
-def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, credentials: Credentials | None = None, own_connection: bool = False
+) -> grpc.aio.Channel:
     """Open a channel to host:port; it connects on first use and reconnects by itself.
 
     Args:
         address: host:port.
         credentials: shown to the other side; None speaks without encryption.
+        own_connection: share no connection with other channels to the same address.
 
     Raises:
         ConfigError: when the address is not loopback and there are no credentials.
     """
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", int(own_connection))]
     if credentials is None:
         host = address.rpartition(":")[0]
         if not is_loopback(host):
@@ -231,14 +235,14 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.a
                 f"{address} would be spoken to without encryption; give credentials (--credentials FOLDER or "
                 "ANTIPHON_CREDENTIALS), or forward its port to 127.0.0.1"
             )
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
     channel = grpc.ssl_channel_credentials(
         credentials.authority, credentials.private_key, credentials.certificate
     )
     if credentials.token_file is not None:
         bearer = grpc.metadata_call_credentials(_Bearer(credentials.token_file))
         channel = grpc.composite_channel_credentials(channel, bearer)
-    return grpc.aio.secure_channel(address, channel, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, channel, options=options)
 
 
 class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]

@@ -20,12 +20,12 @@ from antiphon.services.security.access_tokens import load_claims
 _BY_SERVICE: dict[str, dict[Scope, str]] = {
     "Coordinator": {
         Scope.LEASE: "Register Work",
-        Scope.PULL: "LatestManifest",
+        Scope.PULL: "LatestManifest WorkerKit",
         Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
         "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },
-    "Broadcast": {Scope.PULL: "GetChunks"},
+    "Broadcast": {Scope.PULL: "GetChunks GetHeld Where"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
 }
 SCOPE_OF: dict[str, Scope] = {
@@ -45,7 +45,10 @@ WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
     rollout_pb2.WorkRequest: lambda request: None,
     rollout_pb2.WorkRequests: lambda request: None,
     coordinator_pb2.OptionalVersionRequest: lambda request: None,
+    coordinator_pb2.KitRequest: lambda request: None,
     broadcast_pb2.ChunksRequest: lambda request: None,
+    broadcast_pb2.HeldRequest: lambda request: None,
+    broadcast_pb2.PlaceRequest: lambda request: None,
 }
 """Each request that a worker may make -> the worker it speaks for; None where it speaks for none."""
 _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}

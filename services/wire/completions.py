@@ -40,6 +40,7 @@ def completions_to_proto(trajectories: Sequence[r.Trajectory]) -> records_pb2.Co
         span_starts=[span.start for span in spans],
         span_stops=[span.stop for span in spans],
         finish_reasons=[t.finish_reason.value for t in trajectories],
+        span_kept_caches=[s.kept_cache for s in spans] if any(s.kept_cache for s in spans) else (),
     )
 
 
@@ -71,7 +72,10 @@ def completions_from_proto(m: records_pb2.Completions) -> tuple[r.Trajectory, ..
         raise ContractError(
             f"a completion came with {max(counts)} version spans; at most {MOST_SPANS} can be within a bound"
         )
-    spans = tuple(map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops))
+    kept = list(m.span_kept_caches) or [False] * sum(counts)
+    if len(kept) != sum(counts):
+        raise ContractError(f"{len(kept)} marks of a kept cache came for {sum(counts)} version spans")
+    spans = tuple(map(r.VersionSpan, m.span_versions, m.span_starts, m.span_stops, kept))
     found = []
     at = span_at = 0
     for index, seed, length, count, reason in zip(

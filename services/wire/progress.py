@@ -24,7 +24,10 @@ def partial_trajectory_to_proto(x: r.PartialTrajectory) -> records_pb2.PartialTr
         start=x.start,
         token_ids=tokens_to_bytes(x.token_ids),
         behaviour_logprobs=logprobs_to_bytes(x.logprobs),
-        spans=[records_pb2.VersionSpan(version=s.version, start=s.start, stop=s.stop) for s in x.spans],
+        spans=[
+            records_pb2.VersionSpan(version=s.version, start=s.start, stop=s.stop, kept_cache=s.kept_cache)
+            for s in x.spans
+        ],
         finish_reason="" if x.finish_reason is None else x.finish_reason.value,
     )
 
@@ -38,7 +41,7 @@ def partial_trajectory_from_proto(m: records_pb2.PartialTrajectory) -> r.Partial
     found = r.PartialTrajectory(
         tokens_from_bytes(m.token_ids),
         logprobs_from_bytes(m.behaviour_logprobs),
-        tuple(r.VersionSpan(span.version, span.start, span.stop) for span in m.spans),
+        tuple(r.VersionSpan(s.version, s.start, s.stop, s.kept_cache) for s in m.spans),
         finish_reason_from_text(m.finish_reason) if m.finish_reason else None,
         sample_index=m.sample_index,
     )

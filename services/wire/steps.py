@@ -4,17 +4,32 @@ from antiphon.core import records as r
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.voided_batch import VoidedBatch
 from antiphon.protos import learner_pb2, records_pb2
+from antiphon.services.broadcast.manifest import decode_manifest, encode_manifest
 from antiphon.services.learner import api as learner_api
 from antiphon.services.wire import drafting  # noqa: F401 - says how statistics of drafting travel
-from antiphon.services.wire.codec import codec
+from antiphon.services.wire.codec import by_hand, codec
 
 codec(VoidedBatch, records_pb2.VoidedBatch)
 batch_ref_to_proto, batch_ref_from_proto = codec(r.BatchRef, records_pb2.BatchRef)
-codec(r.TensorEntry, records_pb2.TensorEntry)
-codec(r.ChunkEntry, records_pb2.ChunkEntry)
-snapshot_manifest_to_proto, snapshot_manifest_from_proto = codec(
-    r.SnapshotManifest, records_pb2.SnapshotManifest
-)
+
+
+def snapshot_manifest_to_proto(manifest: r.SnapshotManifest) -> records_pb2.SnapshotManifest:
+    """Return the message of a manifest; its body is encoded once, however many workers ask for it."""
+    return records_pb2.SnapshotManifest(
+        body=encode_manifest(manifest), origin=manifest.origin, signature=manifest.signature
+    )
+
+
+def snapshot_manifest_from_proto(m: records_pb2.SnapshotManifest) -> r.SnapshotManifest:
+    """Return the manifest of a message.
+
+    Raises:
+        IntegrityError: when its body is no manifest.
+    """
+    return decode_manifest(m.body, m.origin, m.signature)
+
+
+by_hand(records_pb2.SnapshotManifest, snapshot_manifest_to_proto, snapshot_manifest_from_proto)
 codec(RunTimes, records_pb2.RunTimes)
 step_commit_to_proto, step_commit_from_proto = codec(r.StepCommit, records_pb2.StepCommit)
 codec(learner_api.StepResult, learner_pb2.StepResult)

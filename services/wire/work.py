@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphon.core import records as r
 from antiphon.core.errors import ContractError
-from antiphon.protos import records_pb2, rollout_pb2
+from antiphon.protos import coordinator_pb2, records_pb2, rollout_pb2
 from antiphon.services.coordinator import api
 from antiphon.services.wire.codec import by_hand, codec
 from antiphon.services.wire.completions import completions_from_proto, completions_to_proto
@@ -100,6 +100,7 @@ codec(r.Prompt, records_pb2.Prompt)
 codec(r.KeptProgress, rollout_pb2.KeptProgress)
 _, lease_from_proto = codec(r.Lease, records_pb2.Lease)
 by_hand(records_pb2.Lease, lease_to_proto, lease_from_proto)
+codec(api.KitPart, coordinator_pb2.KitPart)
 codec(api.WorkerHello, rollout_pb2.WorkerHello)
 codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
 worker_heartbeat_to_proto, worker_heartbeat_from_proto = codec(

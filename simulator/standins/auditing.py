@@ -9,15 +9,15 @@ from antiphon.core.records import GroupToAudit, Trajectory
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.services.learner.audits.token_scores import TokenScores
 from antiphon.simulator.standins import arithmetic
-from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.chunks import MemoryPayloads
 
 
 class ArithmeticAuditor:
     """Compares completions with what prompt, seed and versions give."""
 
-    def __init__(self, chunks: MemoryChunks) -> None:
-        """Examine versions of which `chunks` has the snapshot."""
-        self._chunks = chunks
+    def __init__(self, payloads: MemoryPayloads) -> None:
+        """Examine versions of which `payloads` has the snapshot."""
+        self._payloads = payloads
 
     def examine(self, group: GroupToAudit) -> Sequence[SampleStatistics]:
         """Return what each sample and author showed; see `services.learner.audits.audit_loop.Examiner`."""
@@ -35,11 +35,11 @@ class ArithmeticAuditor:
         """It keeps nothing."""
 
     def _scores(self, trajectory: Trajectory, prompt: int) -> TokenScores:
-        scores = TokenScores.of(trajectory.token_ids.size)
+        scores = TokenScores.of(trajectory)
         for span in trajectory.spans:
-            if span.version not in self._chunks.versions():
+            if span.version not in self._payloads.versions():
                 continue
-            digest = self._chunks.manifest(span.version).weights_digest
+            digest = self._payloads.manifest(span.version).weights_digest
             weights = {span.version: arithmetic.weights_number(digest)}
             tokens, logprobs = arithmetic.completion(weights, (span,), prompt, trajectory.seed)
             places = slice(span.start, span.stop)

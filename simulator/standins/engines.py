@@ -9,9 +9,11 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
@@ -19,12 +21,14 @@ from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
 from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
-from antiphon.services.broadcast.api import Broadcast
+from antiphon.services.broadcast.api import Broadcast, Place
 from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.service import fetch_snapshot
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.services.rollout.engine.driver import LoadReport
 from antiphon.simulator.standins import arithmetic
-from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.chunks import MemoryPayloads
 
 
 @dataclass(slots=True)
@@ -211,7 +215,7 @@ class LoopDriver:
 
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
-    ) -> None:
+    ) -> LoadReport:
         answer: asyncio.Future[tuple[int | None, str | None]] = asyncio.get_running_loop().create_future()
 
         def obey(engine: Engine) -> None:
@@ -229,6 +233,7 @@ class LoopDriver:
             ) from None
         if echoed != (version, weights_digest):
             raise IntegrityError(f"the engine echoes {echoed}, not version {version} with {weights_digest}")
+        return LoadReport(version)
 
     def _put(self, message: Callable[[Engine], None]) -> None:
         self._mailbox.append(message)
@@ -243,20 +248,28 @@ class _Link(Broadcast):
         self._chunk_s = chunk_s
         self._alters = alters
 
-    async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        async for digest, payload in self._origin.get_chunks(digests):
+    async def get_chunks(
+        self, payload_digest: str, indices: Sequence[int]
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        async for index, data in self._origin.get_chunks(payload_digest, indices):
             if seconds := self._chunk_s():
                 await asyncio.sleep(seconds)
-            yield digest, payload[::-1] if self._alters() else payload
+            yield index, data[::-1] if self._alters() else data
+
+    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
+        return await self._origin.held(payload_digest)
+
+    async def where(self) -> Place:
+        return Place(Path(), "")  # no two simulated processes share files
 
 
-class ChunkSource:
-    """A worker's snapshots: production transfer into a chunk store in memory."""
+class SnapshotSource:
+    """A worker's snapshots: production transfer into a payload store in memory."""
 
     def __init__(
         self,
         channel_to: Callable[[str], Any],
-        chunks: MemoryChunks,
+        payloads: MemoryPayloads,
         timeout_s: float,
         chunk_s: Callable[[], float],
         alters: Callable[[], bool],
@@ -268,7 +281,7 @@ class ChunkSource:
         self._alters = alters
         self._channel_to = channel_to
         self._chunk_s = chunk_s
-        self._chunks = chunks
+        self._payloads = payloads
         self._timeout_s = timeout_s
         self.bytes_fetched = 0
 
@@ -276,20 +289,19 @@ class ChunkSource:
         channel = self._channel_to(manifest.origin)
         origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
         link = _Link(origin, self._chunk_s, self._alters)
-        await fetch_snapshot(manifest, link, self._chunks, self._timeout_s, self._arrived)
+        await fetch_snapshot(manifest, link, self._payloads, self._timeout_s, self._arrived)
 
     def _arrived(self, length: int) -> None:
         self.bytes_fetched += length
 
-    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        payload = b"".join(self._chunks.get(chunk.digest) for chunk in manifest.chunks)
-        weights = payload.decode()
+    def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        weights = bytes(self._payloads.map(full_payload(manifest).digest)[-manifest.full_bytes :]).decode()
         if weights != manifest.weights_digest:
-            raise IntegrityError(f"the chunks of version {manifest.version} are those of other weights")
+            raise IntegrityError(f"the payload of version {manifest.version} holds other weights")
         return {"weights": weights}
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
-        self._chunks.prune(kept)
+        self._payloads.prune(kept)
 
 
 class ArithmeticPrompts:

@@ -1,24 +1,25 @@
 """Training: seeded stand-ins for DeepSpeed and for publishing; all else of the learner is production.
 
-The trainer goes from version to version by batch file alone and keeps checkpoints, the publisher publishes
-what was kept aside. What they keep across a kill lies in a `LearnerDisk`; how long things take is virtual.
+The trainer goes from version to version by batch file alone and keeps checkpoints; the publisher's snapshots
+hold the name of the weights. What they keep across a kill lies in a `LearnerDisk`; how long things take is
+virtual.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ContractError, IntegrityError
-from antiphon.core.records import ChunkEntry, SnapshotManifest, TensorEntry
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.records import SnapshotManifest, TensorEntry
+from antiphon.lineage.store.policy_file import policy_header
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import TrainedStep
 from antiphon.simulator.standins import arithmetic
-from antiphon.simulator.virtual.chunks import MemoryChunks
+from antiphon.simulator.virtual.chunks import MemoryPayloads
 from antiphon.simulator.virtual.loop import VirtualLoop
 
-CHUNK_BYTES = 40
+CHUNK_BYTES = 170
 """Smaller than a snapshot of the stand-ins, so that one is several chunks."""
 STEP_PARTS = 64
 """Micro-batches of a step."""
@@ -30,7 +31,7 @@ class LearnerDisk:
 
     checkpoints: dict[int, str] = field(default_factory=dict)
     """Version -> digest of its weights."""
-    chunks: MemoryChunks = field(default_factory=MemoryChunks)
+    payloads: MemoryPayloads = field(default_factory=MemoryPayloads)
     """The origin's."""
 
 
@@ -91,56 +92,43 @@ class ArithmeticTrainer:
         return lambda: min(STEP_PARTS, int(STEP_PARTS * (self._loop.time() - begun_s) / max(seconds, 1e-9)))
 
     def _step_of(self, metrics: dict[str, float]) -> TrainedStep:
-        return TrainedStep(self.version, self._weights, {"weights": self._weights}, metrics)
+        return TrainedStep(self.version, self._weights, metrics)
 
 
 class ArithmeticPublisher:
-    """Keeps versions aside and cuts them into chunks, as the production publisher does."""
+    """Writes snapshots whose one tensor is the name of the weights, as the production publisher does."""
 
-    def __init__(
-        self, run_id: str, chunks: MemoryChunks | ChunkStore, snapshots_kept: int, waiting_limit: int
-    ) -> None:
-        """Store the `snapshots_kept` newest snapshots; keep at most `waiting_limit` versions aside."""
+    def __init__(self, run_id: str, payloads: PayloadStore, snapshots_kept: int) -> None:
+        """Keep the `snapshots_kept` newest announced snapshots."""
         self._run_id = run_id
-        self._chunks = chunks
+        self._payloads = payloads
         self._snapshots_kept = snapshots_kept
-        self._waiting_limit = waiting_limit
         self.progress = ProgressCounter()
-        self._waiting: dict[int, str] = {}
 
-    def keep(self, version: int, weights: Mapping[str, Any]) -> None:
-        self._waiting[version] = str(weights["weights"])
-        while len(self._waiting) > self._waiting_limit:
-            del self._waiting[min(self._waiting)]
+    def digest(self, weights: str, done: Callable[[int], None]) -> str:
+        return weights
 
-    def write(self, version: int, origin: str) -> SnapshotManifest:
-        if version in self._waiting:
-            manifest = self._cut(version, self._waiting[version], origin)
-        elif version in self._chunks.versions():
-            known = self._chunks.manifest(version)
-            manifest = self._cut(version, known.weights_digest, origin)
+    def write(self, version: int, weights: str, done: Callable[[int], None]) -> str:
+        body = weights.encode()
+        tensor = TensorEntry("weights", "uint8", (len(body),), 0, len(body))
+        head = policy_header(self._run_id, version, weights, (tensor,))
+        if isinstance(self._payloads, MemoryPayloads):
+            payload = self._payloads.keep(head + body, CHUNK_BYTES)
         else:
-            raise ContractError(f"the weights of version {version} are not kept for publication")
-        self._chunks.put_manifest(manifest)
-        self._waiting.pop(version, None)
-        newest = self._chunks.versions()[-self._snapshots_kept :]
-        self._chunks.prune([self._chunks.manifest(held) for held in newest])
-        return manifest
+            making = self._payloads.make(CHUNK_BYTES, len(head))
+            making.write(body)
+            payload = making.finish(head)
+        manifest = SnapshotManifest(self._run_id, version, weights, (tensor,), len(body), (payload,), "")
+        self._payloads.put_manifest(manifest)
+        done(len(body))
+        return weights
 
-    def waiting(self) -> list[int]:
-        return sorted(self._waiting)
+    def manifest(self, version: int, origin: str) -> SnapshotManifest:
+        self._payloads.prune_announced(version, self._snapshots_kept)
+        try:
+            return replace(self._payloads.manifest(version), origin=origin)
+        except UnavailableError as error:
+            raise ContractError(f"version {version} cannot be published: {error}") from None
 
-    def stored(self) -> list[int]:
-        return self._chunks.versions()
-
-    def _cut(self, version: int, weights: str, origin: str) -> SnapshotManifest:
-        payload = weights.encode()
-        chunks = []
-        for offset in range(0, len(payload), CHUNK_BYTES):
-            part = payload[offset : offset + CHUNK_BYTES]
-            chunks.append(ChunkEntry(digest_bytes(part), offset, len(part)))
-            self._chunks.put(chunks[-1].digest, part)
-        tensor = TensorEntry("weights", "uint8", (len(payload),), 0, len(payload))
-        return SnapshotManifest(
-            self._run_id, version, weights, (tensor,), tuple(chunks), len(payload), origin
-        )
+    def stored(self) -> dict[int, str]:
+        return self._payloads.weights()

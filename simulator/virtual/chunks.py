@@ -1,41 +1,86 @@
-"""Chunks in memory: what a simulated learner or worker has of the snapshots."""
+"""Payloads in memory: what a simulated learner or worker has of the snapshots."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.services.broadcast.manifest import payload_digest
+from antiphon.services.broadcast.payload_files import Buffer, IncomingPayload
+from antiphon.services.broadcast.payload_store import PayloadStore
 
 
-class MemoryChunks(ChunkStore):
-    """A chunk store without files; the origin's outlives the learner, a worker's its restarts."""
+class MemoryIncoming(IncomingPayload):
+    """A payload that arrives, and what of it outlives its receiver."""
+
+    def __init__(self, payload: Payload) -> None:
+        self.payload = payload
+        self.data = bytearray(payload.payload_bytes)
+        self.held = np.zeros(len(payload.chunk_digests), np.bool_)
+        self.whole = False
+
+    def write(self, index: int, data: Buffer) -> None:
+        start, length = self.payload.span(index)
+        if len(data) != length or digest_bytes(data) != self.payload.chunk_digests[index]:
+            raise IntegrityError("was altered: its bytes do not match its digest")
+        self.data[start : start + length] = data
+        self.held[index] = True
+
+    def finish(self) -> Path:
+        if self.missing():
+            raise UnavailableError("chunks are missing")
+        self.whole = True
+        return Path()
+
+
+class MemoryPayloads(PayloadStore):
+    """A payload store without files; the origin's outlives the learner, a worker's its restarts."""
 
     def __init__(self) -> None:
-        self._held: dict[str, bytes] = {}
+        super().__init__(Path())
+        self._held: dict[str, MemoryIncoming] = {}
         self._listed: dict[int, SnapshotManifest] = {}
 
-    def put(self, digest: str, payload: bytes) -> None:
-        if digest_bytes(payload) != digest:
-            raise IntegrityError(f"chunk {digest} came with other bytes")
-        self._held[digest] = payload
-
-    def get(self, digest: str) -> bytes:
-        payload = self._held.get(digest)
-        if payload is None:
-            raise UnavailableError(f"chunk {digest} is not held here (any more); fetch the newest manifest")
+    def keep(self, data: bytes, chunk_bytes: int) -> Payload:
+        """Hold a payload that is made here."""
+        parts = [data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes)]
+        digests = tuple(map(digest_bytes, parts))
+        address = payload_digest(len(data), chunk_bytes, digests)
+        payload = Payload("full", None, "raw", address, len(data), chunk_bytes, digests)
+        incoming = self._held[address] = MemoryIncoming(payload)
+        for index, part in enumerate(parts):
+            incoming.write(index, part)
+        incoming.finish()
         return payload
 
-    def length(self, digest: str) -> int:
-        return len(self.get(digest))
+    def token(self) -> str:
+        return ""  # so that nobody looks for files
 
     def has(self, digest: str) -> bool:
-        return digest in self._held
+        return digest in self._held and self._held[digest].whole
+
+    def find(self, digest: str) -> Payload:
+        return self._find(digest).payload
+
+    def receive(self, payload: Payload) -> IncomingPayload:
+        return self._held.setdefault(payload.digest, MemoryIncoming(payload))
+
+    def map(self, digest: str) -> memoryview:
+        if not self.has(digest):
+            raise UnavailableError(f"payload {digest} is not held here (any more); fetch the newest manifest")
+        return memoryview(self._held[digest].data).toreadonly()
+
+    def read_chunk(self, payload: Payload, index: int) -> bytes:
+        incoming = self._find(payload.digest)
+        if not incoming.held[index]:
+            raise UnavailableError(f"chunk {index} of payload {payload.digest} is not held here")
+        start, length = payload.span(index)
+        return bytes(incoming.data[start : start + length])
 
     def put_manifest(self, manifest: SnapshotManifest) -> None:
-        for chunk in manifest.chunks:
-            if chunk.digest not in self._held:
-                raise UnavailableError(f"version {manifest.version} lacks chunk {chunk.digest}")
         self._listed[manifest.version] = manifest
 
     def manifest(self, version: int | None) -> SnapshotManifest:
@@ -49,6 +94,11 @@ class MemoryChunks(ChunkStore):
 
     def prune(self, keep: Sequence[SnapshotManifest]) -> None:
         versions = {manifest.version for manifest in keep}
-        wanted = {chunk.digest for manifest in keep for chunk in manifest.chunks}
+        wanted = {payload.digest for manifest in keep for payload in manifest.payloads}
         self._listed = {v: manifest for v, manifest in self._listed.items() if v in versions}
-        self._held = {digest: body for digest, body in self._held.items() if digest in wanted}
+        self._held = {digest: held for digest, held in self._held.items() if digest in wanted}
+
+    def _find(self, digest: str) -> MemoryIncoming:
+        if digest not in self._held:
+            raise UnavailableError(f"payload {digest} is not held here (any more); fetch the newest manifest")
+        return self._held[digest]

@@ -10,13 +10,12 @@ import grpc
 import numpy as np
 import pytest
 
-from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.message_sizes import MOST_SPANS
 from antiphon.core.records import FinishReason, GroupSubmission, Trajectory, VersionSpan
 from antiphon.protos import rollout_pb2
-from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.signature import sign_manifest
@@ -28,6 +27,7 @@ from antiphon.services.security.guard import CALLS_AT_ONCE, Guard
 from antiphon.services.security.keys import LEARNER_KEY, load_key
 from antiphon.services.wire import work as wire_work
 from antiphon.system.clock import wall_clock
+from tests.support.artifacts import light_snapshot
 from tests.support.light_parties import hello
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 from tests.support.secured import House, SecuredSite, make_house, secured
@@ -161,10 +161,9 @@ def test_spans_beyond_any_bound_are_refused_before_they_are_looked_at() -> None:
 
 def test_a_request_for_the_same_chunk_again_and_again_is_refused(tmp_path: Path, house: House) -> None:
     async def run() -> None:
-        payload = b"x" * 1000
-        digest = digest_bytes(payload)
-        store = ChunkStore(tmp_path)
-        store.put(digest, payload)
+        store = PayloadStore(tmp_path)
+        store.put_manifest(light_snapshot(store, RUN_ID, 0, "0" * 64, b"x" * 1000))
+        (payload,) = store.manifest(0).payloads
         clock = asyncio.get_running_loop().time
         guard = Guard(needed_token_key(house.services), RUN_ID, wall_clock, clock)
         server, port = await start_server(
@@ -178,9 +177,10 @@ def test_a_request_for_the_same_chunk_again_and_again_is_refused(tmp_path: Path,
         try:
             async with asyncio.timeout(DEADLINE_S):
                 with pytest.raises(ContractError, match="a request for 10000 chunks names 1"):
-                    async for _ in client.get_chunks([digest] * 10_000):
+                    async for _ in client.get_chunks(payload.digest, [0] * 10_000):
                         pass
-                assert [found async for found in client.get_chunks([digest])] == [(digest, payload)]
+                found = [found async for found in client.get_chunks(payload.digest, [0])]
+                assert found == [(0, store.path(payload.digest).read_bytes())]
         finally:
             await client.close()
             await stop_server(server)

@@ -122,7 +122,7 @@ def test_every_service_of_a_run_refuses_who_cannot_read_its_folder(
             await ASKS[name](address, own)
         origin = BroadcastClient(f"127.0.0.1:{ports['learner']}")
         with pytest.raises(UnavailableError):
-            async for _ in origin.get_chunks(["0" * 64]):
+            async for _ in origin.get_chunks("0" * 64, [0]):
                 pass
         await origin.close()
         # The folder's owner needs to say nothing; status and void find the bundle by the run.

@@ -123,3 +123,24 @@ def test_an_override_says_as_much(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=re.escape(says)):
             load_config(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        (
+            {"mode": "fixed"},
+            r"swap_cache=keep cannot act with loop\.mode=fixed, which swaps .* only when",
+        ),
+        ({"max_staleness": 0}, r"rollout\.swap_cache=keep cannot act with loop\.max_staleness=0"),
+        (
+            {"max_staleness": 2, "publish_interval": 3},
+            r"publish_interval=3 versions old when it trains",
+        ),
+    ],
+)
+def test_a_cache_that_nothing_could_keep_is_refused(loop: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        build_config({"rollout": {"swap_cache": "keep"}, "loop": loop})
+    assert "\n" not in str(refused.value)
+    build_config({"rollout": {"swap_cache": "keep"}, "loop": {"max_staleness": 3, "publish_interval": 3}})

@@ -1,5 +1,6 @@
 """Span arithmetic against the plain table of which version sampled which token."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, PartialTrajectory, VersionSpan
 from antiphon.core.spans import (
+    beginning_of,
     check_cover,
     clipped,
     joined,
+    kept_cache_tokens,
     merged,
     rest_of,
     shifted,
@@ -132,3 +135,22 @@ def test_versions_beyond_what_is_allowed_are_refused() -> None:
     check_cover(spans, 0, 3, "here", range(6))
     with pytest.raises(ContractError, match=r"version 5, but its lease allows versions 0\.\.4"):
         check_cover(spans, 0, 3, "here", range(5))
+
+
+marked_tokens = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=LENGTH)
+
+
+@given(marked_tokens, st.data())
+def test_a_kept_cache_stays_with_its_tokens(tokens: list[tuple[int, bool]], data: st.DataObject) -> None:
+    spans = merged(VersionSpan(version, at, at + 1, kept) for at, (version, kept) in enumerate(tokens))
+    assert all((a.version, a.kept_cache) != (b.version, b.kept_cache) for a, b in pairwise(spans))
+    one = replace(whole([version for version, _ in tokens]), spans=spans)
+    marks = [kept for _, kept in tokens]
+    assert kept_cache_tokens(one).tolist() == marks
+    cut = data.draw(st.integers(0, len(tokens)))
+    parts = [span for a, b in ((0, cut), (cut, len(tokens))) for span in clipped(spans, a, b)]
+    assert merged(parts) == spans
+    assert shifted(shifted(spans, 5), -5) == spans
+    if (rest := rest_of(one, cut)) is not None and cut:
+        begun = beginning_of(one, cut)
+        assert joined([begun, rest]).spans == spans

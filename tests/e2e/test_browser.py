@@ -6,7 +6,6 @@ two finished runs of one experiment (docs/guides/compare-experiments.md makes th
 ANTIPHON_SCREENSHOTS_RUN names the run whose pages are shown, by default the first by name.
 """
 
-import base64
 import json
 import os
 import re
@@ -14,7 +13,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,7 +27,8 @@ from antiphon.runs.prefect_server import server_password
 from tests.support.browser import Browser
 from tests.support.main_job import PROJECT as ROOT
 from tests.support.main_job import command, environment
-from tests.support.report_page import SHOWN, point_at_charts, smallest_letters, width
+from tests.support.prefect_api import find_all
+from tests.support.report_page import SHOWN, crowded_cards, point_at_charts, smallest_letters, width
 from tests.support.tracked_runs import TrackedRunFixture
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
@@ -57,14 +56,7 @@ class Site:
 
     def ask(self, kind: str) -> list[dict[str, Any]]:
         """Return what the Prefect server holds of a kind."""
-        password = base64.b64encode(server_password(self.home).encode()).decode()
-        headers = {"Authorization": f"Basic {password}", "Content-Type": "application/json"}
-        token = urllib.request.Request(f"{self.prefect}/api/csrf-token?client=tests", None, headers)
-        with urllib.request.urlopen(token, timeout=60) as answer:
-            headers |= {"Prefect-Csrf-Token": json.load(answer)["token"], "Prefect-Csrf-Client": "tests"}
-        request = urllib.request.Request(f"{self.prefect}/api/{kind}/filter", b"{}", headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return list(json.load(answer))
+        return find_all(self.prefect, self.home, kind)
 
     def form(self, deployment: str) -> str:
         """Return the address of a deployment's form."""
@@ -247,9 +239,11 @@ def test_the_report_draws_what_was_learned(site: Site) -> None:
     browser.shows("What the learner saw", "KL between engine and learner", "git commit")
     drawn = browser.run(f"{SHOWN}.map(e => e.getBoundingClientRect().height)")
     assert len(drawn) >= 2 and min(drawn) > 50
+    assert crowded_cards(browser) == []
     browser.picture(site.pictures / "report.png")
     browser.resize(360, 740)
     assert width(browser) == 360
+    assert crowded_cards(browser) == []
     size, text = smallest_letters(browser)
     assert size >= 10.0, text
     assert all(point_at_charts(browser, "touch").values())

@@ -1,23 +1,20 @@
 """Killed, interrupted, cancelled: a run goes on or ends in order; nothing is left or trained twice."""
 
-import base64
 import json
 import os
 import re
 import signal
 import sqlite3
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from antiphon.core.reporting.figures import RunFigures
 from antiphon.lineage.run_figures import read_figures
-from antiphon.runs.prefect_server import server_password
 from tests.support.figure_views import check_views
 from tests.support.main_job import SMALL, Job, all_gone, check_batches, command, make_home
+from tests.support.prefect_api import post
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -160,29 +157,17 @@ def assert_the_seconds_add_up(job: Job, figures: RunFigures) -> None:
 def cancel_as_the_page_does(job: Job) -> None:
     """Set the state of the run's flow run through the server's API."""
     (url,) = {line.split()[-1] for line in job.said.splitlines() if line.startswith("  prefect: ")}
-    password = base64.b64encode(server_password(job.home).encode()).decode()
-    headers = {"Authorization": f"Basic {password}"}
-    token = ask(urllib.request.Request(f"{url}/api/csrf-token?client=page", headers=headers))["token"]
-    headers |= {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "page"}
-
-    def post(url: str, body: Any) -> Any:
-        told = {"Content-Type": "application/json", **headers}
-        return ask(urllib.request.Request(url, json.dumps(body).encode(), told, method="POST"))
-
-    runs = post(f"{url}/api/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    runs = post(url, job.home, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
     mine = [run for run in runs if run["name"] == job.run_dir.name]
     # A run that was killed cannot tell the server, so it still counts as running there.
     newest = max(mine, key=lambda run: str(run["start_time"]))
     answer = post(
-        f"{url}/api/flow_runs/{newest['id']}/set_state",
+        url,
+        job.home,
+        f"flow_runs/{newest['id']}/set_state",
         {"state": {"type": "CANCELLING", "name": "Cancelling"}},
     )
     assert answer["status"] == "ACCEPT", answer
-
-
-def ask(request: urllib.request.Request) -> Any:
-    with urllib.request.urlopen(request, timeout=30.0) as reply:
-        return json.loads(reply.read())
 
 
 def flow_run_states(job: Job) -> list[str]:

@@ -37,7 +37,7 @@ def said(home: Path, *arguments: str, made: Path | None = None) -> str:
 def first(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the home where the run was made."""
     home = tmp_path_factory.mktemp("first") / "home"
-    shutil.copytree(job.home, home, ignore=shutil.ignore_patterns("*.sock", "prefect", "mlflow", "chunks"))
+    shutil.copytree(job.home, home, ignore=shutil.ignore_patterns("*.sock", "prefect", "mlflow", "payloads"))
     return home
 
 

@@ -5,14 +5,12 @@ command printed. What is added only makes runs small. The clone is one in miniat
 those of this environment, since setting up another one takes minutes; `.ci/run` does that.
 """
 
-import base64
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from tests.support.browser import Browser
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.checkout import IDENTITY, begin_history, changes, copy_checkout
 from tests.support.main_job import PROJECT, SMALL, all_gone, environment, until
+from tests.support.prefect_api import find_all
 from tests.support.terminal import Terminal, panels
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(900)]
@@ -114,15 +113,7 @@ class Person:
 
     def ask(self, kind: str) -> list[dict[str, Any]]:
         """Return what the Prefect server holds of a kind."""
-        url, password = read_pages(self.home)["prefect"].url, server_password(self.home)
-        headers = {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
-        token = urllib.request.Request(f"{url}/api/csrf-token?client=tests", None, headers)
-        with urllib.request.urlopen(token, timeout=60) as answer:
-            headers |= {"Prefect-Csrf-Token": json.load(answer)["token"], "Prefect-Csrf-Client": "tests"}
-        headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(f"{url}/api/{kind}/filter", b"{}", headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return list(json.load(answer))
+        return find_all(read_pages(self.home)["prefect"].url, self.home, kind)
 
     def flow_run(self, *states: str) -> dict[str, Any]:
         """Wait until the newest flow run of a deployment is in one of these states."""

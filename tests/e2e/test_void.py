@@ -19,6 +19,7 @@ from antiphon.cli.app import execute
 from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import (
+    PROTOCOL_VERSION,
     BatchRef,
     FinishReason,
     GroupSubmission,
@@ -31,7 +32,7 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.coordinator import reward_queue
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHello
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -96,7 +97,7 @@ def sampled(lease: Lease, worker_id: str, version: int) -> GroupSubmission:
 
 async def work(client: CoordinatorClient) -> None:
     """Sample whatever is offered with the newest version."""
-    welcome = await client.register(WorkerHello("w", 2, RUN_ID, 4))
+    welcome = await client.register(WorkerHello("w", PROTOCOL_VERSION, RUN_ID, 4))
     held: int | None = None
     while True:
         reply = await client.lease_group(LeaseRequest(welcome.worker_id, held, 4, 0.2))
@@ -133,7 +134,7 @@ async def services(
     ready = run_dir / "services" / "coordinator.json"
     ready.write_text(json.dumps({"port": port}))
     clients = [CoordinatorClient(f"127.0.0.1:{port}", credentials=credentials) for _ in range(3)]
-    learner = open_learner(config, RUN_ID, run_dir, store, ChunkStore(run_dir / "chunks"), clients[0])
+    learner = open_learner(config, RUN_ID, run_dir, store, PayloadStore(run_dir / PAYLOADS), clients[0])
     learner.origin = "127.0.0.1:1"
     tasks = []
     try:
@@ -181,9 +182,9 @@ def record(
     home = run_dir.parents[1]
     (home / ".dvc").mkdir()
     (home / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
-    chunks = ChunkStore(run_dir / "chunks")
+    payloads = PayloadStore(run_dir / PAYLOADS)
     kept = config.model_copy(update={"record": config.record.model_copy(update={"dvc": True})})
-    recorder = Recorder(RUN_ID, kept, run_dir, home, home / "store", home, chunks.get)
+    recorder = Recorder(RUN_ID, kept, run_dir, home, home / "store", home, payloads.checked)
     recorder.record_base(published[0])
     for batch, commit in zip(batches, commits, strict=True):
         recorder.record_batch(batch)

@@ -122,7 +122,7 @@ def test_what_a_run_says_is_kept_for_its_page_and_shown_all_the_same(
     assert "record.delayed" in capsys.readouterr().err
     told.finished(["3 steps in 1 s"])
     assert Shown.said == ["learner: restoring", "alarm stall: nothing moves; look"]
-    assert told.alarms == ["alarm stall: nothing moves; look"] and told.outcome == ["3 steps in 1 s"]
+    assert list(told.alarms) == ["alarm stall: nothing moves; look"] and told.outcome == ["3 steps in 1 s"]
     lines = told.take(10)
     assert [(logging.getLevelName(line.level), line.text) for line in lines] == [
         ("INFO", "learner: restoring"),

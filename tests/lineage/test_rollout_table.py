@@ -149,7 +149,7 @@ def test_another_process_writes_the_same_bytes() -> None:
 
 
 def test_foreign_bytes_are_no_table() -> None:
-    with pytest.raises(IntegrityError, match="no readable batch/3 table"):
+    with pytest.raises(IntegrityError, match="no readable batch/4 table"):
         decode_batch(b"PAR1 or not")
     with pytest.raises(IntegrityError, match="timings/2 table"):
         decode_timings(encode_batch([row()]))

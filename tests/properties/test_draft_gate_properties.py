@@ -128,13 +128,21 @@ def truth_of(name: str, change: int) -> Callable[[int], float]:
 
 
 @settings(max_examples=10)
-@example(seed=0, requests=1, row_cost=0.01, name="useless", drafter_s=1e-4)
-@example(seed=0, requests=4, row_cost=0.01, name="dying", drafter_s=1e-4)
-@example(seed=0, requests=64, row_cost=1.0, name="dying", drafter_s=1e-3)
-@given(SEEDS, st.sampled_from([1, 3, 16, 64]), ROW_COSTS, TRUTHS, st.sampled_from([2e-5, 1e-4, 1e-3]))
-def test_no_stretch_is_slower_than_promised(seed, requests, row_cost, name, drafter_s) -> None:
+@example(seed=0, requests=1, row_cost=0.01, name="useless", drafter_s=1e-4, promising=True)
+@example(seed=0, requests=4, row_cost=0.01, name="dying", drafter_s=1e-4, promising=True)
+@example(seed=0, requests=64, row_cost=1.0, name="dying", drafter_s=1e-3, promising=True)
+@given(
+    SEEDS,
+    st.sampled_from([1, 3, 16, 64]),
+    ROW_COSTS,
+    TRUTHS,
+    st.sampled_from([2e-5, 1e-4, 1e-3]),
+    st.booleans(),
+)
+def test_no_stretch_is_slower_than_promised(seed, requests, row_cost, name, drafter_s, promising) -> None:
     machine = Machine(row_cost=row_cost, drafter_s=drafter_s)
     gate = DraftGate(PROBE_STEPS)
+    gate.promising = promising
     log = simulate(gate, machine, 2200, lambda step: requests, truth_of(name, 1000), seed)
     for intervals in (2, 3, 5):
         assert log.after(PROBE_STEPS).worst_loss(intervals * PROBE_STEPS) <= 1 / 0.97 - 1, (intervals, seed)
@@ -329,6 +337,31 @@ def test_waking_allows_one_trial_at_once_even_after_many_failures() -> None:
     assert gate.plan(32).draft
     assert sum(losing_step() for _ in range(64)) <= 10
     assert not gate.is_open(32)
+
+
+def test_drafts_that_turned_out_right_are_tried_soon_at_a_size_that_failed_before() -> None:
+    """A run of 2,000 steps cannot wait for a thousand of them where drafts are right by now."""
+    gate, machine = DraftGate(256), Machine()
+
+    def step(requests: int, pays: bool) -> bool:
+        draft = gate.plan(requests).draft
+        worth, cost = (3 * requests, 1.2) if pays else (requests, 1.4)
+        emitted, share = (worth, cost) if draft else (requests, 1.0)
+        seconds = machine.undrafted_s(requests) * share
+        gate.observe(requests, 3 * requests if draft else requests, emitted, seconds, draft)
+        return draft
+
+    for _ in range(1500):
+        step(180, pays=False)
+    waits = next(number for number in range(4096) if step(180, pays=False))
+    assert waits > 4 * FIRST_WAIT, "it failed often"
+    for _ in range(8):
+        step(180, pays=False)
+    assert not gate.is_open(180)
+    gate.promising = True  # learnt at another batch size
+    rested = next(number for number in range(4096) if step(180, pays=True))
+    assert rested <= FIRST_WAIT
+    assert sum(step(180, pays=True) for _ in range(1000)) > 950
 
 
 @given(

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from antiphon.core.config import RunConfig
 from antiphon.core.records import StepCommit
+from antiphon.core.reporting.alarms import swap_alarm
+from antiphon.core.reporting.run_view import planes_of
 from antiphon.core.status import LearnerProgress, RunStatus, WorkerRecord, WorkerState
 from antiphon.runs.alarm_watch import AlarmWatch, current_alarms
 
@@ -91,6 +93,14 @@ def test_a_disk_that_fills_while_nothing_is_committed_is_told(tmp_path, monkeypa
     assert watch.look(status_of(1), now=4.0) == ["alarm no_space is over"]
 
 
+def test_a_learner_that_waits_for_space_is_told_at_once(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    said = "waiting for space to publish version 3: 11 MiB are free"
+    (line,) = watch.look(status_of(2), 1.0, LearnerProgress(said, 7, "byte"))
+    assert line.startswith(f"alarm no_space: {said}")
+    assert watch.look(status_of(2), 2.0, LearnerProgress("idle", 8, "byte")) == ["alarm no_space is over"]
+
+
 def test_audits_that_could_not_take_place_are_told(tmp_path):
     watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
     status = status_of(0, unaudited=2, unaudited_reason="version 3 is not kept any more")
@@ -99,3 +109,22 @@ def test_audits_that_could_not_take_place_are_told(tmp_path):
         "alarm unaudited: 2 groups could not be audited; one of them: version 3 is not kept"
     )
     assert watch.look(status, now=2.0) == []
+
+
+def test_a_worker_that_cannot_load_newer_weights_is_told(tmp_path):
+    watch = AlarmWatch(CONFIG, tmp_path, now=0.0)
+    stuck = replace(WORKER, held_version=3, swap_error="version 4 was refused", swap_failing_s=7.0)
+    lost = replace(stuck, worker_id="w-2", state=WorkerState.LOST, swap_failing_s=99.0)
+    worse = replace(stuck, worker_id="w-3", held_version=None, swap_failing_s=8.0)
+    assert watch.look(status_of(0, workers=(WORKER, lost)), now=0.5) == []
+    (line,) = watch.look(status_of(0, workers=(WORKER, stuck, lost)), now=1.0)
+    assert line.startswith("alarm swap_failed: w-1 stays at version 3 for 7 s: version 4 was refused; read")
+    assert watch.look(status_of(0, workers=(stuck, worse)), now=2.0) == []
+    assert (
+        planes_of(status_of(0, workers=(stuck,)), {})["broadcast"].waits_for == "w-1: version 4 was refused"
+    )
+    said = swap_alarm(status_of(0, workers=(stuck, worse)))
+    assert said is not None and said.text == (
+        "w-3 samples with nothing for 8 s: version 4 was refused; 1 others fail as well"
+    )
+    assert watch.look(status_of(0), now=3.0) == ["alarm swap_failed is over"]

@@ -79,7 +79,8 @@ def test_a_learner_that_restores_for_an_hour_ends_no_run(mode: str) -> None:
 
 
 def test_a_first_group_of_twenty_minutes_ends_no_run() -> None:
-    slow = scenario(engine_step_s=(8.0, 8.0), worker_slowness=(1.0, 1.0))
+    # Two steps, one until a swap and one until the first token, take less than the patience of 15 s.
+    slow = scenario(engine_step_s=(7.0, 7.0), worker_slowness=(1.0, 1.0))
     assert finished(Watched(slow, 1, []))
 
 

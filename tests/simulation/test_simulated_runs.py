@@ -157,11 +157,11 @@ def test_others_do_the_groups_of_an_engine_that_stands_still(mode: str) -> None:
     loop = {"mode": mode, "prompts_per_step": 3, "group_size": 2}
     scenario = Scenario(run={"loop": loop, "coordinator": {"lease_s": 10.0}, "rollout": {"grace_s": 2.0}})
     for seed in range(4):
-        world = World(scenario, seed, [Fault(3.0, FaultKind.HANG, "worker-0", 400.0)])
+        world = World(scenario, seed, [Fault(2.5, FaultKind.HANG, "worker-0", 400.0)])
         outcome = world.run()
         assert not outcome.violations, outcome.violations
         assert outcome.virtual_s < 100.0, "the run waited for the engine"
-        assert longest_recovery_s(world, "worker-0", 3.0) <= 2 * 10.0 + SAMPLING_S
+        assert longest_recovery_s(world, "worker-0", 2.5) <= 2 * 10.0 + SAMPLING_S
         if mode == "fixed":
             assert outcome.weights == simulate(scenario, seed + 100, []).weights
 

@@ -13,7 +13,6 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.records import (
     BatchRef,
     BatchRow,
-    ChunkEntry,
     FinishReason,
     RowTiming,
     SnapshotManifest,
@@ -25,6 +24,8 @@ from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.lineage.store.policy_file import policy_header
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 
 TOKENS = 6
 
@@ -68,6 +69,18 @@ def kept_row(split: str, number: int, index: int) -> BatchRow:
     )
 
 
+def light_snapshot(
+    store: PayloadStore, run_id: str, version: int, weights_digest: str, body: bytes
+) -> SnapshotManifest:
+    """Write a policy file with one tensor of `body`, float32, under a digest that is taken as it is."""
+    tensor = TensorEntry("w", "float32", (len(body) // 4,), 0, len(body))
+    head = policy_header(run_id, version, weights_digest, (tensor,))
+    making = store.make(1 << 20, len(head))
+    making.write(body)
+    payload = making.finish(head)
+    return SnapshotManifest(run_id, version, weights_digest, (tensor,), len(body), (payload,), "127.0.0.1:1")
+
+
 class RecordedRun:
     """A home that is a DVC project of its own, with one recorded run in it."""
 
@@ -88,7 +101,7 @@ class RecordedRun:
             }
         )
         (self.run_dir / "config.yaml").write_text(dump_config(self.config))
-        self._chunks: dict[str, bytes] = {}
+        self._payloads = PayloadStore(self.run_dir / PAYLOADS)
 
     @property
     def ledger(self) -> Path:
@@ -103,24 +116,13 @@ class RecordedRun:
             self.run_dir,
             self.home,
             self.store.root,
-            read_chunk=lambda digest: self._chunks[digest],
+            payload_file=self._payloads.checked,
         )
 
     def snapshot(self, version: int) -> SnapshotManifest:
-        """Return a published version whose chunks can be read."""
-        payload = bytes((version + i) % 256 for i in range(64))
-        digest = digest_bytes(payload)
-        self._chunks[digest] = payload
-        tensor = TensorEntry("w", "float32", (16,), 0, 64)
-        return SnapshotManifest(
-            self.run_id,
-            version,
-            digest_bytes(b"v%d" % version),
-            (tensor,),
-            (ChunkEntry(digest, 0, 64),),
-            64,
-            "127.0.0.1:1",
-        )
+        """Return a published version whose payload can be read."""
+        body = bytes((version + i) % 256 for i in range(64))
+        return light_snapshot(self._payloads, self.run_id, version, digest_bytes(b"v%d" % version), body)
 
     def batch(self, step: int) -> BatchRef:
         """Store a batch and return its reference."""

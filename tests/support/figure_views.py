@@ -1,22 +1,19 @@
 """Every view of a finished run's figures, read as people and programs read them, and compared."""
 
-import base64
 import html
 import json
 import re
 import sqlite3
-import urllib.request
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from antiphon.core.metrics import SUMMARY_METRICS
 from antiphon.core.reporting.figures import FIGURES, RunFigures, seconds
 from antiphon.flows.run_page import artifact_key
 from antiphon.lineage.run_figures import read_figures, read_totals
-from antiphon.runs.prefect_server import begin_prefect_server, server_password
+from antiphon.runs.prefect_server import begin_prefect_server
 from tests.support.main_job import Job, command
+from tests.support.prefect_api import find_all
 
 SERVER_S = 120.0
 """Longest wait for a Prefect server."""
@@ -116,7 +113,11 @@ def check_prefect(home: Path, run_id: str, figures: RunFigures, log: Path) -> No
     try:
         server.wait_healthy(SERVER_S)
         key = artifact_key("plan", run_id)
-        pages = [found for found in ask_prefect(server.url, home, "artifacts") if found["key"] == key]
+        pages = [
+            found
+            for found in find_all(server.url.removesuffix("/api"), home, "artifacts")
+            if found["key"] == key
+        ]
     finally:
         server.stop()
     assert pages, "the run has no page"
@@ -124,19 +125,6 @@ def check_prefect(home: Path, run_id: str, figures: RunFigures, log: Path) -> No
     rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|$", newest, re.MULTILINE))
     for label, text in figures.rows():
         assert rows[label] == text, label
-
-
-def ask_prefect(url: str, home: Path, kind: str) -> list[Mapping[str, Any]]:
-    """Return what a home's Prefect server holds of a kind."""
-    password = base64.b64encode(server_password(home).encode()).decode()
-    headers = {"Authorization": f"Basic {password}", "Content-Type": "application/json"}
-    token = urllib.request.Request(f"{url}/csrf-token?client=figures", None, headers)
-    with urllib.request.urlopen(token, timeout=30.0) as reply:
-        headers |= {"Prefect-Csrf-Token": json.load(reply)["token"], "Prefect-Csrf-Client": "figures"}
-    with urllib.request.urlopen(
-        urllib.request.Request(f"{url}/{kind}/filter", b"{}", headers), timeout=30.0
-    ) as reply:
-        return list(json.load(reply))
 
 
 def check_against_the_journal(job: Job, figures: RunFigures) -> None:

@@ -22,7 +22,7 @@ from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.models.codec import TextCodec
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -36,7 +36,7 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-from antiphon.services.rollout.process import ChunkSource, engine_settings
+from antiphon.services.rollout.process import SnapshotSource, engine_settings
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rpc.serving import start_server, stop_server
 
@@ -152,9 +152,9 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
     await state_machine.start()
     server, port = await start_coordinator(CoordinatorService(state_machine), "127.0.0.1", 0)
     clients = [CoordinatorClient(f"127.0.0.1:{port}") for _ in range(4)]
-    chunks = ChunkStore(folder / "chunks")
-    learner = open_learner(config, RUN_ID, folder, store, chunks, clients[0])
-    origin = BroadcastService(chunks)
+    payloads = PayloadStore(folder / PAYLOADS)
+    learner = open_learner(config, RUN_ID, folder, store, payloads, clients[0])
+    origin = BroadcastService(payloads)
 
     def register(server: grpc.aio.Server) -> None:
         register_broadcast(server, origin)
@@ -180,7 +180,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
         "w0",
         RUN_ID,
         lambda config: engine,
-        lambda config: ChunkSource(folder / "worker", config),
+        lambda config: SnapshotSource(folder / "worker", config),
         concurrent_groups=manner.concurrent_groups,
         delay=pauses(None if manner.delays is None else manner.delays + 1),
     )

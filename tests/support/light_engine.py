@@ -74,6 +74,8 @@ class LightEngine:
             self.requests.append(request)
 
     def step(self) -> list[EngineOutput]:
+        if self.version is None:
+            return []
         if self._before_step is not None:
             self._before_step()
         finished = []

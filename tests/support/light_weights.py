@@ -1,4 +1,4 @@
-"""Light snapshots: one tensor, no chunks, and a source that notes what was asked of it."""
+"""Light snapshots: one tensor, no payload, and a source that notes what was asked of it."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -31,22 +31,22 @@ def light_manifest(run_id: str, version: int) -> SnapshotManifest:
         version=version,
         weights_digest=digest_bytes(f"light-{version}".encode()),
         tensors=(),
-        chunks=(),
-        payload_bytes=8 * VOCABULARY,
+        full_bytes=8 * VOCABULARY,
+        payloads=(),
         origin="127.0.0.1:1",
     )
 
 
 class LightSource:
-    """A WeightSource without chunks; `end` gives each version's bias of the end token."""
+    """A WeightSource without payloads; `end` gives each version's bias of the end token."""
 
     def __init__(self, end: Callable[[int], float] = lambda version: 0.0) -> None:
         self.fetched: list[int] = []
-        self.rebuilt: list[int] = []
+        self.opened: list[int] = []
         self.failures: list[Exception] = []
         """Raised by the next fetches, one each."""
         self.damaged: list[Exception] = []
-        """Raised by the next rebuilds, one each."""
+        """Raised by the next openings, one each."""
         self.kept: list[int] = []
         self._end = end
         self.bytes_fetched = 0
@@ -60,10 +60,10 @@ class LightSource:
             raise self.failures.pop(0)
         self.fetched.append(manifest.version)
 
-    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, npt.NDArray[np.float64]]:
+    def open(self, manifest: SnapshotManifest) -> Mapping[str, npt.NDArray[np.float64]]:
         if self.damaged:
             raise self.damaged.pop(0)
-        self.rebuilt.append(manifest.version)
+        self.opened.append(manifest.version)
         return {"bias": light_bias(manifest.version, self._end(manifest.version))}
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:

@@ -102,7 +102,7 @@ def light_reward(token_ids: np.ndarray, dullness: int = 2) -> float:
 
 def light_manifest(version: int, run_id: str = RUN_ID, origin: str = "127.0.0.1:1") -> SnapshotManifest:
     digest = digest_bytes(f"weights {version}".encode())
-    return SnapshotManifest(run_id, version, digest, (), (), 0, origin)
+    return SnapshotManifest(run_id, version, digest, (), 0, (), origin)
 
 
 @dataclass

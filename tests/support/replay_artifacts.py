@@ -4,7 +4,6 @@ Tokens are drawn one by one from the exact distribution of the version that stan
 computed apart from the code that scores them again; some completions change versions on the way.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,11 @@ from antiphon.core.records import BatchRef, BatchRow, FinishReason, SnapshotMani
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
+from antiphon.services.broadcast.snapshot import write_snapshot
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.step import Trainer
+from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rollout.selfcheck.distribution_check import processed
 
 VOCABULARY = 32
@@ -74,17 +75,17 @@ class TinyRun:
         self.run_dir.mkdir(parents=True)
         self.store = ArtifactStore(home / "store")
         self.ledger = home / "ledger" / RUN_ID
-        self._chunks: dict[str, bytes] = {}
+        self._payloads = PayloadStore(self.run_dir / PAYLOADS)
         self._policies: dict[int, Qwen3ForCausalLM] = {}
         self._live()
 
     def _live(self) -> None:
         recorder = Recorder(
-            RUN_ID, self.config, self.run_dir, self.home, self.store.root, self.home, self._chunks.__getitem__
+            RUN_ID, self.config, self.run_dir, self.home, self.store.root, self.home, self._payloads.checked
         )
         checkpoints = CheckpointStore(self.run_dir / "checkpoints", STEPS)
         trainer = Trainer(self.config, checkpoints)
-        recorder.record_base(self._published(0, trainer.start(0).weights))
+        recorder.record_base(self._published(trainer.start(0)))
         for step in range(STEPS):
             batch = self._batch(step)
             recorder.record_batch(batch)
@@ -92,8 +93,10 @@ class TinyRun:
             if trained.version % self.config.learner.checkpoint_interval == 0:
                 trainer.save()
             metrics = {**trained.metrics, **batch_metrics(batch)}
-            commit = StepCommit(step, trained.version, trained.weights_digest, batch.digest, metrics, True)
-            recorder.record_version(commit, self._published(trained.version, trained.weights))
+            manifest = self._published(trained)
+            digest = manifest.weights_digest
+            commit = StepCommit(step, trained.version, digest, batch.digest, metrics, True)
+            recorder.record_version(commit, manifest)
         trainer.stop()
         report = recorder.close(RECORD_S)
         assert report.complete, report
@@ -102,11 +105,11 @@ class TinyRun:
         """Return the policy of a version, as it sampled."""
         return self._policies[version]
 
-    def _published(self, version: int, weights: Mapping[str, torch.Tensor]) -> SnapshotManifest:
+    def _published(self, trained: TrainedStep) -> SnapshotManifest:
         policy = Qwen3ForCausalLM.from_pretrained(self.config.model.path)
-        policy.load_state_dict(weights, strict=False)
-        self._policies[version] = policy.eval()
-        return build_snapshot(RUN_ID, version, weights, 1 << 14, "h:1", self._chunks.__setitem__)
+        policy.load_state_dict(trained.weights.copies(), strict=False)
+        self._policies[trained.version] = policy.eval()
+        return write_snapshot(self._payloads, RUN_ID, trained.version, trained.weights)
 
     def _batch(self, step: int) -> BatchRef:
         rows = [self._row(step, place) for place in range(8)]

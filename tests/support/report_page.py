@@ -13,6 +13,12 @@ def width(browser: Browser) -> int:
     return int(browser.run("document.documentElement.scrollWidth"))
 
 
+def crowded_cards(browser: Browser) -> list[str]:
+    """Return the texts of the cards that are wider than their place."""
+    wide = "Array.from(document.querySelectorAll('.card')).filter(e => e.scrollWidth > e.clientWidth)"
+    return list(browser.run(f"{wide}.map(e => e.innerText)"))
+
+
 def smallest_letters(browser: Browser) -> tuple[float, str]:
     """Return the size of the smallest text in any chart that is shown, in CSS pixels, and the text."""
     scale = "e.getBoundingClientRect().width / e.viewBox.baseVal.width"

@@ -92,9 +92,10 @@ def _start(settings: EngineSettings, tensors: Mapping[str, Any]) -> VllmEngine:
 
 def serve(engine: VllmEngine, version: int, tensors: Mapping[str, Any]) -> None:
     """Load a version's weights into an engine."""
-    from antiphon.services.broadcast.snapshot import weights_digest
+    from antiphon.services.broadcast.verified_weights import verify
 
-    engine.load_weights(version, tensors, weights_digest(tensors))
+    found = verify(tensors)
+    engine.load_weights(version, found, found.digest)
 
 
 def policy_directory(run: RecordedRun, tensors: Mapping[str, Any], folder: Path) -> Path:

@@ -31,8 +31,10 @@ from antiphon.lineage.ledger.layout import Entry, journal_line, read_journal, re
 from antiphon.lineage.report.benchmark_table import read_table
 from antiphon.lineage.rollout_table import decode_batch, decode_timings, encode_batch, encode_timings
 from antiphon.lineage.store.policy_file import policy_facts
-from antiphon.services.broadcast.manifest import check_manifest, manifest_from_json, manifest_to_json
-from antiphon.services.broadcast.snapshot import build_snapshot, rebuild
+from antiphon.services.broadcast.manifest import check_manifest, manifest_from_bytes, manifest_to_bytes
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
+from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
+from antiphon.services.broadcast.verified_weights import open_snapshot
 from antiphon.services.coordinator.journal import payloads
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.security.access_tokens import load_claims, make_token
@@ -53,19 +55,16 @@ class Reader:
 
 def readers(folder: Path) -> Iterator[Reader]:
     """Yield every reader; those of files write the bytes into `folder` first."""
-    chunks: dict[str, bytes] = {}
+    store = PayloadStore(folder / PAYLOADS)
     tensors = {"a.weight": torch.arange(24.0).reshape(4, 6), "b": torch.zeros(3, dtype=torch.bfloat16)}
-    manifest = build_snapshot("run-1", 1, tensors, 1024, "127.0.0.1:1", chunks.__setitem__)
+    manifest = write_snapshot(store, "run-1", 1, weights_of(tensors), 1024)
     submission = GroupSubmission("0" * 32, "g0000000", "w-1", (trajectory(),), 0.5)
     history = PromptHistory("p", 1, (PastCompletion(np.arange(5, dtype=np.int32), 0, 1, 0, 1.0),))
 
     def whole(payload: bytes) -> None:
-        found = manifest_from_json(payload)
-        check_manifest(found)
-        if found.payload_bytes <= 1 << 20:  # the fuzzer's own memory is small
-            rebuild(found, lambda digest: chunks.get(digest, b""))
+        open_snapshot(manifest_from_bytes(payload), store)
 
-    yield Reader("manifest", (manifest_to_json(manifest),), whole)
+    yield Reader("manifest", (manifest_to_bytes(manifest),), whole)
     yield Reader("submission payload", (payloads.dump_submission(submission),), payloads.load_submission)
     yield Reader(
         "manifest payload",
@@ -95,7 +94,7 @@ def texts() -> Iterator[Reader]:
     tree = json.dumps([{"md5": entry.md5, "relpath": entry.rel}]).encode()
     yield Reader("ledger tree", (tree,), read_tree)
     yield Reader(
-        "ledger journal", (journal_line(entry).encode(),), lambda b: list(read_journal(b.decode("latin-1")))
+        "ledger journal", (journal_line(entry).encode(),), lambda b: read_journal(b.decode("latin-1"))
     )
     yield Reader("ledger pointer", (b"outs:\n- md5: 00.dir\n  size: 1\n",), read_pointer)
     yield Reader("document", (b'{"a":1}',), read_document)

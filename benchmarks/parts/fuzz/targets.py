@@ -17,7 +17,7 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.admission import lease_id_of
 from antiphon.core.records import PROTOCOL_VERSION, Prompt
 from antiphon.lineage.store.artifact_store import open_store
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.audit_queue import AuditQueue
@@ -161,7 +161,7 @@ async def _serve(folder: Path, ready: list[RunningServices], stop: asyncio.Event
     state_machine, behind = await _state_machine(folder / "run"), await _state_machine(folder / "behind")
     service = CoordinatorService(state_machine, audits=AuditQueue(state_machine, bytes(32)))
     learner = await _learner(folder / "behind", behind)
-    chunks = BroadcastService(ChunkStore(folder / "chunks"))
+    chunks = BroadcastService(PayloadStore(folder / PAYLOADS))
     servers = {
         "Coordinator": await start_coordinator(service, "127.0.0.1", 0),
         "Broadcast": await start_server("127.0.0.1", 0, lambda s: register_broadcast(s, chunks), []),
@@ -196,7 +196,7 @@ async def _learner(folder: Path, state_machine: CountingStateMachine) -> Learner
         RUN_ID,
         folder,
         state_machine.store,
-        ChunkStore(folder / "chunks"),
+        PayloadStore(folder / PAYLOADS),
         CoordinatorService(state_machine),
     )
     await learner.restore()

@@ -24,7 +24,8 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.manifest import full_payload
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -32,7 +33,7 @@ from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.engine.api import EngineOutput
-from antiphon.services.rollout.process import ChunkSource
+from antiphon.services.rollout.process import SnapshotSource
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.simulator.standins.training import ArithmeticPublisher
@@ -94,19 +95,17 @@ async def wait_for_file(path: Path, within_s: float = AFTER_S) -> None:
             await asyncio.sleep(ENGINE_STEP_S)
 
 
-class LightSource(ChunkSource):
-    """Production's transfer and chunk store, without torch: tensors stay bytes."""
+class LightSource(SnapshotSource):
+    """Production's transfer and payload store, without torch: tensors stay bytes."""
 
-    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        """Return the payload of a fetched snapshot, its length and each chunk checked.
+    def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+        """Return the payload of a fetched snapshot, each chunk checked.
 
         Raises:
-            IntegrityError: when chunks are missing in the manifest.
+            IntegrityError: when its file was altered.
         """
-        payload = b"".join(self._store.get(chunk.digest) for chunk in manifest.chunks)
-        if len(payload) != manifest.payload_bytes:
-            raise IntegrityError(f"the chunks of version {manifest.version} are not all of it")
-        return {"payload": payload}
+        self._store.checked(manifest)
+        return {"payload": self._store.map(full_payload(manifest).digest)}
 
 
 class LinkedSource(LightSource):
@@ -193,7 +192,7 @@ class LightTrainer(Training):
         """There is nothing to drop."""
 
     def _trained(self, metrics: dict[str, float]) -> TrainedStep:
-        return TrainedStep(self._version, self._weights, {"weights": self._weights}, metrics)
+        return TrainedStep(self._version, self._weights, metrics)
 
 
 def open_light_learner(
@@ -201,13 +200,13 @@ def open_light_learner(
     run_id: str,
     run_dir: Path,
     store: ArtifactStore,
-    chunks: ChunkStore,
+    payloads: PayloadStore,
     coordinator: Coordinator,
     make_trainer: Callable[[CheckpointStore], LightTrainer] | None = None,
 ) -> LearnerService:
     """Return production's learner service with a light trainer and publisher."""
     checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept)
-    publisher = ArithmeticPublisher(run_id, chunks, config.broadcast.snapshots_kept, config.run.steps + 1)
+    publisher = ArithmeticPublisher(run_id, payloads, config.broadcast.snapshots_kept)
     trainer = (make_trainer or LightTrainer)(checkpoints)
     return LearnerService(config, trainer, publisher, store, coordinator)
 

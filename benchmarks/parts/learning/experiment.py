@@ -26,6 +26,7 @@ from antiphon.environments.environment import Problem
 from antiphon.lineage.rollout_table import LeftOut, encode_batch
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.step import Trainer
+from antiphon.services.learner.training import TrainedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Experiment:
         self._task = Task(config)
         self._trainer = Trainer(config, CheckpointStore(folder, 1))
         weights = self._trainer.start(0).weights
-        self._versions: dict[int, dict[str, torch.Tensor]] = {0: dict(weights)}
+        self._versions: dict[int, dict[str, torch.Tensor]] = {0: weights.copies()}
         self._opened = 0
         self._sampled_groups = self._trained_groups = 0
 
@@ -67,18 +68,31 @@ class Experiment:
         curve = Curve([0], [self.evaluate(0)], [], [], 0.0)
         steps = self._config.run.steps
         for step in range(steps):
-            payload, reward = self._batch(step)
-            trained = self._trainer.train(step, payload)
+            trained, reward = self.train(step)
             curve.rewards.append(reward)
             curve.gradient_norms.append(trained.metrics["gradient_norm"])
-            self._versions[step + 1] = dict(trained.weights)
-            self._versions.pop(step - self._lag, None)
             if (step + 1) % interval == 0 or step + 1 == steps:
                 curve.versions.append(step + 1)
                 curve.scores.append(self.evaluate(step + 1))
-        self._trainer.stop()
+        self.close()
         share = self._trained_groups / max(1, self._sampled_groups)
         return Curve(curve.versions, curve.scores, curve.rewards, curve.gradient_norms, share)
+
+    def train(self, step: int) -> tuple[TrainedStep, float]:
+        """Sample, judge and train one step; return what it left and the mean reward of its samples."""
+        payload, reward = self._batch(step)
+        trained = self._trainer.train(step, payload)
+        self._versions[step + 1] = trained.weights.copies()
+        self._versions.pop(step - self._lag, None)
+        return trained, reward
+
+    def weights(self, version: int) -> dict[str, torch.Tensor]:
+        """Return the weights of a version that may still be sampled with."""
+        return self._versions[version]
+
+    def close(self) -> None:
+        """Drop the trainer."""
+        self._trainer.stop()
 
     def evaluate(self, version: int) -> float:
         """Return the mean reward of a version on the held-out problems."""

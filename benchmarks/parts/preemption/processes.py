@@ -23,7 +23,7 @@ from antiphon.benchmarks.parts.preemption.worker import WorkerOrder
 from antiphon.core.config import RunConfig
 from antiphon.environments.scoring.pool import InProcess
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal, journal_place
@@ -112,8 +112,8 @@ def open_learner(
 ) -> LearnerService:
     """Return production's learner service around a trainer that takes `step_s` for a step."""
     trainer = TimedTrainer(CheckpointStore(folder / "checkpoints", config.learner.checkpoints_kept), step_s)
-    chunks, kept = ChunkStore(folder / "chunks"), config.broadcast.snapshots_kept
-    publisher = ArithmeticPublisher(config.run.name, chunks, kept, config.loop.unpublished_limit)
+    payloads, kept = PayloadStore(folder / PAYLOADS), config.broadcast.snapshots_kept
+    publisher = ArithmeticPublisher(config.run.name, payloads, kept)
     learner = LearnerService(config, trainer, publisher, store, coordinator)
     learner.origin = "127.0.0.1:1"  # the workers' engines take the digest of a snapshot, so none is fetched
     return learner

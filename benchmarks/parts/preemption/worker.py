@@ -54,7 +54,7 @@ class NoWeights(WeightSource):
     async def fetch(self, manifest: SnapshotManifest) -> None:
         """Bring nothing."""
 
-    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+    def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         """Return the digest as the weights."""
         return {"weights": manifest.weights_digest}
 

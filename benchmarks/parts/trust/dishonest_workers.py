@@ -30,8 +30,8 @@ from antiphon.core.records import (
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.core.trust.audit import AuthoredSpan
 from antiphon.models.codec import TextCodec
+from antiphon.services.learner.audits.row_sampling import row_sampling
 from antiphon.services.learner.policy import load_causal_model
-from antiphon.services.learner.row_sampling import row_sampling
 from antiphon.services.rollout.engine.keyed_sampler import (
     Float64Array,
     RowSampling,

@@ -20,14 +20,14 @@ import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import UnavailableError
-from antiphon.core.records import GroupToAudit, SamplingParameters, Trajectory
-from antiphon.core.spans import token_versions
+from antiphon.core.records import Completion, GroupToAudit, SamplingParameters, Trajectory
+from antiphon.core.spans import kept_cache_tokens, token_versions
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.services.broadcast.chunk_store import ChunkStore
-from antiphon.services.broadcast.snapshot import rebuild
+from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.services.broadcast.verified_weights import open_snapshot
+from antiphon.services.learner.audits.row_sampling import row_sampling
 from antiphon.services.learner.audits.token_scores import TokenScores
 from antiphon.services.learner.policy import load_causal_model
-from antiphon.services.learner.row_sampling import row_sampling
 from antiphon.services.rollout.engine import gumbel
 from antiphon.services.rollout.engine.keyed_sampler import (
     RowSampling,
@@ -61,31 +61,32 @@ _log = structlog.get_logger(__name__)
 class Auditor:
     """One model whose weights are exchanged for those of the version at hand; for one thread."""
 
-    def __init__(self, config: RunConfig, chunks: ChunkStore, model: Any = None) -> None:
+    def __init__(self, config: RunConfig, payloads: PayloadStore, model: Any = None) -> None:
         """Prepare; unless a causal model is given, the run's own is loaded for the first group."""
         self._config = config
-        self._chunks = chunks
+        self._payloads = payloads
         self._model = model
         self._version: int | None = None
 
     def examine(self, group: GroupToAudit) -> list[SampleStatistics]:
         """Return what the scores say, for each sample and each worker that sampled some of it.
 
-        Tokens of versions that are kept no more are left out.
+        Tokens of versions that are kept no more are left out, and so are those that were sampled over a cache
+        which earlier versions had filled: these are counted as such.
 
         Raises:
             IntegrityError: when a snapshot is damaged.
             UnavailableError: when no version of the group is kept any more.
         """
         trajectories = group.submission.trajectories
-        scores = {t.sample_index: TokenScores.of(t.token_ids.size) for t in trajectories}
-        versions = sorted({span.version for t in trajectories for span in t.spans})
+        scores = {t.sample_index: TokenScores.of(t) for t in trajectories}
+        versions = sorted({span.version for t in trajectories for span in t.spans if not span.kept_cache})
         filled = 0
         for version in versions:
             if not self._fill(version):
                 continue
             filled += 1
-            own = [t for t in trajectories if any(span.version == version for span in t.spans)]
+            own = [t for t in trajectories if (_clean_versions(t) == version).any()]
             for trajectory, places, logits in self._logits(group.prompt_token_ids, own, version):
                 score_tokens(
                     scores[trajectory.sample_index],
@@ -109,7 +110,7 @@ class Auditor:
         if version == self._version:
             return True
         try:
-            tensors = rebuild(self._chunks.manifest(version), self._chunks.get)
+            tensors = open_snapshot(self._payloads.manifest(version), self._payloads)
         except UnavailableError:
             return False  # pruned meanwhile
         if self._model is None:
@@ -141,11 +142,16 @@ class Auditor:
             with torch.no_grad():
                 states = self._model.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
                 for place, row in enumerate(part):
-                    wanted = np.flatnonzero(token_versions(row) == version)
+                    wanted = np.flatnonzero(_clean_versions(row) == version)
                     for at in range(0, wanted.size, most):
                         places = wanted[at : at + most]
                         own = states[place, torch.from_numpy(start + places)]
                         yield row, places, (own @ head.T).float()
+
+
+def _clean_versions(completion: Completion) -> npt.NDArray[np.int64]:
+    """Return the version [T] whose clean pass gives each token's distribution; -1 where none does."""
+    return np.where(kept_cache_tokens(completion), -1, token_versions(completion))
 
 
 def score_tokens(

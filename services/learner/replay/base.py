@@ -54,13 +54,13 @@ def base_model(copy: ReplayCopy, work: Path, given: Path | None = None) -> str:
         ) from error
 
 
-def load_version(copy: ReplayCopy, version: int) -> dict[str, torch.Tensor]:
-    """Return the recorded weights of a version, checked.
+def load_version(copy: ReplayCopy, version: int, made: Path | None = None) -> dict[str, torch.Tensor]:
+    """Return the recorded weights of a version, checked; from the file `made` where they were made anew.
 
     Raises:
         IntegrityError: when they are missing, unreadable, or not what the record names.
     """
-    path, wanted = copy.weights(version), copy.weights_digest(version)
+    path, wanted = made or copy.weights(version), copy.weights_digest(version)
     if path is None:
         raise IntegrityError(
             f"the weights of version {version} are not in {copy.root}; copy the artifacts again"

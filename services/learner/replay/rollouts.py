@@ -3,7 +3,8 @@
 Teacher forcing: one forward pass over prompt and completion gives every token's distribution at
 once, where the worker had one pass for each token. Sampling parameters shape the distribution as
 the engine's sampler does. A completion that changed versions is scored under each of them, whole,
-since a worker recomputes what it has when weights are swapped.
+since a worker recomputes what it has when weights are swapped. Where it kept its cache instead, no clean
+pass gives the log-probabilities after the swap: these tokens are counted and not compared.
 
 Both programs round. A trajectory that float32 puts outside the tolerance is scored again in
 float64, so that what remains is the rounding of the engine that sampled it, not one's own.
@@ -13,6 +14,7 @@ Legend: N trajectories of one pass, W the longest of them, H hidden, V vocabular
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,12 @@ import torch
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import BatchRow, FloatArray, SamplingParameters
 from antiphon.core.reporting.replay_checks import LOGPROB_TOLERANCE, LogprobCheck, compare_logprobs
-from antiphon.core.spans import token_versions
+from antiphon.core.spans import kept_cache_tokens, token_versions
 from antiphon.lineage.documents.replay_copy import ReplayCopy
 from antiphon.lineage.rollout_table import decode_batch
+from antiphon.services.learner.audits.row_sampling import row_sampling
 from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.learner.replay.base import load_version
-from antiphon.services.learner.row_sampling import row_sampling
 from antiphon.services.rollout.engine.keyed_sampler import score
 
 BoolArray = npt.NDArray[np.bool_]
@@ -42,17 +44,19 @@ PASS_LOGITS = 1 << 24
 class RolloutScorer:
     """One model whose weights are exchanged for those of any recorded version."""
 
-    def __init__(self, copy: ReplayCopy, model_path: str) -> None:
+    def __init__(self, copy: ReplayCopy, model_path: str, made: Mapping[int, Path]) -> None:
         """Load the model.
 
         Args:
             copy: the run's artifacts.
             model_path: folder of the base model; only its shape matters.
+            made: safetensors files of versions that were made anew, since the copy does not keep them; may
+                grow between two calls.
 
         Raises:
             ConfigError: when it cannot be loaded.
         """
-        self._copy = copy
+        self._copy, self._made = copy, made
         self._sampling = copy.config.sampling.parameters()
         self._model = _load(model_path, torch.float32)
         exact = copy.config.model.dtype == "float32"  # bfloat16 rounds a thousand times more than this
@@ -66,10 +70,11 @@ class RolloutScorer:
         """
         rows = decode_batch(self._copy.batch(step))
         scored = [np.full(len(row.token_ids), np.nan, dtype=np.float32) for row in rows]
-        sampled_by = [token_versions(row) for row in rows]
+        sampled_by, kept = [token_versions(row) for row in rows], [kept_cache_tokens(row) for row in rows]
         for version in sorted({span.version for row in rows for span in row.spans}):
-            if self._copy.weights(version) is not None:
-                own = {place: by == version for place, by in enumerate(sampled_by) if (by == version).any()}
+            if self._made.get(version) or self._copy.weights(version) is not None:
+                masks = [(by == version) & ~over for by, over in zip(sampled_by, kept, strict=True)]
+                own = {place: mask for place, mask in enumerate(masks) if mask.any()}
                 self._score_version(version, rows, own, scored)
         return compare_logprobs(
             step,
@@ -77,6 +82,7 @@ class RolloutScorer:
             scored,
             [f"sample {row.sample_index} of group {row.group_id}" for row in rows],
             sampled_by,
+            kept,
         )
 
     def _score_version(
@@ -87,7 +93,7 @@ class RolloutScorer:
         scored: Sequence[FloatArray],
     ) -> None:
         """Write the logprobs of a version's own tokens (place -> [T] mask) into `scored`."""
-        tensors = load_version(self._copy, version)
+        tensors = load_version(self._copy, version, self._made.get(version))
         # Later tokens do not change earlier ones, so what other versions continued with is left off.
         parts = {place: _until(rows[place], int(np.flatnonzero(own[place])[-1]) + 1) for place in own}
         for model in (self._model, self._exact):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import structlog
 import torch
+from safetensors.torch import save_file
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
@@ -52,6 +53,7 @@ class Replayer:
         model: Path | None = None,
         threads: int | None = None,
         own_checkpoints: Path | None = None,
+        rollouts: bool = False,
     ) -> None:
         """Prepare; nothing is loaded before `start` or `score`.
 
@@ -61,9 +63,13 @@ class Replayer:
             threads: CPU threads, when not those of the record.
             own_checkpoints: the run's checkpoint folder on the machine it ran on; unlike a copy's
                 it is trusted to hold pickles.
+            rollouts: whether trajectories will be scored: versions that the copy does not keep are then made
+                anew from as far back as a batch may name, and stay in a temporary folder until `close`.
         """
         self._copy = copy
         self._given = model
+        self._remade = frozenset(copy.recorded_by_digest() if rollouts else ())
+        self._made: dict[int, Path] = {}
         self._own = own_checkpoints
         recorded = copy.config.learner.threads
         self._threads = recorded if threads is None else threads
@@ -81,6 +87,8 @@ class Replayer:
         exact = copy.config.model.dtype == "float32"
         self.summary = ReplaySummary(copy.run_id, 0, changes, compares_logprobs=exact)
         """What was found so far."""
+        self.held: TrainedStep | None = None
+        """The version that was restored or made last."""
 
     def start(self, first: int) -> int:
         """Restore the newest version up to `first` that can be had, and return it.
@@ -127,6 +135,8 @@ class Replayer:
             self.summary.seconds += time.perf_counter() - begun
 
     def _start(self, first: int) -> int:
+        if self._remade:
+            first = max(0, first - self._copy.config.loop.max_staleness)
         version, checkpoints = self._nearest(first)
         # Another place of the model or number of threads must not look like another configuration:
         # checkpoints are compared with the recorded one, and only the engine sees the change.
@@ -140,14 +150,15 @@ class Replayer:
                 f"{self._source(version)} does not fit the model of {self._copy.run_id}: "
                 f"{' '.join(str(error).split())[:200]}"
             ) from error
-        wanted = self._copy.weights_digest(held.version)
-        if held.weights_digest != wanted:
+        wanted, found = self._copy.weights_digest(held.version), held.weights.digest()
+        if found != wanted:
             raise IntegrityError(
-                f"{self._source(held.version)} has weights {held.weights_digest[:12]}, but version "
+                f"{self._source(held.version)} has weights {found[:12]}, but version "
                 f"{held.version} of {self._copy.run_id} was recorded with {wanted[:12]}; "
                 f"{self._advice(held.version)}"
             )
         self.summary.started_from = held.version
+        self._hold(held)
         return held.version
 
     def _nearest(self, first: int) -> tuple[int, CheckpointStore]:
@@ -203,14 +214,17 @@ class Replayer:
             raise IntegrityError("the replay has not begun; call start first")
         begun = time.perf_counter()
         recorded = self._copy.steps[step]
+        self.held = None  # the memory of its weights is needed for the next ones
         trained = trainer.train(step, self._copy.batch(step))
+        self._hold(trained)
         metrics = {name: value for name, value in trained.metrics.items() if not is_timing(name)}
-        differs = trained.weights_digest != recorded.weights_digest
+        found = trained.weights.digest()
+        differs = found != recorded.weights_digest
         check = StepCheck(
             step=step,
             version=trained.version,
             recorded_digest=recorded.weights_digest,
-            found_digest=trained.weights_digest,
+            found_digest=found,
             metrics=compare_metrics(recorded.metrics, metrics),
             tensor=self._compare_tensors(trained) if differs else None,
             seconds=time.perf_counter() - begun,
@@ -218,14 +232,20 @@ class Replayer:
         self.summary.steps.append(check)
         return check
 
+    def _hold(self, held: TrainedStep) -> None:
+        self.held = held
+        if held.version in self._remade:
+            self._made[held.version] = self._work / f"v{held.version:06d}.safetensors"
+            save_file(held.weights.copies(), self._made[held.version])
+
     def _compare_tensors(self, trained: TrainedStep) -> TensorDifference | None:
         if self._copy.weights(trained.version) is None:
-            return None  # versions that were not published are recorded by digest alone
-        return first_tensor_difference(load_version(self._copy, trained.version), dict(trained.weights))
+            return None  # versions that were not published, or not kept, are recorded by digest alone
+        return first_tensor_difference(load_version(self._copy, trained.version), trained.weights.copies())
 
     def _score(self, step: int) -> LogprobCheck:
         if self._scorer is None:
-            self._scorer = RolloutScorer(self._copy, self._model())
+            self._scorer = RolloutScorer(self._copy, self._model(), self._made)
         check = self._scorer.check(step)
         self.summary.logprobs.append(check)
         return check

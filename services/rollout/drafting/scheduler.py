@@ -292,6 +292,7 @@ class DraftScheduler:
             fade = max(1.0 - total / RECENT_TOKENS, 0.0)
             self._recent_drafted = fade * self._recent_drafted + total
             self._recent_accepted = fade * self._recent_accepted + int(accepted.sum())
+            self._gate.promising = self._promises
             self._windows.learn(slots, drafted, accepted)
             self._forest.learn(slots, accepted)
 

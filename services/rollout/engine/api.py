@@ -61,23 +61,28 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights that sample now; None before the first snapshot."""
+        """Policy version of the weights that sample now; None before the first snapshot, and after a
+        failure that left none whole."""
 
     @property
     def weights_digest(self) -> str | None:
-        """blake3 digest recomputed from the weights that were loaded, or None."""
+        """blake3 digest of the weights that were loaded, as whoever verified them computed it, or None."""
 
     def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
         """Serve these weights from the next `step` on; requests in flight continue under them.
 
         Caches computed under older weights are dropped and recomputed, so that every later
-        token is drawn from the new policy alone; spans record the boundary.
+        token is drawn from the new policy alone; spans record the boundary. With
+        `rollout.swap_cache=keep` they stay with the requests that computed them, and spans say so.
 
         Args:
             version: policy version of the tensors, never lower than needed by the caller.
-            tensors: checkpoint name -> tensor, as `services.broadcast.snapshot` rebuilds them.
-            weights_digest: digest of the canonical payload the tensors came from, already
-                verified by the caller; kept and echoed.
+            tensors: checkpoint name -> tensor, as `services.broadcast.verified_weights` opens them.
+            weights_digest: digest that the tensors must have; it is echoed.
+
+        Raises:
+            IntegrityError: when they cannot be served; the weights before sample on, or `version` is None
+                and nothing does.
         """
 
     def add(self, requests: Sequence[EngineRequest]) -> None:

@@ -5,9 +5,20 @@ virtual time. Either way messages are executed at step boundaries, in the order 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What came of a swap."""
+
+    serving: int | None
+    """Version that samples now; None: nothing does."""
+    problem: str = ""
+    """Why it is not the one that was asked for; empty when it is."""
 
 
 class EngineDriver(Protocol):
@@ -69,8 +80,8 @@ class EngineDriver(Protocol):
 
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
-    ) -> None:
-        """Swap weights at the next step boundary and return when they sample.
+    ) -> LoadReport:
+        """Swap weights at the next step boundary, and return when they sample or why they do not.
 
         Raises:
             IntegrityError: when the engine does not echo the digest it was given.

@@ -27,6 +27,8 @@ class EngineSettings:
 
     model_dir: Path
     """Hugging Face model directory: architecture, and start-up weights that are never served."""
+    dummy_weights: bool = False
+    """Start on random weights: the directory has none."""
     max_model_len: int = 512
     """Longest prompt plus completion, tokens."""
     max_num_seqs: int = 128
@@ -49,6 +51,8 @@ class EngineSettings:
     """Run the model as it is instead of compiling it; compiling costs half a minute at start."""
     prefix_caching: bool = False
     """Share the cache blocks of equal prompt beginnings; pays once prompts exceed a block."""
+    swap_cache: Literal["recompute", "keep"] = "recompute"
+    """What running requests do with their key-value cache when weights are swapped."""
     stop_token_ids: tuple[int, ...] | None = None
     """Tokens that end a completion; None takes the end tokens of the model directory."""
     draft_tokens: int = 0

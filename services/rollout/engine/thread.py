@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
-from antiphon.services.rollout.engine.driver import EngineDriver
+from antiphon.services.rollout.engine.driver import EngineDriver, LoadReport
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.system import failpoints
 
@@ -124,25 +124,30 @@ class EngineThread(EngineDriver):
 
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
-    ) -> None:
-        def execute(engine: Engine) -> tuple[int | None, str | None]:
-            self._loading = True
-            engine.load_weights(version, tensors, weights_digest)
+    ) -> LoadReport:
+        def execute(engine: Engine) -> tuple[int | None, str | None, str]:
+            self._loading, problem = True, ""
+            try:
+                engine.load_weights(version, tensors, weights_digest)
+            except IntegrityError as error:
+                problem = str(error)
             self._loading = False
-            return engine.version, engine.weights_digest
+            self._look(engine)
+            return engine.version, engine.weights_digest, problem
 
         try:
             async with asyncio.timeout(timeout_s):
-                echoed = await self._ask(execute)
+                serving, digest, problem = await self._ask(execute)
         except TimeoutError:
             raise UnavailableError(
                 f"the rollout engine did not take version {version} within {timeout_s:g} s; look at its log"
             ) from None
-        if echoed != (version, weights_digest):
+        if not problem and (serving, digest) != (version, weights_digest):
             raise IntegrityError(
-                f"the engine serves version {echoed[0]} with digest {echoed[1]} after loading version "
+                f"the engine serves version {serving} with digest {digest} after loading version "
                 f"{version} with digest {weights_digest}; it must not sample"
             )
+        return LoadReport(serving, problem)
 
     async def _ask(self, command: Callable[[Engine], _T]) -> _T:
         loop = asyncio.get_running_loop()
@@ -170,8 +175,7 @@ class EngineThread(EngineDriver):
 
     def _drive(self) -> None:
         engine = self._make_engine()
-        self._drafts, self._continues = engine.drafts, engine.continues
-        self._numerics, self._vocabulary_size = engine.numerics, engine.vocabulary_size
+        self._look(engine)
         self._call_soon(self._started.set)
         try:
             while not self._stopping.is_set():
@@ -181,8 +185,13 @@ class EngineThread(EngineDriver):
         finally:
             engine.close()
 
+    def _look(self, engine: Engine) -> None:
+        """Note what the engine can do; one that was started without weights knows after its first load."""
+        self._drafts, self._continues = engine.drafts, engine.continues
+        self._numerics, self._vocabulary_size = engine.numerics, engine.vocabulary_size
+
     def _execute_messages(self, engine: Engine) -> None:
-        wait = engine.unfinished == 0
+        wait = engine.unfinished == 0 or engine.version is None
         while True:
             try:
                 message = self._mailbox.get(block=wait, timeout=IDLE_S if wait else None)

@@ -2,16 +2,17 @@
 
 The engine core is driven directly: requests enter as token ids and leave as arrays, and nothing
 is detokenised, logged or copied per token. Weights are swapped between two steps: every request
-in flight gives up its cache, is recomputed under the new weights, and its next token starts a new
-version span. With drafting, one step may advance a request by several tokens; vLLM's speculative
-path is entered only for the steps that have drafts to verify, so that others cost nothing.
+in flight gives up its cache and is recomputed under the new weights, unless `swap_cache` lets it keep
+that, and its next token starts a new version span. With drafting, one step may advance a request by
+several tokens; vLLM's speculative path is entered only for the steps that have drafts to verify, so
+that others cost nothing.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,17 @@ from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
 from antiphon.models.directory import end_tokens, expected_tensors
-from antiphon.services.broadcast.snapshot import weights_digest as digest_of
+from antiphon.services.broadcast.verified_weights import VerifiedWeights
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
 from antiphon.services.rollout.engine.sampling_rules import check_sampling
+from antiphon.services.rollout.engine.swap_caches import drop_caches, keep_caches
 from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries
 from antiphon.services.rollout.engine.vllm_plugin import register
-from antiphon.services.rollout.engine.weight_swap import check_readable, repack_heads
+from antiphon.services.rollout.engine.weight_swap import abandon_reload, check_readable, repack_heads
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class _Live:
     prefix: tuple[int, ...]
     spans: list[tuple[int, int]]
     """(version, first token sampled under it), in order; the prefix does not count."""
+    kept: list[int] = field(default_factory=list)
+    """Those of the first tokens before which its cache was kept over the swap."""
 
 
 class VllmEngine:
@@ -106,12 +110,17 @@ class VllmEngine:
         self.version: int | None = None
         """Policy version of the weights that sample now; None before the first snapshot."""
         self.weights_digest: str | None = None
-        """Digest of the tensors that `load_weights` handed to vLLM, computed from them, or None.
+        """Digest of the tensors that `load_weights` handed to vLLM, computed by who verified them, or None.
 
         It describes what was loaded: on CPU vLLM repacks linear weights for its kernels, so not all
         of them can be read back. Before it is set, names and shapes were checked against the
         model directory, every parameter that stayed readable was compared with its tensor, and
         output heads were probed."""
+        self._tensors: Mapping[str, Any] = {}
+        """What was loaded under `version`: a swap that fails is undone with it."""
+        self._swaps = 0
+        self.before_serving: Callable[[VllmEngine], None] | None = None
+        """Called once the first weights are loaded; what it raises keeps the engine from serving."""
         self._rehearsing = False
         self.continues, self.numerics = True, ""
         """Whether prefixes change nothing, and what decides its bits: `build_engine` sets both."""
@@ -125,34 +134,79 @@ class VllmEngine:
 
         Args:
             version: policy version of the tensors.
-            tensors: checkpoint name -> torch tensor; a tied lm_head.weight may be left out.
-            weights_digest: digest of the payload the tensors came from; recomputed and kept.
+            tensors: checkpoint name -> torch tensor, as `VerifiedWeights`, so that nothing is digested
+                here; a tied lm_head.weight may be left out.
+            weights_digest: what the digest of the tensors must be.
 
         Raises:
-            IntegrityError: when tensors are missing, unknown, of another shape or digest (the
-                weights in use are then untouched), or when vLLM did not take them (nothing is
-                served until the next load).
+            ContractError: when nobody verified the tensors.
+            IntegrityError: when tensors are missing, unknown, of another shape or digest, or vLLM did not
+                take them: the weights before sample on, unless `version` is None then and nothing does until
+                the next load; or when `before_serving` speaks against them.
         """
         if version == self.version and weights_digest == self.weights_digest:
             return
+        if not isinstance(tensors, VerifiedWeights):
+            raise ContractError(f"nobody verified the weights handed over as version {version}; verify them")
         self._check_tensors(tensors)
-        if (found := digest_of(tensors)) != weights_digest:
+        if tensors.digest != weights_digest:
             raise IntegrityError(
-                f"the weights handed over as version {version} have digest {found}, not {weights_digest}; "
-                "fetch the snapshot again"
+                f"the weights handed over as version {version} have digest {tensors.digest}, not "
+                f"{weights_digest}; fetch the snapshot again"
             )
+        before = self.version, self.weights_digest
         # From here to the end the engine holds neither the old policy nor the new one.
         self.version = self.weights_digest = None
+        try:
+            self._take(tensors)
+        except Exception as error:  # vLLM raises whatever its layers do
+            raise self._undo(version, before, error) from error
+        self._tensors = tensors
+        if self.before_serving is not None:
+            self.before_serving(self)
+            self.before_serving = None
+        self.version, self.weights_digest = version, tensors.digest
+        self._begin_spans(version)
+
+    def _take(self, tensors: Mapping[str, Any]) -> None:
+        """Hand tensors to vLLM and check that they arrived."""
         self._runner.reload_weights(weights_iterator=((name, tensors[name]) for name in self._expected))
         repack_heads(self._runner.get_model())
         check_readable(self._runner.get_model(), tensors)
-        self._core.reset_prefix_cache(reset_running_requests=True)
-        self.version, self.weights_digest = version, weights_digest
-        for live in self._live.values():
+
+    def _undo(self, version: int, before: tuple[int | None, str | None], error: Exception) -> IntegrityError:
+        """Load the weights before a swap that failed again, and return what to say of it."""
+        said = f"vLLM did not take version {version} ({' '.join(f'{type(error).__name__}: {error}'.split())})"
+        abandon_reload(self._runner.get_model())
+        if before[0] is None:
+            return IntegrityError(f"{said}; nothing is served until a snapshot is loaded")
+        try:
+            self._take(self._tensors)
+        except Exception as again:  # noqa: BLE001 - said below
+            abandon_reload(self._runner.get_model())
+            why = " ".join(f"{type(again).__name__}: {again}".split())
+            return IntegrityError(
+                f"{said}, nor version {before[0]} again ({why}); nothing is served until a snapshot is loaded"
+            )
+        # The same bits as before: caches that they filled are as good as they were.
+        self.version, self.weights_digest = before
+        return IntegrityError(f"{said}; version {before[0]} is served on")
+
+    def _begin_spans(self, version: int) -> None:
+        """Let caches follow the weights, and begin a span of the new version in every request."""
+        self._swaps += 1
+        kept: frozenset[str] = frozenset()
+        if self.settings.swap_cache == "keep":
+            kept = keep_caches(self._core, self._swaps)
+        else:
+            drop_caches(self._core)
+        for internal_id, live in self._live.items():
             done = len(live.request.output_token_ids)
             if live.spans[-1][1] == done:
                 live.spans.pop()
             live.spans.append((version, done))
+            if internal_id in kept:
+                live.kept.append(done)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests; they start with the next `step`.
@@ -168,12 +222,12 @@ class VllmEngine:
             self._admit(request, self._vllm_parameters(request))
 
     def step(self) -> list[EngineOutput]:
-        """Advance every running request by one token and return those that finished.
+        """Advance every running request by one token and return those that finished; none without weights.
 
         Raises:
             IntegrityError: when the weights in use give NaN.
         """
-        if not self._live:
+        if not self._live or (self.version is None and not self._rehearsing):
             return []
         outputs = self._advance()
         if not outputs:
@@ -227,7 +281,7 @@ class VllmEngine:
                     EngineProgress(
                         np.array(tokens[known:], dtype=np.int32),
                         self._logprobs(internal_id, live, known, len(tokens)),
-                        spans_of_changes(live.spans, known, len(tokens)),
+                        spans_of_changes(live.spans, known, len(tokens), live.kept),
                         request_id=request_id,
                     )
                 )
@@ -452,7 +506,7 @@ class VllmEngine:
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):
             raise IntegrityError(f"the engine ended request {live.external_id} with reason {reason}")
-        spans = spans_of_changes(live.spans, 0, count)
+        spans = spans_of_changes(live.spans, 0, count, live.kept)
         return EngineOutput(
             token_ids,
             logprobs,
@@ -485,6 +539,7 @@ def _start_core(settings: EngineSettings) -> Any:
     arguments = EngineArgs(
         model=str(settings.model_dir),
         skip_tokenizer_init=True,
+        load_format="dummy" if settings.dummy_weights else "auto",
         dtype=settings.dtype,
         # vLLM drafts for no request once one sequence comes within a draft of the end.
         max_model_len=settings.max_model_len + drafts,

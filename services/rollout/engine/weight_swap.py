@@ -61,3 +61,22 @@ def _packed_heads(model: torch.nn.Module) -> list[Any]:
         for module in model.modules()
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear") and module.weight.numel() > 0
     ]
+
+
+def abandon_reload(model: torch.nn.Module) -> None:
+    """Undo what a reload that failed half-way left prepared, so that another one can begin.
+
+    vLLM reloads layer by layer: while one waits for its tensors its parameters are empty, and what was
+    collected for it would be taken for part of the next reload. Such layers get back what they served with.
+    Layers that were complete keep their new weights: the caller has to load again before anything is served.
+    """
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)
+        info.reset()
+    layerwise.LOADING_LAYERS.clear()

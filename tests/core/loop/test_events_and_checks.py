@@ -78,6 +78,30 @@ def test_submission_that_fits_is_taken() -> None:
         check(submission(), version=2)
 
 
+def kept(*edges: tuple[int, int, int, bool]) -> GroupSubmission:
+    return first(spans=tuple(VersionSpan(*edge) for edge in edges))
+
+
+def test_kept_caches_are_taken_only_after_a_swap_and_where_the_run_keeps_them() -> None:
+    def check_kept(handed_in: GroupSubmission, keeps: bool = True) -> None:
+        check_submission(
+            handed_in, SEEDS, max_tokens=MAX_TOKENS, version=None, newest_version=5, keeps_cache=keeps
+        )
+
+    good = kept((3, 0, 1, False), (4, 1, 2, True), (5, 2, TOKENS, True))
+    check_kept(good)
+    with pytest.raises(ContractError, match=r"the run has rollout\.swap_cache=recompute"):
+        check_kept(good, keeps=False)
+    # Behind a version of its own no token escapes an audit.
+    for hidden in (
+        kept((3, 0, TOKENS, True)),
+        kept((3, 0, 1, False), (3, 1, TOKENS, True)),
+    ):
+        with pytest.raises(ContractError, match="kept cache, but no swap came before"):
+            check_kept(hidden)
+    check_kept(kept((3, 0, 1, False), (4, 1, 2, True), (4, 2, TOKENS, False)))  # another worker went on
+
+
 def test_finish_reason_must_match_the_length() -> None:
     def trajectory(tokens: int, reason: FinishReason) -> Trajectory:
         return Trajectory(
@@ -107,6 +131,8 @@ def test_digest_of_a_submission_ignores_who_sampled_it_and_how_long_it_took() ->
     assert digest != submission_digest(submission(group_id="g2"))
     assert digest != submission_digest(first(seed=12))
     assert digest != submission_digest(first(spans=spans((2, 0, TOKENS))))
+    over = ((3, 0, 1, False), (4, 1, TOKENS, False)), ((3, 0, 1, False), (4, 1, TOKENS, True))
+    assert len({submission_digest(kept(*edges)) for edges in over}) == 2
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,22 @@ def test_logprobs_are_counted_token_by_token() -> None:
         np.array([np.nan, -1.0], np.float32),
     ]
     versions = [np.array([1, 1, 2]), np.array([3, 3])]
-    found = compare_logprobs(5, recorded, scored, ["sample 0", "sample 1"], versions)
+    found = compare_logprobs(
+        5, recorded, scored, ["sample 0", "sample 1"], versions, [np.zeros(n, bool) for n in (3, 2)]
+    )
     assert (found.tokens, found.within, found.unscored) == (5, 2, 1)
     assert found.largest == np.inf and "token 1 of sample 1, sampled by version 3" in found.where
     assert "1 tokens were sampled by versions whose weights" in found.words()
+
+
+def test_tokens_over_a_kept_cache_are_counted_apart() -> None:
+    recorded = [np.array([-1.0, -2.0, -3.0], np.float32)]
+    scored = [np.array([-1.0, np.nan, -9.0], np.float32)]
+    found = compare_logprobs(
+        0, recorded, scored, ["sample 0"], [np.array([1, 2, 2])], [np.array([False, True, True])]
+    )
+    assert (found.tokens, found.within, found.unscored, found.kept_cache) == (1, 1, 0, 2)
+    assert found.largest == 0.0 and "2 further tokens were sampled over a kept cache" in found.words()
 
 
 @given(st.integers(1, 30), st.integers(0, 2**32 - 1))
@@ -91,7 +103,9 @@ def test_logprobs_agree_exactly_within_the_tolerance(tokens: int, seed: int) -> 
     recorded = rng.uniform(-5, 0, tokens).astype(np.float32)
     scored = (recorded + rng.uniform(-3e-5, 3e-5, tokens)).astype(np.float32)
     gap = np.abs(scored.astype(np.float64) - recorded)
-    found = compare_logprobs(0, [recorded], [scored], ["sample 0"], [np.zeros(tokens, np.int64)])
+    found = compare_logprobs(
+        0, [recorded], [scored], ["sample 0"], [np.zeros(tokens, np.int64)], [np.zeros(tokens, bool)]
+    )
     assert found.within == (gap <= LOGPROB_TOLERANCE).sum()
     assert found.largest == gap.max()
 

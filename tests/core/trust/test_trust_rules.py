@@ -110,6 +110,9 @@ def test_a_small_part_of_a_group_makes_no_one_more_trusted() -> None:
     state = RunState(group_size=2, payload_retention_steps=4)
     state.apply(e.GroupAudited("g0", "w", 3, 1, 0.0, 2, most=False))
     assert state.standings["w"] == Standing(tokens=3, missed=1, near=2)
+    state.apply(e.GroupAudited("g0", "kept", 3, 0, 0.0, kept_cache=40))
+    assert state.standings["kept"] == Standing(passed=1, audited=1, tokens=3, kept_cache=40)
+    assert state.standings["kept"].pardon().kept_cache == 40
     state.apply(e.GroupAudited("g1", "w", 0, 0, 0.0, most=False, unaudited="version 3 is not kept any more"))
     assert state.standings["w"].share == FIRST_SHARE and state.standings["w"].unaudited == 1
 

@@ -12,7 +12,13 @@ from antiphon.lineage.report.timeline import fold
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from tests.lineage.report.test_page import journal, status
 from tests.support.browser import Browser
-from tests.support.report_page import point_at_charts, press_in_first_chart, smallest_letters, width
+from tests.support.report_page import (
+    crowded_cards,
+    point_at_charts,
+    press_in_first_chart,
+    smallest_letters,
+    width,
+)
 from tests.support.run_logs import write_run_log
 
 DESKTOP, PHONE = 1280, 360
@@ -42,6 +48,7 @@ def test_a_page_of_any_width_is_readable_and_nothing_sticks_out(
 ) -> None:
     browser.resize(pixels, 800)
     assert width(browser) == pixels
+    assert crowded_cards(browser) == []
     size, text = smallest_letters(browser)
     assert size >= 10.0, text
     figures = "Array.from(document.querySelectorAll('[id^=learning-][id$=figure_1]'))"

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,19 +14,20 @@ import torch
 import yaml
 
 from antiphon.core.config import RunConfig, build_config
-from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
-from antiphon.core.records import BatchRef, ChunkEntry, SnapshotManifest, StepCommit, TensorEntry
+from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.run_log import read_steps
 from antiphon.lineage.store.artifact_store import ArtifactStore
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.snapshot import weights_digest
-from tests.support.artifacts import tiny_row
+from tests.support.artifacts import light_snapshot, tiny_row
 
 ROOT = Path(__file__).parents[3]
 WEIGHTS = b"\x00\x01\x02\x03" * 8
+STORE = PayloadStore(Path())  # that of the test
 MODEL_FILES = ("config", "generation_config", "tokenizer", "tokenizer_config")
 
 
@@ -45,10 +47,17 @@ class Project:
         self.run_dir.mkdir(parents=True)
         self.store = ArtifactStore(self.home / "store")
 
-    def recorder(self, read_chunk: Callable[[str], bytes] | None = None, **record: object) -> Recorder:
+    def recorder(
+        self, payload_file: Callable[[SnapshotManifest], Path] | None = None, **record: object
+    ) -> Recorder:
         root = self.home / "store"
         return Recorder(
-            "demo-1", config(**record), self.run_dir, self.home, root, read_chunk=read_chunk or chunks
+            "demo-1",
+            config(**record),
+            self.run_dir,
+            self.home,
+            root,
+            payload_file=payload_file or STORE.checked,
         )
 
     def client(self) -> Any:
@@ -85,17 +94,14 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def chunks(digest: str) -> bytes:
-    assert digest == digest_bytes(WEIGHTS)
-    return WEIGHTS
+@pytest.fixture(autouse=True)
+def payloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "STORE", PayloadStore(tmp_path / "payloads"))
 
 
 def manifest(version: int) -> SnapshotManifest:
-    digest = digest_bytes(WEIGHTS)
-    tensor = TensorEntry("w", "float32", (8,), 0, len(WEIGHTS))
-    chunk = ChunkEntry(digest, 0, len(WEIGHTS))
     whole = weights_digest({"w": torch.frombuffer(bytearray(WEIGHTS), dtype=torch.float32)})
-    return SnapshotManifest("demo-1", version, whole, (tensor,), (chunk,), len(WEIGHTS), "127.0.0.1:1")
+    return light_snapshot(STORE, "demo-1", version, whole, WEIGHTS)
 
 
 @pytest.mark.engine
@@ -207,7 +213,7 @@ def test_weights_that_are_gone_are_reported_and_nothing_else_is_lost(project: Pr
     def gone(digest: str) -> bytes:
         raise UnavailableError(f"chunk {digest} is not held here")
 
-    recorder = project.recorder(read_chunk=gone, mlflow=False)
+    recorder = project.recorder(payload_file=gone, mlflow=False)
     project.record(recorder, 0, manifest(1))
     report = recorder.close(60)
     assert not report.complete

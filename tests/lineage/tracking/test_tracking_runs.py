@@ -17,7 +17,7 @@ from antiphon.core.metrics import BATCH_METRICS, LEARNER_METRICS
 from antiphon.lineage.documents.manifest import code_revision, source_tree
 from antiphon.lineage.tracking import mlflow_writer
 from antiphon.lineage.tracking.charts import chart_name
-from antiphon.lineage.tracking.description import differing, note
+from antiphon.lineage.tracking.description import nearest_example, note
 from antiphon.lineage.tracking.tracker import Tracker
 from tests.support.tracked_runs import TrackedRunFixture, census
 
@@ -104,7 +104,10 @@ def test_a_run_says_what_it_is(whole: TrackedRunFixture, client: Any) -> None:
     assert tags["antiphon.run_id"] == "tracked-1"
     assert found.info.run_name == "steps=4, interval=2 · tracked-1"
     assert (tags["antiphon.base"], tags["mlflow.source.name"]) == ("defaults", "antiphon run")
-    assert differing(load_config(ROOT / "examples" / "quickstart.yaml")) == ("examples/quickstart.yaml", {})
+    assert nearest_example(load_config(ROOT / "examples" / "quickstart.yaml")) == (
+        "examples/quickstart.yaml",
+        {},
+    )
     assert "run.steps=4" in tags["antiphon.differs"] and "run.name" not in tags["antiphon.differs"]
     revision = code_revision(source_tree())
     assert tags.get("mlflow.source.git.commit") == revision.get("revision")

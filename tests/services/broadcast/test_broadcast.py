@@ -1,26 +1,32 @@
 """Broadcast over real gRPC: what arrives is what was published, or it is refused by name."""
 
 import asyncio
-import dataclasses
+import errno
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.api import Broadcast
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.services.broadcast.api import Broadcast, Place
 from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.manifest import full_payload
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
-from antiphon.services.broadcast.snapshot import build_snapshot, rebuild
+from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
+from antiphon.services.broadcast.verified_weights import VerifiedWeights, open_snapshot, verify
 from antiphon.services.rpc.serving import start_server, stop_server
 from antiphon.simulator.virtual.loop import VirtualLoop
+from tests.support import snapshots
+from tests.support.snapshots import FarService
 
 CHUNK_BYTES = 4096
 
@@ -35,10 +41,8 @@ def make_weights(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def publish(store: ChunkStore, version: int = 1, seed: int = 0) -> SnapshotManifest:
-    manifest = build_snapshot("run", version, make_weights(seed), CHUNK_BYTES, "127.0.0.1:1", store.put)
-    store.put_manifest(manifest)
-    return manifest
+def publish(store: PayloadStore, version: int = 1, seed: int = 0) -> SnapshotManifest:
+    return snapshots.publish(store, make_weights(seed), version, chunk_bytes=CHUNK_BYTES)
 
 
 @asynccontextmanager
@@ -62,54 +66,100 @@ class Meddler(Broadcast):
     """An honest holder until it alters what it sends; counts what it was asked for."""
 
     def __init__(
-        self, honest: Broadcast, alter: Callable[[int, str, bytes], tuple[str, bytes] | None]
+        self, honest: Broadcast, alter: Callable[[int, int, bytes], tuple[int, bytes] | None]
     ) -> None:
         self.honest, self.alter, self.asked = honest, alter, []
 
-    async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-        self.asked.append(list(digests))
-        async for digest, payload in self.honest.get_chunks(digests):
-            altered = self.alter(len(self.asked), digest, payload)
+    async def get_chunks(
+        self, payload_digest: str, indices: Sequence[int]
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        self.asked.append(list(indices))
+        async for index, data in self.honest.get_chunks(payload_digest, indices):
+            altered = self.alter(len(self.asked), index, data)
             if altered is None:
                 return
             yield altered
 
+    async def where(self) -> Place:
+        return Place(Path(), "")
+
+
+def holds(store: PayloadStore, manifest: SnapshotManifest) -> bool:
+    return store.has(full_payload(manifest).digest)
+
 
 def test_a_snapshot_arrives_bit_for_bit(tmp_path: Path) -> None:
     async def body() -> None:
-        origin, mine = ChunkStore(tmp_path / "origin"), ChunkStore(tmp_path / "mine")
+        origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
         published = publish(origin)
-        async with serving(BroadcastService(origin)) as client:
+        async with serving(FarService(origin)) as client:
             await fetch_snapshot(published, client, mine, 20.0)
-        assert mine.versions() == [1] and mine.manifest(1) == published
-        for name, tensor in rebuild(published, mine.get).items():
+        path = mine.path(full_payload(published).digest)
+        assert path.stat().st_nlink == 1
+        for name, tensor in open_snapshot(published, mine).items():
             assert tensor.dtype == make_weights()[name].dtype
             assert torch.equal(tensor, make_weights()[name])
 
     run(body)
 
 
+def test_on_the_origins_machine_its_file_is_linked_and_checked(tmp_path: Path) -> None:
+    async def body() -> None:
+        origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
+        published = publish(origin)
+        async with serving(Meddler(BroadcastService(origin), lambda *_: None)) as client:
+            with pytest.raises(IntegrityError, match="ended the stream"):
+                await fetch_snapshot(published, client, mine, 20.0)
+        async with serving(BroadcastService(origin)) as client:
+            place = await client.where()
+            assert place.folder == (tmp_path / "origin").absolute()
+            await fetch_snapshot(published, client, mine, 20.0)
+        path = mine.path(full_payload(published).digest)
+        assert path.samefile(origin.path(full_payload(published).digest))
+        origin.prune([])
+        assert torch.equal(
+            open_snapshot(published, mine)["model.head.weight"], make_weights()["model.head.weight"]
+        )
+
+    run(body)
+
+
+def test_another_machines_folder_of_the_same_name_is_not_believed(tmp_path: Path) -> None:
+    class Liar(BroadcastService):
+        async def where(self) -> Place:
+            return replace(await super().where(), token="0" * 32)
+
+    async def body() -> None:
+        origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
+        published = publish(origin)
+        async with serving(Liar(origin)) as client:
+            await fetch_snapshot(published, client, mine, 20.0)
+        assert mine.path(full_payload(published).digest).stat().st_nlink == 1
+
+    run(body)
+
+
 def test_only_missing_chunks_are_fetched_and_a_broken_transfer_goes_on(tmp_path: Path) -> None:
     async def body() -> None:
-        origin, mine = ChunkStore(tmp_path / "origin"), ChunkStore(tmp_path / "mine")
+        origin = PayloadStore(tmp_path / "origin")
         manifest = publish(origin)
-        third = manifest.chunks[2].digest
 
-        def hang_up(attempt: int, digest: str, payload: bytes) -> tuple[str, bytes] | None:
-            if digest == third and attempt == 1:
+        def hang_up(attempt: int, index: int, data: bytes) -> tuple[int, bytes] | None:
+            if index == 2 and attempt == 1:
                 raise UnavailableError("the link broke")
-            return digest, payload
+            return index, data
 
         source = Meddler(BroadcastService(origin), hang_up)
         async with serving(source) as client:
             with pytest.raises(UnavailableError, match="the link broke"):
-                await fetch_snapshot(manifest, client, mine, 20.0)
-            assert mine.versions() == []
+                await fetch_snapshot(manifest, client, PayloadStore(tmp_path / "mine"), 20.0)
+            mine = PayloadStore(tmp_path / "mine")  # another process goes on
+            assert not holds(mine, manifest)
             await fetch_snapshot(manifest, client, mine, 20.0)
             await fetch_snapshot(manifest, client, mine, 20.0)
-        everything = [chunk.digest for chunk in manifest.chunks]
+        everything = list(range(len(full_payload(manifest).chunk_digests)))
         assert source.asked == [everything, everything[2:]]
-        assert mine.versions() == [1]
+        assert holds(mine, manifest)
 
     run(body)
 
@@ -128,41 +178,38 @@ def test_a_spoiled_chunk_is_named_refused_and_asked_for_once_more(
     tmp_path: Path, spoil: Callable[[bytes], bytes], words: str, always: bool
 ) -> None:
     async def body() -> None:
-        origin, mine = ChunkStore(tmp_path / "origin"), ChunkStore(tmp_path / "mine")
+        origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
         manifest = publish(origin)
-        victim = manifest.chunks[1].digest
 
-        def alter(attempt: int, digest: str, payload: bytes) -> tuple[str, bytes]:
-            spoiled = digest == victim and (always or attempt == 1)
-            return digest, spoil(payload) if spoiled else payload
+        def alter(attempt: int, index: int, data: bytes) -> tuple[int, bytes]:
+            return index, spoil(data) if index == 1 and (always or attempt == 1) else data
 
         source = Meddler(BroadcastService(origin), alter)
         async with serving(source) as client:
             if always:
-                with pytest.raises(IntegrityError, match=rf"chunk 1 \({victim}\).*{words}"):
+                with pytest.raises(IntegrityError, match=f"chunk 1 of version 1 .*{words}"):
                     await fetch_snapshot(manifest, client, mine, 20.0)
-                assert mine.versions() == [] and not mine.has(victim)
-                with pytest.raises(UnavailableError, match=victim):
-                    rebuild(manifest, mine.get)
+                assert mine.receive(full_payload(manifest)).missing() == [1]
+                with pytest.raises(UnavailableError, match=full_payload(manifest).digest):
+                    open_snapshot(manifest, mine)
             else:
                 await fetch_snapshot(manifest, client, mine, 20.0)
-                assert mine.versions() == [1]
-        assert source.asked[1:] == [[victim]]
+                assert holds(mine, manifest)
+        assert source.asked[1:] == [[1]]
 
     run(body)
 
 
 def test_a_sender_out_of_turn_or_out_of_chunks_is_refused(tmp_path: Path) -> None:
     async def body() -> None:
-        origin, mine = ChunkStore(tmp_path / "origin"), ChunkStore(tmp_path / "mine")
+        origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
         manifest = publish(origin)
-        first = manifest.chunks[0].digest
-        async with serving(Meddler(BroadcastService(origin), lambda *_: ("../../etc", b"x"))) as client:
-            with pytest.raises(IntegrityError, match="out of turn"):
-                await fetch_snapshot(manifest, client, mine, 20.0)
+        for place in (1 << 40, -1, 1):
+            async with serving(Meddler(BroadcastService(origin), lambda *_, p=place: (p, b"x"))) as client:
+                with pytest.raises(IntegrityError, match=f"sent chunk {place} of version 1 out of turn"):
+                    await fetch_snapshot(manifest, client, mine, 20.0)
         stingy = Meddler(
-            BroadcastService(origin),
-            lambda _, digest, payload: (digest, payload) if digest == first else None,
+            BroadcastService(origin), lambda _, index, data: (index, data) if index == 0 else None
         )
         async with serving(stingy) as client:
             with pytest.raises(IntegrityError, match="ended the stream before chunk"):
@@ -172,145 +219,186 @@ def test_a_sender_out_of_turn_or_out_of_chunks_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_slow_link_takes_its_time_and_one_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
-    origin = ChunkStore(tmp_path / "origin")
+    origin = PayloadStore(tmp_path / "origin")
     manifest = publish(origin)
     chunk_s = 50.0  # a hundredth of a link on which a chunk takes half a second
-    slow = BroadcastService(origin, uplink_bytes_per_s=CHUNK_BYTES / chunk_s)
+    slow = FarService(origin, uplink_bytes_per_s=CHUNK_BYTES / chunk_s)
     arrived: list[int] = []
     loop = VirtualLoop(lambda: (0.0, 0.0), 1e6)  # type: ignore[abstract]
 
     async def body() -> None:
-        mine = ChunkStore(tmp_path / "mine")
+        mine = PayloadStore(tmp_path / "mine")
         await fetch_snapshot(manifest, slow, mine, 60.0, arrived.append)
-        assert mine.versions() == [manifest.version]
+        assert holds(mine, manifest)
         with pytest.raises(UnavailableError, match=r"did not arrive.*nothing came for 40 s"):
-            await fetch_snapshot(manifest, slow, ChunkStore(tmp_path / "other"), 40.0)
+            await fetch_snapshot(manifest, slow, PayloadStore(tmp_path / "other"), 40.0)
 
     loop.run(body())
-    assert sum(arrived) == manifest.payload_bytes and loop.time() > 3 * 60.0
+    assert sum(arrived) == full_payload(manifest).payload_bytes and loop.time() > 3 * 60.0
 
 
 def test_over_grpc_each_chunk_has_the_deadline_for_itself(tmp_path: Path) -> None:
     async def body() -> None:
-        origin = ChunkStore(tmp_path / "origin")
-        manifest = publish(origin)
+        origin = PayloadStore(tmp_path / "origin")
+        payload = full_payload(publish(origin))
         sent = 0
 
-        def stop_after_three(_: int, digest: str, payload: bytes) -> tuple[str, bytes] | None:
+        def stop_after_three(_: int, index: int, data: bytes) -> tuple[int, bytes] | None:
             nonlocal sent
             sent += 1
-            return (digest, payload) if sent <= 3 else None
+            return (index, data) if sent <= 3 else None
 
         class Hanging(Meddler):
-            async def get_chunks(self, digests: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
-                async for chunk in super().get_chunks(digests):
+            async def get_chunks(
+                self, payload_digest: str, indices: Sequence[int]
+            ) -> AsyncIterator[tuple[int, bytes]]:
+                async for chunk in super().get_chunks(payload_digest, indices):
                     yield chunk
                 await asyncio.Event().wait()
 
         received = []
         async with serving(Hanging(BroadcastService(origin), stop_after_three), 2.0) as client:
             with pytest.raises(UnavailableError, match=r"GetChunks sent nothing for 2 s"):
-                async for digest, _ in client.get_chunks([chunk.digest for chunk in manifest.chunks]):
-                    received.append(digest)
-        assert len(received) == 3
+                async for index, _ in client.get_chunks(payload.digest, range(len(payload.chunk_digests))):
+                    received.append(index)
+        assert received == [0, 1, 2]
 
     run(body)
 
 
 def test_the_uplink_cap_is_shared_by_all_receivers(tmp_path: Path) -> None:
     async def body() -> None:
-        origin = ChunkStore(tmp_path / "origin")
+        origin = PayloadStore(tmp_path / "origin")
         manifest = publish(origin)
-        rate = manifest.payload_bytes * 10.0
-        service = BroadcastService(origin, uplink_bytes_per_s=rate)
+        size = full_payload(manifest).payload_bytes
+        service = FarService(origin, uplink_bytes_per_s=size * 10.0)
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        stores = [ChunkStore(tmp_path / f"mine{place}") for place in range(3)]
+        stores = [PayloadStore(tmp_path / f"mine{place}") for place in range(3)]
         await asyncio.gather(*(fetch_snapshot(manifest, service, store, 20.0) for store in stores))
         # A lower bound: three copies cannot pass faster than the cap, however slow the machine.
-        assert loop.time() - begun >= 3 * manifest.payload_bytes / rate * 0.999
+        assert loop.time() - begun >= 3 / 10.0 * 0.999
 
     run(body)
 
 
-def test_missing_versions_and_chunks_are_unavailable(tmp_path: Path) -> None:
+def test_missing_versions_payloads_and_chunks_are_named(tmp_path: Path) -> None:
     async def body() -> None:
-        origin = ChunkStore(tmp_path / "origin")
+        origin = PayloadStore(tmp_path / "origin")
         async with serving(BroadcastService(origin)) as client:
             with pytest.raises(UnavailableError, match="no snapshot is held"):
                 origin.manifest(None)
-            publish(origin, 4)
+            payload = full_payload(publish(origin, 4))
             with pytest.raises(UnavailableError, match="version 3 is not held here; there is 4"):
                 origin.manifest(3)
-            with pytest.raises(UnavailableError, match="not held"):
-                async for _ in client.get_chunks(["0" * 64]):
-                    pass
+            for digest, indices, error, words in (
+                ("0" * 64, [0], UnavailableError, "not held"),
+                ("../../etc/passwd", [0], UnavailableError, "not held"),
+                (payload.digest, [99], ContractError, "no chunk 99"),
+                (payload.digest, [-1], ContractError, "no chunk -1"),
+                (payload.digest, [0, 1, 0], ContractError, "ask for each chunk once"),
+            ):
+                with pytest.raises(error, match=words):
+                    async for _ in client.get_chunks(digest, indices):
+                        pass
 
     run(body)
 
 
-def test_a_chunk_altered_on_disk_is_dropped_and_fetched_again(tmp_path: Path) -> None:
+def test_two_versions_arrive_at_the_same_time(tmp_path: Path) -> None:
     async def body() -> None:
-        origin, mine = ChunkStore(tmp_path / "origin"), ChunkStore(tmp_path / "mine")
-        manifest = publish(origin)
-        source = BroadcastService(origin)
-        await fetch_snapshot(manifest, source, mine, 20.0)
-        digest = manifest.chunks[0].digest
-        path = next((tmp_path / "mine").rglob(digest))
-        path.write_bytes(b"rot")
-        with pytest.raises(IntegrityError, match=digest):
-            rebuild(manifest, mine.get)
-        await fetch_snapshot(manifest, source, mine, 20.0)
-        assert torch.equal(
-            rebuild(manifest, mine.get)["model.norm.weight"], make_weights()["model.norm.weight"]
-        )
+        origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
+        manifests = [publish(origin, version, seed=version) for version in (1, 2)]
+        async with serving(FarService(origin)) as client:
+            await asyncio.gather(*(fetch_snapshot(one, client, mine, 20.0) for one in manifests))
+        for manifest in manifests:
+            assert open_snapshot(manifest, mine).digest == manifest.weights_digest
 
     run(body)
 
 
-def test_pruning_keeps_shared_chunks_and_drops_the_rest(tmp_path: Path) -> None:
-    store = ChunkStore(tmp_path)
-    first, second = publish(store, 1, seed=0), publish(store, 2, seed=1)
-    third = dataclasses.replace(first, version=3)
-    store.put_manifest(third)
-    store.prune([third])
-    assert store.versions() == [3]
-    assert all(store.has(chunk.digest) for chunk in third.chunks)
-    shared = {chunk.digest for chunk in third.chunks}
-    assert not any(store.has(chunk.digest) for chunk in second.chunks if chunk.digest not in shared)
+def test_a_full_disk_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
+    first = publish(origin)
+    incoming = mine.receive(full_payload(first))
+    chunk = origin.read_chunk(full_payload(first), 0)
+    for flush in ("pwrite", "fdatasync"):
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, flush, full)
+            with pytest.raises(UnavailableError, match="no space is left"):
+                write_snapshot(origin, "run", 2, weights_of(make_weights(1)), CHUNK_BYTES)
+            if flush == "pwrite":
+                with pytest.raises(UnavailableError, match="no space is left"):
+                    incoming.write(0, chunk)
+    assert not incoming.held.any()
+    assert [path.suffix for path in sorted((tmp_path / "origin").iterdir())] == [".manifest", ".payload"]
+    incoming.write(0, chunk)
+    assert incoming.held[0] and origin.versions() == [1]
 
 
-def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
-    store = ChunkStore(tmp_path)
+def test_only_a_verifier_makes_verified_weights(tmp_path: Path) -> None:
+    weights = make_weights()
+    with pytest.raises(ContractError, match="verified by verify or open_snapshot"):
+        VerifiedWeights(weights, "0" * 64, object())
+    assert verify(weights).digest == publish(PayloadStore(tmp_path)).weights_digest
+
+
+def test_pruning_keeps_what_waits_and_the_newest_announced(tmp_path: Path) -> None:
+    store = PayloadStore(tmp_path)
+    manifests = [publish(store, version, seed=version) for version in range(6)]
+    going = store.receive(replace_digest(full_payload(manifests[0])))
+    making = store.make(CHUNK_BYTES)  # as the learner does while another version is announced
+    making.write(b"weights")
+    made = store.make(CHUNK_BYTES, 4).finish(b"head")
+    store.prune_announced(3, 2)
+    assert store.has(made.digest) and store.has(making.finish().digest)
+    assert store.versions() == [2, 3, 4, 5]
+    assert [holds(store, manifest) for manifest in manifests] == [False] * 2 + [True] * 4
+    assert not going.path.exists()
+
+
+def replace_digest(payload: Payload) -> Payload:
+    """Return a payload that no manifest names."""
+    return replace(payload, digest="f" * 64)
+
+
+def test_what_a_killed_process_was_making_is_removed_and_what_it_received_is_not(tmp_path: Path) -> None:
+    store = PayloadStore(tmp_path)
     manifest = publish(store)
-    chunk = next((tmp_path / "chunks").glob("*/*"))
-    left = [chunk.with_name(".incoming-k2"), tmp_path / "manifests" / ".incoming-x"]
-    for path in left:
-        path.write_bytes(b"half")
+    payload = full_payload(publish(PayloadStore(tmp_path / "elsewhere"), 2, seed=2))
+    chunk = PayloadStore(tmp_path / "elsewhere").read_chunk(payload, 1)
+    store.receive(payload).write(1, chunk)
+    store.make(CHUNK_BYTES).write(b"half")
     store.remove_leftovers()
-    assert not any(path.exists() for path in left)
-    assert store.manifest(1) == manifest and all(store.has(entry.digest) for entry in manifest.chunks)
+    assert not list(tmp_path.glob(".*"))
+    assert store.manifest(1) == manifest and holds(store, manifest)
+    assert list(PayloadStore(tmp_path).receive(payload).held.nonzero()[0]) == [1]
 
 
 def test_chunks_are_read_and_written_beside_the_loop(tmp_path: Path) -> None:
-    """Flushing a chunk takes milliseconds, in which a worker must answer its engine and its coordinator."""
+    """Writing a chunk takes milliseconds, in which a worker must answer its engine and its coordinator."""
     threads: set[str] = set()
+    pread, pwrite = os.pread, os.pwrite
 
-    class Noting(ChunkStore):
-        def get(self, digest: str) -> bytes:
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
             threads.add(threading.current_thread().name)
-            return super().get(digest)
+            return call(*arguments)
 
-        def put(self, digest: str, payload: bytes) -> None:
-            threads.add(threading.current_thread().name)
-            super().put(digest, payload)
+        return noted
 
     async def body() -> None:
-        origin = Noting(tmp_path / "origin")
+        origin = PayloadStore(tmp_path / "origin")
         manifest = publish(origin)
-        threads.clear()
-        async with serving(BroadcastService(origin)) as client:
-            await fetch_snapshot(manifest, client, Noting(tmp_path / "mine"), 20.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "pread", noting(pread))
+            patch.setattr(os, "pwrite", noting(pwrite))
+            async with serving(FarService(origin)) as client:
+                await fetch_snapshot(manifest, client, PayloadStore(tmp_path / "mine"), 20.0)
 
     run(body)
     assert threads and threading.main_thread().name not in threads

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import BlockedError, ContractError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.records import LeaseProgress, PartialTrajectory, SampleReward
-from antiphon.core.status import WorkerState
+from antiphon.core.status import WorkerRecord, WorkerState
 from antiphon.services.coordinator.api import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from tests.support.light_parties import Served, hello, sample_lease, served
@@ -250,5 +252,27 @@ def test_a_stage_says_that_nothing_can_be_recorded(tmp_path: Path) -> None:
             await client.open_step(1)
         journal.blocked = None
         assert not (await client.await_stage("collect", 0, 0.01)).done
+
+    serve_and(tmp_path, act)
+
+
+def test_why_a_worker_cannot_swap_is_in_the_status_until_it_can(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        await client.announce_snapshot(light_manifest(0))
+        worker = (await client.register(hello())).worker_id
+
+        async def seen(**more: Any) -> WorkerRecord:
+            await client.heartbeat(replace(beat(worker, 0), **more))
+            return (await client.status()).workers[0]
+
+        said = await seen(swap_error="a\ntensor  " + "x" * 5000, swap_failing_s=60.0)
+        assert said.swap_error.startswith("a tensor xxx") and len(said.swap_error) <= 300
+        assert said.swap_failing_s >= 60.0 and said.state is WorkerState.ACTIVE
+        for odd in (float("nan"), float("inf"), -5.0):
+            assert 0.0 <= (await seen(swap_error="why", swap_failing_s=odd)).swap_failing_s < 60.0
+        lost = await seen(held_version=None, weights_digest=None, swap_error="nothing is served")
+        assert (lost.state, lost.held_version) == (WorkerState.JOINING, None)  # nothing waits for it
+        again = await seen()
+        assert (again.state, again.swap_error, again.swap_failing_s) == (WorkerState.ACTIVE, "", 0.0)
 
     serve_and(tmp_path, act)

@@ -9,9 +9,9 @@ import torch
 
 from antiphon.benchmarks.parts.trust import dishonest_workers as workers
 from antiphon.core.errors import UnavailableError
-from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SamplingParameters
-from antiphon.core.trust.audit import AuthoredSpan, Sums
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.core.records import GroupSubmission, GroupToAudit, Lease, SamplingParameters, VersionSpan
+from antiphon.core.trust.audit import AuthoredSpan, Band, Sums, audit_group
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.learner.audits import auditor as auditor_module
 from antiphon.services.learner.audits.auditor import Auditor, score_tokens
 from antiphon.services.learner.audits.token_scores import TokenScores
@@ -64,10 +64,28 @@ def test_tokens_count_for_those_who_sampled_them(sampler: workers.TinySampler) -
     assert sum(sizes.values()) == sum(one.token_ids.size for one in made)
 
 
+def test_tokens_over_a_kept_cache_are_left_out_and_counted(sampler: workers.TinySampler) -> None:
+    (lease,) = workers.trust_leases(1)
+    (made,) = workers.honest(sampler)([lease])
+    size = made[0].token_ids.size
+    spans = (VersionSpan(0, 0, 4), VersionSpan(1, 4, size, True))
+    wrong = made[0].logprobs - 5.0  # as any clean pass would find those of a cache of other weights
+    wrong[:4] = made[0].logprobs[:4]
+    kept = dataclasses.replace(made[0], spans=spans, logprobs=wrong)
+    auditor = ScoringAuditor(CONFIG, None, sampler.model)  # type: ignore[arg-type]
+    authors = (AuthoredSpan(0, "a-1", 2, 6),)
+    found = auditor.examine(to_audit(lease, (kept, *made[1:]), *authors))
+    first, other = [s for s in found if s.sample_index == 0]
+    assert (first.tokens, first.kept_cache, first.gross) == (2, size - 6, 0)
+    assert (other.author, other.tokens, other.kept_cache) == ("a-1", 2, 2)
+    assert all(s.kept_cache == 0 and s.tokens for s in found if s.sample_index)
+    assert not audit_group(found, Band())
+
+
 def test_a_version_that_is_gone_is_a_reason_and_no_end(tmp_path: Path, sampler: workers.TinySampler) -> None:
     (lease,) = workers.trust_leases(1)
     (made,) = workers.honest(sampler)([lease])
-    auditor = Auditor(CONFIG, ChunkStore(tmp_path), sampler.model)
+    auditor = Auditor(CONFIG, PayloadStore(tmp_path), sampler.model)
     for _ in range(2):
         with pytest.raises(UnavailableError, match="version 0 is not kept any more"):
             auditor.examine(to_audit(lease, made))
@@ -76,10 +94,10 @@ def test_a_version_that_is_gone_is_a_reason_and_no_end(tmp_path: Path, sampler: 
 def test_a_manifest_that_is_pruned_while_it_is_read_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = ChunkStore(tmp_path)
-    monkeypatch.setattr(ChunkStore, "versions", lambda self: [3])  # as listed a moment before
+    payloads = PayloadStore(tmp_path)
+    monkeypatch.setattr(PayloadStore, "versions", lambda self: [3])  # as listed a moment before
     with pytest.raises(UnavailableError, match="version 3 was pruned"):
-        chunks.manifest(3)
+        payloads.manifest(3)
 
 
 def test_a_cut_that_rounding_moves_is_no_proof() -> None:
@@ -94,7 +112,7 @@ def test_a_cut_that_rounding_moves_is_no_proof() -> None:
         one = dataclasses.replace(
             made[0], token_ids=np.array([token]), logprobs=np.array([-1.3], dtype=np.float32), seed=seed
         )
-        scores = TokenScores.of(1)
+        scores = TokenScores.of(dataclasses.replace(one, spans=()))
         score_tokens(scores, logits, one, np.array([0]), 5, sampling, "inverse_cdf", "float32")
         assert scores.cut[0]
         grosses.append(bool(scores.gross[0]))

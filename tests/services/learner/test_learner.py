@@ -29,11 +29,14 @@ from antiphon.core.records import (
 )
 from antiphon.lineage.rollout_table import LeftOut, encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.chunk_store import ChunkStore
 from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.manifest import full_payload
+from antiphon.services.broadcast.payload_files import OutgoingPayload
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
-from antiphon.services.broadcast.snapshot import rebuild, weights_digest
+from antiphon.services.broadcast.snapshot import weights_digest, weights_of, write_snapshot
+from antiphon.services.broadcast.verified_weights import open_snapshot
 from antiphon.services.coordinator.api import StageReply
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.client import LearnerClient
@@ -157,12 +160,12 @@ class Bench:
             {step: self.store.put(encode_batch(make_rows(step))) for step in range(steps)}
         )
 
-    def chunks(self) -> ChunkStore:
-        return ChunkStore(self.root / "run" / "chunks")
+    def payloads(self) -> PayloadStore:
+        return PayloadStore(self.root / "run" / PAYLOADS)
 
     async def learner(self, store: ArtifactStore | None = None) -> LearnerService:
         service = open_learner(
-            self.config, "run", self.root / "run", store or self.store, self.chunks(), self.coordinator
+            self.config, "run", self.root / "run", store or self.store, self.payloads(), self.coordinator
         )
         service.origin = "127.0.0.1:1"
         try:
@@ -294,7 +297,7 @@ def test_a_loss_that_is_no_number_pauses_the_run_and_leaves_the_weights(
             bench.coordinator.paused,
         )
         assert len(bench.coordinator.commits_made) == 1
-        with pytest.raises(ContractError, match="version 2 are not kept"):
+        with pytest.raises(ContractError, match="version 2 cannot be published"):
             await learner.publish(2)
         assert (await learner.publish(1)).weights_digest == expected[0]
         bench.coordinator.batches[1] = good
@@ -421,10 +424,93 @@ def test_a_version_is_published_while_the_next_step_trains(model_path: Path, tmp
             gated.go_on.set()
         assert manifest == bench.coordinator.manifests[1]
         assert manifest.weights_digest == first.weights_digest
-        weights = rebuild(manifest, bench.chunks().get)
+        weights = open_snapshot(manifest, bench.payloads())
         assert weights_digest(weights) == first.weights_digest
         assert "lm_head.weight" not in weights and "model.embed_tokens.weight" in weights
         assert (await training).commit.weights_digest != first.weights_digest
+        await learner.close()
+
+    run(body)
+
+
+def test_a_learner_that_dies_after_a_commit_has_the_version_on_its_disk(
+    model_path: Path, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path, learner__checkpoint_interval=1))
+        learner = await bench.learner()
+        commit = (await learner.step(0)).commit
+        assert 1 not in bench.coordinator.manifests  # nobody had asked for it yet
+        await learner.close()
+        manifest = bench.payloads().manifest(1)
+        assert open_snapshot(manifest, bench.payloads()).digest == commit.weights_digest
+        file = bench.payloads().path(full_payload(manifest).digest)
+        written = file.stat().st_ino
+        learner = await bench.learner()
+        assert bench.coordinator.manifests[1].weights_digest == commit.weights_digest
+        assert (await learner.publish(1)).weights_digest == commit.weights_digest
+        assert file.stat().st_ino == written  # not written again
+        await learner.close()
+
+    run(body)
+
+
+def test_what_a_learner_left_behind_in_the_middle_of_a_step_is_not_announced(
+    model_path: Path, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        await learner.close()
+        bench.payloads().make(1 << 20).write(b"half")
+        # A version that was written and whose batch was voided before the commit.
+        bench.payloads().put_manifest(
+            write_snapshot(bench.payloads(), "run", 1, weights_of({"a": torch.zeros(3)}))
+        )
+        learner = await bench.learner()
+        assert list(bench.coordinator.manifests) == [0]
+        commit = (await learner.step(0)).commit
+        assert (await learner.publish(1)).weights_digest == commit.weights_digest
+        assert open_snapshot(bench.coordinator.manifests[1], bench.payloads()).digest == commit.weights_digest
+        await learner.close()
+        # The same one, left by a machine whose disk was put back to an earlier day.
+        bench.payloads().put_manifest(
+            write_snapshot(bench.payloads(), "run", 1, weights_of({"a": torch.zeros(3)}))
+        )
+        bench.coordinator.manifests.clear()
+        learner = await bench.learner()
+        assert (await learner.publish(1)).weights_digest == commit.weights_digest
+        await learner.close()
+
+    run(body)
+
+
+def test_a_full_disk_holds_a_step_up_and_repeats_nothing(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, make_config(model_path))
+        learner = await bench.learner()
+        trained: list[int] = []
+        train = learner._trainer.train
+
+        def noted(step: int, batch: bytes) -> TrainedStep:
+            trained.append(step)
+            return train(step, batch)
+
+        monkeypatch.setattr(learner._trainer, "train", noted)
+
+        def full(self: OutgoingPayload, data: memoryview) -> None:
+            raise UnavailableError("no space is left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OutgoingPayload, "write", full)
+            with pytest.raises(UnavailableError, match="no space is left"):
+                await learner.step(0)
+        assert not bench.coordinator.commits_made and bench.payloads().versions() == [0]
+        commit = (await learner.step(0)).commit
+        assert trained == [0] and bench.coordinator.commits_made == [commit]
+        assert bench.payloads().manifest(1).weights_digest == commit.weights_digest
         await learner.close()
 
     run(body)
@@ -518,14 +604,15 @@ def test_a_learner_that_restores_answers_with_what_it_does_and_announces_what_is
         await learner.close()
 
         bench.coordinator.manifests.clear()
+        (tmp_path / "run" / PAYLOADS / "2.manifest").unlink()  # as if a kill had come before it
         gated = GatedStore(tmp_path / "store")
         again = open_learner(
-            bench.config, "run", bench.root / "run", gated, bench.chunks(), bench.coordinator
+            bench.config, "run", bench.root / "run", gated, bench.payloads(), bench.coordinator
         )
         again.origin = "127.0.0.1:2"
         restoring = asyncio.create_task(again.restore())
         assert await asyncio.to_thread(gated.entered.wait, 60)
-        # Workers have their chunks again before the first step is repeated.
+        # Workers have their snapshots again before the first step is repeated.
         assert {v: m.origin for v, m in bench.coordinator.manifests.items()} == dict.fromkeys(
             range(2), "127.0.0.1:2"
         )
@@ -538,9 +625,12 @@ def test_a_learner_that_restores_answers_with_what_it_does_and_announces_what_is
         assert status.state == "restoring" and status.progress == progress
         gated.go_on.set()
         assert await restoring == 2
-        # The version that was asked for meanwhile is written now, and the oldest snapshot goes.
+        # The version whose file was missing is written by repeating its step, and the oldest snapshot goes.
         await again.publish_again()
-        assert bench.coordinator.manifests[2].origin == "127.0.0.1:2" and bench.chunks().versions() == [1, 2]
+        assert bench.coordinator.manifests[2].origin == "127.0.0.1:2" and bench.payloads().versions() == [
+            1,
+            2,
+        ]
         result = await again.step(2)  # joins the one that was asked for meanwhile
         assert result.commit.step == 2 and (await again.status()).progress.counter > progress.counter
         assert (await again.publish(2)).version == 2
@@ -581,7 +671,7 @@ def test_a_step_counts_micro_batches_and_bytes_as_they_are_done(
         at = {entry[:2]: entry[2] for entry in begun}
         trained, gathered = at["training step 0", "micro-batch"], at["training step 0", "byte of the weights"]
         assert gathered - trained == metrics["micro_batches"]
-        assert at["committing step 0", "answer of the coordinator"] - gathered == manifest.payload_bytes
+        assert at["committing step 0", "answer of the coordinator"] - gathered == manifest.full_bytes
         folder = tmp_path / "run" / "checkpoints" / "v00000001"
         written = sum(path.stat().st_size for path in (folder / "state").rglob("*"))
         assert at["idle", "step"] - at["saving version 1", "byte"] >= written
@@ -662,7 +752,7 @@ def test_the_rewarded_completion_becomes_more_probable(
 
         async def logprobs(version: int, tokens: IntArray) -> FloatArray:
             """Return those of the published weights, computed by transformers alone."""
-            weights = rebuild(await learner.publish(version), bench.chunks().get)
+            weights = open_snapshot(await learner.publish(version), bench.payloads())
             model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32)
             model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
             ids = torch.tensor([[*prompt, *tokens.tolist()]])
@@ -702,9 +792,9 @@ def test_the_gradient_is_clipped(model_path: Path, tmp_path: Path, stage: int) -
             config = make_config(model_path, learner__gradient_clip=clip, learner__zero_stage=stage)
             bench = Bench(tmp_path / str(clip), config)
             learner = await bench.learner()
-            base = rebuild(await learner.publish(0), bench.chunks().get)
+            base = open_snapshot(await learner.publish(0), bench.payloads())
             metrics = (await learner.step(0)).commit.metrics
-            trained = rebuild(await learner.publish(1), bench.chunks().get)
+            trained = open_snapshot(await learner.publish(1), bench.payloads())
             moved.append(max(float((trained[name] - base[name]).abs().max()) for name in base))
             assert metrics["gradient_norm"] > 1e-3  # as it was before clipping
             await learner.close()
@@ -736,7 +826,7 @@ def test_everything_works_over_grpc(model_path: Path, tmp_path: Path) -> None:
 
         def register(server: Any) -> None:
             register_learner(server, service)
-            register_broadcast(server, BroadcastService(bench.chunks()))
+            register_broadcast(server, BroadcastService(bench.payloads()))
 
         server, port = await start_server("127.0.0.1", 0, register, ["antiphon.Learner"])
         service.origin = f"127.0.0.1:{port}"
@@ -752,9 +842,9 @@ def test_everything_works_over_grpc(model_path: Path, tmp_path: Path) -> None:
         assert counters == sorted(counters) and counters[-1] > 0
         while (manifest := (await learner.await_snapshot(1, 0.05)).manifest) is None:
             pass
-        mine = ChunkStore(tmp_path / "mine")
+        mine = PayloadStore(tmp_path / "mine")
         await fetch_snapshot(manifest, origin, mine, 30.0)
-        assert weights_digest(rebuild(manifest, mine.get)) == result.commit.weights_digest
+        assert weights_digest(open_snapshot(manifest, mine)) == result.commit.weights_digest
         assert await service.restore() == 1
         status = await learner.status()
         assert status.version == 1 and status.state == "idle"

@@ -11,6 +11,7 @@ from antiphon.core.config_sections import DraftingSection
 from antiphon.core.errors import ContractError
 from antiphon.core.records import SamplingParameters, VersionSpan
 from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.services.broadcast.verified_weights import verify
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
@@ -85,7 +86,7 @@ def requests() -> list[EngineRequest]:
 
 
 def load(engine, weights, version: int) -> None:
-    engine.load_weights(version, weights[version], weights_digest(weights[version]))
+    engine.load_weights(version, verify(weights[version]), weights_digest(weights[version]))
 
 
 def run(engine, batch: list[EngineRequest]) -> dict[str, EngineOutput]:

@@ -15,6 +15,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.services.broadcast.verified_weights import verify
 from antiphon.services.rollout.engine import keyed_sampler as ks
 from antiphon.services.rollout.engine import sampler_hook
 from antiphon.services.rollout.engine.api import EngineRequest
@@ -71,7 +72,7 @@ def start(folder, **changes):
     weights = load_file(folder / "model.safetensors")
     if changes.get("dtype") == "bfloat16":
         weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
-    engine.load_weights(0, weights, weights_digest(weights))
+    engine.load_weights(0, verify(weights), weights_digest(weights))
     return engine
 
 

@@ -175,7 +175,7 @@ def build(monkeypatch, tmp_path):
         seen = startup_check.StartupReport("keyed", (distribution_check,), even, difference, even, drafts)
         monkeypatch.setattr(startup_check, "run_startup_check", lambda engine: seen)
         monkeypatch.setattr(vllm_engine, "VllmEngine", LightEngine)
-        monkeypatch.setattr(service, "local_model_directory", lambda path: tmp_path)
+        monkeypatch.setattr(service, "resolve_model_path", lambda path: str(tmp_path))
         config = make_config(mode=mode, max_staleness=0 if mode == "fixed" else 2)
         loop = config.loop.model_copy(update={"accept_uneven": accept})
         return service.build_engine(config.model_copy(update={"loop": loop}))
@@ -228,3 +228,18 @@ def test_engines_of_equal_numerics_say_the_same(build, monkeypatch):
     assert own != service.fingerprint(replace(settings, rule="gumbel"))
     monkeypatch.setattr(service, "hardware", lambda: {"machine": "x86_64", "cpu": "another", "gpus": []})
     assert own != service.fingerprint(settings)
+
+
+def test_an_engine_without_weights_tests_itself_on_the_first_snapshot(build, tmp_path):
+    from antiphon.models.directory import TENSOR_TABLE
+
+    (tmp_path / TENSOR_TABLE).write_text("[]")
+    engine = build(None, distribution_check=replace(SOUND, z=9.0))  # random weights test nothing
+    with pytest.raises(IntegrityError, match="the engine failed its test of itself: tokens sampled"):
+        engine.before_serving(engine)
+    uneven = build(None, mode="fixed", even=False)
+    with pytest.raises(IntegrityError, match="failed its test of itself: log-probabilities of this engine"):
+        uneven.before_serving(uneven)
+    sound = build(None)
+    sound.before_serving(sound)
+    assert sound.continues and sound.numerics

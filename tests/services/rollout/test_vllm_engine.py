@@ -10,10 +10,13 @@ import torch
 
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import FinishReason, SamplingParameters
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.snapshot import weights_digest
+from antiphon.services.broadcast.verified_weights import open_snapshot, verify
 from antiphon.services.rollout.engine import keyed_sampler as ks
 from antiphon.services.rollout.engine.api import EngineRequest
 from antiphon.services.rollout.engine.rules import RULES
+from tests.support.snapshots import publish
 
 pytestmark = [
     pytest.mark.engine,
@@ -60,10 +63,13 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def weights(models):
+def weights(models, tmp_path_factory):
+    """Views of mapped payloads, as a worker hands them over: they cannot be written to."""
     from safetensors.torch import load_file
 
-    return [load_file(path / "model.safetensors") for path, _ in models]
+    store = PayloadStore(tmp_path_factory.mktemp("payloads"))
+    tensors = [load_file(path / "model.safetensors") for path, _ in models]
+    return [open_snapshot(publish(store, found, version), store) for version, found in enumerate(tensors)]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +94,7 @@ def idle_engine(models):
 @pytest.fixture
 def engine(idle_engine, weights):
     assert idle_engine.unfinished == 0
-    idle_engine.load_weights(0, weights[0], weights_digest(weights[0]))
+    idle_engine.load_weights(0, verify(weights[0]), weights_digest(weights[0]))
     return idle_engine
 
 
@@ -212,11 +218,11 @@ def test_weights_swapped_in_flight_with_exact_spans(engine, models, weights):
     outputs = {}
     for _ in range(15):
         outputs |= {o.request_id: o for o in engine.step()}
-    engine.load_weights(1, weights[1], weights_digest(weights[1]))
+    engine.load_weights(1, verify(weights[1]), weights_digest(weights[1]))
     assert (engine.version, engine.weights_digest) == (1, weights_digest(weights[1]))
     for _ in range(10):
         outputs |= {o.request_id: o for o in engine.step()}
-    engine.load_weights(2, weights[0], weights_digest(weights[0]))
+    engine.load_weights(2, verify(weights[0]), weights_digest(weights[0]))
     while engine.unfinished:
         outputs |= {o.request_id: o for o in engine.step()}
     policy = {0: models[0][1], 1: models[1][1], 2: models[0][1]}
@@ -243,7 +249,7 @@ def test_weights_swapped_in_flight_with_exact_spans(engine, models, weights):
 def test_swap_before_the_first_token_leaves_one_span(engine, weights):
     (request,) = requests(1)
     engine.add([request])
-    engine.load_weights(1, weights[1], weights_digest(weights[1]))
+    engine.load_weights(1, verify(weights[1]), weights_digest(weights[1]))
     (output,) = run_rest(engine)
     assert {s.version for s in output.spans} == {1}
 
@@ -317,7 +323,7 @@ def test_same_snapshot_again_costs_nothing_and_changes_nothing(engine, weights, 
         raise AssertionError("the weights were loaded a second time")
 
     monkeypatch.setattr(engine._runner, "reload_weights", refuse)
-    engine.load_weights(0, weights[0], weights_digest(weights[0]))
+    engine.load_weights(0, verify(weights[0]), weights_digest(weights[0]))
 
 
 @pytest.mark.parametrize(
@@ -347,21 +353,21 @@ def test_impossible_requests_are_refused(engine):
 def test_snapshots_of_another_model_are_refused_untouched(engine, weights):
     missing = dict(list(weights[1].items())[1:])
     with pytest.raises(IntegrityError, match="missing"):
-        engine.load_weights(1, missing, "digest-1")
+        engine.load_weights(1, verify(missing), "digest-1")
     with pytest.raises(IntegrityError, match="unknown"):
-        engine.load_weights(1, {**weights[1], "extra": torch.zeros(1)}, "digest-1")
+        engine.load_weights(1, verify({**weights[1], "extra": torch.zeros(1)}), "digest-1")
     with pytest.raises(IntegrityError, match="have digest"):
-        engine.load_weights(1, weights[1], "digest-1")
+        engine.load_weights(1, verify(weights[1]), "digest-1")
     name = "model.norm.weight"
     with pytest.raises(IntegrityError, match=name):
-        engine.load_weights(1, {**weights[1], name: torch.zeros(3)}, "digest-1")
+        engine.load_weights(1, verify({**weights[1], name: torch.zeros(3)}), "digest-1")
     assert (engine.version, engine.weights_digest) == (0, weights_digest(weights[0]))
 
 
 def test_nan_weights_are_named(engine, weights):
     name = "model.norm.weight"
     bad = {**weights[0], name: torch.full_like(weights[0][name], float("nan"))}
-    engine.load_weights(9, bad, weights_digest(bad))
+    engine.load_weights(9, verify(bad), weights_digest(bad))
     engine.add(requests(1, max_tokens=4))
     with pytest.raises(IntegrityError, match="version 9"):
         run_rest(engine)

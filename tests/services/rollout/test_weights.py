@@ -22,7 +22,7 @@ class Source:
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.kept: list[set[int]] = []
 
-    def rebuild(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
+    def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         self.begun.set()
         assert self.go_on.wait(30.0)
         raise IntegrityError("a chunk is damaged")

@@ -374,7 +374,7 @@ def test_heartbeats_say_whether_tokens_are_due() -> None:
             await coordinator.until(lambda: coordinator.beats[-1].sampling)
             # Weights that wait for a step which does not come back are no excuse.
             await coordinator.announce(light_manifest("run-1", 1))
-            await coordinator.until(lambda: site.source.rebuilt == [0, 1])
+            await coordinator.until(lambda: site.source.opened == [0, 1])
             beats = len(coordinator.beats)
             await coordinator.until(lambda: len(coordinator.beats) >= beats + 5)
             assert all(beat.sampling for beat in coordinator.beats[beats:])
@@ -510,7 +510,7 @@ def test_a_damaged_or_late_snapshot_is_fetched_again() -> None:
         async with at_work(site):
             await site.coordinator.announce(light_manifest("run-1", 0))
             await serve_groups(site, range(2))
-        assert source.fetched == [0, 0] and source.rebuilt == [0]
+        assert source.fetched == [0, 0] and source.opened == [0]
 
     asyncio.run(story())
 
@@ -635,3 +635,79 @@ def test_swap_policy(held, complete, newest, wanted, pinned_groups, free_groups,
         # What is waited for is announced, is on its way or here, and nothing is in flight.
         assert wanted in complete or fetch == wanted
         assert not pinned_groups and not free_groups and wanted != held
+
+
+class Refusing(LightEngine):
+    """Takes version 0, and refuses later ones while it is told to."""
+
+    refuses, keeps = True, True
+
+    def load_weights(self, version, tensors, weights_digest):  # type: ignore[no-untyped-def]
+        if version and self.refuses:
+            if not self.keeps:
+                self.version = self.weights_digest = None
+            raise IntegrityError("a tensor was refused " + "x" * 2000)
+        super().load_weights(version, tensors, weights_digest)
+
+
+def test_a_worker_that_cannot_swap_samples_on_and_says_why_until_it_can() -> None:
+    async def story() -> None:
+        site = make_site(make_config(), engine_class=Refusing)
+        async with at_work(site):
+            await site.coordinator.announce(light_manifest("run-1", 0))
+            await serve_groups(site, range(2))
+            assert all(not beat.swap_error for beat in site.coordinator.beats)
+            await site.coordinator.announce(light_manifest("run-1", 1))
+            await site.coordinator.until(lambda: bool(site.coordinator.beats[-1].swap_error))
+            await serve_groups(site, range(2, 6))
+            beat = site.coordinator.beats[-1]
+            assert beat.held_version == 0 and beat.swap_failing_s >= 0
+            assert beat.swap_error.startswith("version 1 was not loaded: a tensor was refused")
+            assert len(beat.swap_error) <= 1000
+            assert {
+                s.version for g in site.coordinator.submissions for t in g.trajectories for s in t.spans
+            } == {0}
+            cast(Refusing, site.engine).refuses = False
+            await site.coordinator.until(lambda: site.coordinator.beats[-1].held_version == 1)
+            assert (
+                site.coordinator.beats[-1].swap_error == "" and site.coordinator.beats[-1].swap_failing_s == 0
+            )
+        assert site.engine.loaded == [0, 1]
+
+    asyncio.run(story())
+
+
+def test_a_worker_left_without_weights_gives_its_groups_back_and_says_why() -> None:
+    async def story() -> None:
+        source = LightSource(lambda version: ENDLESS)
+        site = make_site(make_config(), source=source, engine_class=Refusing)
+        async with at_work(site):
+            await site.coordinator.announce(light_manifest("run-1", 0))
+            site.coordinator.queue.extend(light_lease(n, max_tokens=1_000_000) for n in range(2))
+            await site.coordinator.until(lambda: len(site.coordinator.granted) == 2)
+            cast(Refusing, site.engine).keeps = False
+            await site.coordinator.announce(light_manifest("run-1", 1))
+            beats = site.coordinator.beats
+            await site.coordinator.until(lambda: any(beat.released_leases for beat in beats))
+            released = next(beat for beat in beats if beat.released_leases)
+            assert sorted(released.released_leases) == sorted(site.coordinator.granted)
+            assert released.held_version is None and "refused" in released.swap_error
+            await site.coordinator.until(lambda: beats[-1] is not released)
+            assert not beats[-1].lease_ids
+            cast(Refusing, site.engine).refuses = False
+            await site.coordinator.until(lambda: site.coordinator.beats[-1].held_version == 1)
+
+    asyncio.run(story())
+
+
+def test_swaps_that_fail_for_too_long_end_the_worker() -> None:
+    async def story() -> None:
+        site = make_site(make_config(stall_timeout_s=0.3), engine_class=Refusing)
+        async with at_work(site):
+            await site.coordinator.announce(light_manifest("run-1", 0))
+            await serve_groups(site, range(2))
+            await site.coordinator.announce(light_manifest("run-1", 1))
+            with pytest.raises(IntegrityError, match="version 1 was not loaded"):
+                await site.left()
+
+    asyncio.run(story())

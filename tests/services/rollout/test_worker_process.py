@@ -1,6 +1,7 @@
 """The real worker and judge processes: vLLM samples what the coordinator leases, and both leave cleanly."""
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,17 +17,19 @@ from antiphon.core.config import RunConfig, build_config, dump_config
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.lineage.rollout_table import decode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.snapshot import build_snapshot
+from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.prompts import load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import start_coordinator
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.rollout.engine.environment import child_environment
+from antiphon.services.rollout.worker_kit import KIT_FILE, KitFile, write_kit
 from antiphon.services.rpc.serving import start_server, stop_server
+from antiphon.services.security.keys import SIGNATURE_BYTES, SigningKey, signing_key
+from tests.support.snapshots import FarService, publish
 
 pytestmark = pytest.mark.engine
 
@@ -56,11 +59,11 @@ asyncio.run(serve_reward(config, "run-1", address, "127.0.0.1", 0, ready))
 """
 
 
-def make_config() -> RunConfig:
+def make_config(model: Path = MODEL) -> RunConfig:
     return build_config(
         {
             "run": {"steps": 3},
-            "model": {"path": str(MODEL)},
+            "model": {"path": str(model)},
             "environment": {"train_size": 8, "heldout_size": 4},
             "loop": {"mode": "fixed", "max_staleness": 1, "prompts_per_step": 2, "group_size": 4},
             "sampling": {"max_tokens": 24},
@@ -74,13 +77,14 @@ def make_config() -> RunConfig:
 class Origin:
     """Publishes the base model, a little louder in each version."""
 
-    def __init__(self, folder: Path) -> None:
-        self._store = ChunkStore(folder)
+    def __init__(self, folder: Path, signer: SigningKey | None = None) -> None:
+        self._signer = signer
+        self._store = PayloadStore(folder)
         self._port = 0
         self.server: grpc.aio.Server | None = None
 
     async def open(self) -> None:
-        service = BroadcastService(self._store)
+        service = FarService(self._store)
         self.server, self._port = await start_server(
             "127.0.0.1", 0, lambda server: register_broadcast(server, service), [SERVICE_NAME]
         )
@@ -92,7 +96,10 @@ class Origin:
         }
         tensors.pop("lm_head.weight", None)
         address = f"127.0.0.1:{self._port}"
-        manifest = build_snapshot(RUN_ID, version, tensors, 100_000, address, self._store.put)
+        manifest = publish(self._store, tensors, version, run_id=RUN_ID, chunk_bytes=100_000, origin=address)
+        if self._signer is None:
+            return manifest
+        manifest = sign_manifest(manifest, self._signer)
         self._store.put_manifest(manifest)
         return manifest
 
@@ -176,4 +183,62 @@ def test_processes_sample_judge_and_leave(tmp_path: Path) -> None:
         for name in ("worker.log", "judge.log"):
             if (tmp_path / name).exists():
                 print(name, (tmp_path / name).read_text(errors="replace")[-4000:])
+        raise
+
+
+async def story_without_the_model(folder: Path) -> None:
+    """The worker's machine has no model: its folder is gone once the coordinator has read it."""
+    model, key = folder / "model", signing_key(b"k" * 32)
+    shutil.copytree(MODEL, model)
+    config = make_config(model)
+    clock = asyncio.get_running_loop().time
+    state_machine = RunStateMachine(
+        config,
+        RUN_ID,
+        Journal(folder / "journal.db", RUN_ID),
+        ArtifactStore(folder / "store"),
+        load_prompts(config),
+        clock,
+    )
+    await state_machine.start()
+    write_kit(model, RUN_ID, folder, key)
+    shutil.rmtree(model)
+    service = CoordinatorService(state_machine, key.public, kit=KitFile(folder / KIT_FILE))
+    server, port = await start_coordinator(service, "127.0.0.1", 0)
+    origin = Origin(folder / "origin", key)
+    await origin.open()
+    sampling = process(WORKER, f"127.0.0.1:{port}", str(folder / "w0"), log=folder / "worker.log")
+    async with asyncio.timeout(DEADLINE_S), sampling as worker:
+        manifest = origin.publish(0)
+        await service.announce_snapshot(manifest)
+        await service.open_step(0)
+        while not (await service.await_stage("collect", 0, 5.0)).done:
+            assert worker.poll() is None
+        member = state_machine.fleet.get("w0-1")
+        assert member is not None
+        while not member.tokens_generated:  # what it fetched came with the same heartbeat
+            await service.await_stage("reward", 0, 0.5)
+        assert member.held_version == 0
+        kit_bytes = (folder / KIT_FILE).stat().st_size - SIGNATURE_BYTES
+        assert member.bytes_fetched == kit_bytes + manifest.payloads[0].payload_bytes and kit_bytes < 1 << 20
+        assert member.numerics  # its engine tested itself, on the weights of version 0
+        worker.send_signal(signal.SIGTERM)
+        assert await ended(worker) == 0
+    log = (folder / "worker.log").read_text(errors="replace")
+    places = [
+        log.index(word) for word in ("worker_kit.unpacked", "worker.ready", "engine.tested", "weights.loaded")
+    ]
+    assert places == sorted(places)
+    assert origin.server is not None
+    await stop_server(origin.server)
+    await stop_server(server, grace_s=0.0)
+    await state_machine.close()
+
+
+def test_a_worker_without_the_model_fetches_a_kit_and_one_snapshot(tmp_path: Path) -> None:
+    try:
+        asyncio.run(story_without_the_model(tmp_path))
+    except BaseException:
+        if (tmp_path / "worker.log").exists():
+            print((tmp_path / "worker.log").read_text(errors="replace")[-4000:])
         raise

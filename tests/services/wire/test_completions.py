@@ -25,7 +25,10 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         seed=draw(st.integers(0, 2**64 - 1)),
         token_ids=tokens,
         logprobs=-np.arange(tokens.size, dtype=np.float32) / 3,
-        spans=tuple(VersionSpan(i, a, b) for i, (a, b) in enumerate(zip([0, *cuts], cuts, strict=False))),
+        spans=tuple(
+            VersionSpan(i, a, b, draw(st.booleans()))
+            for i, (a, b) in enumerate(zip([0, *cuts], cuts, strict=False))
+        ),
         finish_reason=draw(st.sampled_from(FinishReason)),
     )
 
@@ -72,6 +75,7 @@ def plain() -> Any:
 @pytest.mark.parametrize(
     ("column", "value", "sentence"),
     [
+        ("span_kept_caches", [True], "1 marks of a kept cache came for 2 version spans"),
         ("sample_indices", [0], "1 sample indices"),
         ("seeds", [1, 2, 3], "3 seeds"),
         ("lengths", [2, 3], "5 tokens came with 4"),

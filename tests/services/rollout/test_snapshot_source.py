@@ -11,37 +11,36 @@ import torch
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.chunk_store import ChunkStore
+from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.snapshot import build_snapshot, weights_digest
+from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.rollout.engine import environment
-from antiphon.services.rollout.process import ChunkSource, engine_settings
+from antiphon.services.rollout.process import SnapshotSource, engine_settings
 from antiphon.services.rpc.serving import start_server, stop_server
+from tests.support import snapshots
 
 
-def publish(store: ChunkStore, version: int, port: int) -> SnapshotManifest:
+def publish(store: PayloadStore, version: int, port: int) -> SnapshotManifest:
     tensors = {"a": torch.full((700,), float(version)), "b": torch.arange(300, dtype=torch.float32)}
-    manifest = build_snapshot("run-1", version, tensors, 1024, f"127.0.0.1:{port}", store.put)
-    store.put_manifest(manifest)
-    return manifest
+    return snapshots.publish(store, tensors, version, chunk_bytes=1024, origin=f"127.0.0.1:{port}")
 
 
-def test_fetched_snapshots_are_rebuilt_and_pruned(tmp_path: Path) -> None:
+def test_fetched_snapshots_are_opened_and_pruned(tmp_path: Path) -> None:
     async def story() -> None:
-        origin = ChunkStore(tmp_path / "origin")
+        origin = PayloadStore(tmp_path / "origin")
         server, port = await start_server(
             "127.0.0.1", 0, lambda s: register_broadcast(s, BroadcastService(origin)), [SERVICE_NAME]
         )
-        source = ChunkSource(tmp_path / "w0", RunConfig())
+        source = SnapshotSource(tmp_path / "w0", RunConfig())
         manifests = [publish(origin, version, port) for version in range(3)]
         for manifest in manifests:
             await source.fetch(manifest)
-            assert weights_digest(source.rebuild(manifest)) == manifest.weights_digest
+            assert weights_digest(source.open(manifest)) == manifest.weights_digest
         source.prune(manifests[1:])
         with pytest.raises(UnavailableError):
-            source.rebuild(manifests[0])
-        assert source.rebuild(manifests[2])["a"][0] == 2.0
+            source.open(manifests[0])
+        assert source.open(manifests[2])["a"][0] == 2.0
         await stop_server(server)
         with pytest.raises(UnavailableError):
             await source.fetch(manifests[0])
@@ -49,21 +48,24 @@ def test_fetched_snapshots_are_rebuilt_and_pruned(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_chunk_altered_on_disk_is_not_loaded_and_can_be_fetched_again(tmp_path: Path) -> None:
+def test_a_payload_altered_on_disk_is_not_loaded_and_can_be_fetched_again(tmp_path: Path) -> None:
     async def story() -> None:
-        origin = ChunkStore(tmp_path / "origin")
+        origin = PayloadStore(tmp_path / "origin")
         server, port = await start_server(
             "127.0.0.1", 0, lambda s: register_broadcast(s, BroadcastService(origin)), [SERVICE_NAME]
         )
-        source = ChunkSource(tmp_path / "w0", RunConfig())
+        source = SnapshotSource(tmp_path / "w0", RunConfig())
         manifest = publish(origin, 1, port)
         await source.fetch(manifest)
-        victim = next(path for path in (tmp_path / "w0").rglob(manifest.chunks[0].digest))
-        victim.write_bytes(b"\0" * victim.stat().st_size)
+        victim = PayloadStore(tmp_path / "w0").path(manifest.payloads[0].digest)
+        data = bytearray(victim.read_bytes())
+        data[-1] ^= 1
+        victim.unlink()  # a name of its own, so that the origin's file stays as it is
+        victim.write_bytes(data)
         with pytest.raises(IntegrityError):
-            source.rebuild(manifest)
+            source.open(manifest)
         await source.fetch(manifest)
-        assert weights_digest(source.rebuild(manifest)) == manifest.weights_digest
+        assert weights_digest(source.open(manifest)) == manifest.weights_digest
         await stop_server(server)
 
     asyncio.run(story())

@@ -1,0 +1,221 @@
+"""Broadcast: seconds until the last worker has a payload, over links as slow as real ones.
+
+An origin and workers, each a process in a network namespace of its own, run the product's planner, receiver
+and server over gRPC with mutual TLS. What a host sends passes a token bucket (tbf). `over_ideal` is the time
+divided by M / B, the time of one copy over one link; headers alone make that 1.05 at an MTU of 1500.
+
+- `star`, `chain`, `tree`, `swarm`: 7 workers, uplinks of 100 Mbit/s, 32 MB.
+- `chain_by_n`: the chain with 2, 4, 8 and 15 workers.
+- `slow_peer`: one of the 7 has 10 Mbit/s; the time is that of the last of the others.
+- `relay_killed`: the middle one of the 7 is killed halfway.
+- `wan_loss`: a chain of 4 workers, uplinks of 20 Mbit/s, 40 ms one way, 1% of packets lost, 8 MB; ideal is
+  M / B + hops x delay. Packets pass a router of our own over TUN devices, because the kernel may lack netem.
+- `loopback_mb_per_s`: what one hop brings in a second over this machine's loopback, without any shaping.
+- `source_copies`: bytes that left the origin in a chain, over the payload's.
+
+Needs root and iproute2, and is skipped with a reason where something is missing.
+
+    .venv/bin/python benchmarks/broadcast.py
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from statistics import median
+from typing import Any
+
+from antiphon.benchmarks.parts.network.fleet import Broadcasted, Fleet, fleet, loopback_fleet, name_of
+from antiphon.benchmarks.parts.network.namespaces import missing
+from antiphon.benchmarks.parts.network.router import MTU
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.dissemination.plan import Plan, Topology, plan_topology
+from antiphon.core.dissemination.predict import Link, Size
+from antiphon.services.broadcast.manifest import auto_chunk_bytes
+from antiphon.system.logs import configure_logs
+
+UPLINK = 100e6 / 8
+"""Bytes per second."""
+SLOW_UPLINK = 10e6 / 8
+WORKERS, BY_N = 7, (2, 4, 8, 15)
+PAYLOAD_BYTES = 32_000_000
+WAN_UPLINK, WAN_DELAY_S, WAN_LOSS, WAN_WORKERS, WAN_BYTES = 20e6 / 8, 0.040, 0.01, 4, 8_000_000
+LOOPBACK_BYTES = 512_000_000
+DOWNLINK = 1e9 / 8
+MOST_OVER = {"chain": 1.15, "slow_peer": 1.15, "relay_killed": 1.3, "wan_loss": 1.5}
+MOST_SPREAD_BY_N, MOST_COPIES, LEAST_LOOPBACK = 1.15, 1.2, 300.0
+TOPOLOGIES: tuple[Topology, ...] = ("star", "chain", "tree", "swarm")
+
+
+def main() -> int:
+    """Measure what is asked for and check it against the bounds."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--repeat", type=int, default=3, help="broadcasts of each kind; the median counts")
+    parser.add_argument("--streams", type=int, default=24, help="connections of each hop of the far network")
+    parser.add_argument("--only", default="", help="comma-separated: equal, by_n, slow_peer, far, loopback")
+    args = parser.parse_args()
+    configure_logs(level="error")
+    if (reason := missing()) is not None:
+        print(f"skipped: {reason}", file=sys.stderr)
+        print(json.dumps({"skipped": reason}))
+        return 0
+    report = asyncio.run(_until_terminated(_measure(args)))
+    return finish(report, record=args.record, violated=_violated(report))
+
+
+async def _until_terminated(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Run until done; a signal to end cancels, so that hosts and processes are removed."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise SystemExit(143) from None
+
+
+async def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "lattica": None,
+        "lattica_reason": "Antiphon has no Lattica transport",
+        "streams": {"near": 1, "far": args.streams},
+        "mtu": MTU,
+        "chunk_bytes": {"near": auto_chunk_bytes(PAYLOAD_BYTES), "far": auto_chunk_bytes(WAN_BYTES)},
+    }
+    parts: dict[str, Callable[[int, int], Coroutine[Any, Any, dict[str, Any]]]] = {
+        "equal": _equal,
+        "by_n": _by_n,
+        "slow_peer": _slow_peer,
+        "far": _far,
+        "loopback": _loopback,
+    }
+    wanted = args.only.split(",") if args.only else list(parts)
+    for name in wanted:
+        report |= await parts[name](args.repeat, args.streams)
+    return report
+
+
+async def _equal(repeat: int, streams: int) -> dict[str, Any]:
+    """Measure all topologies with equal links, and the death of a relay."""
+    found: dict[str, Any] = {}
+    uplinks = [UPLINK] * (1 + WORKERS)
+    ideal_s = PAYLOAD_BYTES / UPLINK
+    async with fleet(uplinks) as hosts:
+        found["congestion"] = hosts.congestion
+        for topology in TOPOLOGIES:
+            plan = _plan(uplinks, PAYLOAD_BYTES, topology)
+            runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat)
+            found[topology] = _row(topology, [run.last_s for run in runs], ideal_s, plan.seconds)
+            if topology == "chain":
+                copies = [run.source_bytes / PAYLOAD_BYTES for run in runs]
+                found["source_copies"] = round(median(copies), 3)
+        plan = _plan(uplinks, PAYLOAD_BYTES, "chain")
+        killed = (list(plan.assignments)[WORKERS // 2], ideal_s / 2)
+        runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat, killed=killed)
+        found["relay_killed"] = _row("relay_killed", [run.last_s for run in runs], ideal_s, plan.seconds)
+    return found
+
+
+async def _by_n(repeat: int, streams: int) -> dict[str, Any]:
+    """Measure the chain with few and many workers."""
+    rows = []
+    for workers in BY_N:
+        uplinks = [UPLINK] * (1 + workers)
+        async with fleet(uplinks) as hosts:
+            plan = _plan(uplinks, PAYLOAD_BYTES, "chain")
+            runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat)
+        seconds = [run.last_s for run in runs]
+        rows.append(
+            {"n": workers, **_row(f"chain of {workers}", seconds, PAYLOAD_BYTES / UPLINK, plan.seconds)}
+        )
+    return {"chain_by_n": rows}
+
+
+async def _slow_peer(repeat: int, streams: int) -> dict[str, Any]:
+    """Measure what one slow worker costs the others, when the planner knows of it."""
+    uplinks = [UPLINK] * (1 + WORKERS)
+    uplinks[2] = SLOW_UPLINK
+    async with fleet(uplinks) as hosts:
+        plan = _plan(uplinks, PAYLOAD_BYTES, None)
+        runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat)
+    others = [max(s for name, s in run.seconds.items() if name != name_of(2)) for run in runs]
+    row = _row("slow_peer", others, PAYLOAD_BYTES / UPLINK, plan.seconds)
+    return {"slow_peer": {**row, "topology": plan.topology}}
+
+
+async def _far(repeat: int, streams: int) -> dict[str, Any]:
+    """Measure the chain over links with a delay and losses."""
+    uplinks = [WAN_UPLINK] * (1 + WAN_WORKERS)
+    ideal_s = WAN_BYTES / WAN_UPLINK + WAN_WORKERS * WAN_DELAY_S
+    async with fleet(uplinks, WAN_DELAY_S, WAN_LOSS) as hosts:
+        plan = _plan(uplinks, WAN_BYTES, "chain", 2 * WAN_DELAY_S)
+        runs = await _repeated(hosts, plan, WAN_BYTES, repeat, streams=streams)
+        congestion = hosts.congestion
+    row = _row("wan_loss", [run.last_s for run in runs], ideal_s, plan.seconds)
+    return {"wan_loss": {**row, "streams": streams, "congestion": congestion}}
+
+
+async def _loopback(repeat: int, streams: int) -> dict[str, Any]:
+    """Measure one hop that nothing slows."""
+    async with loopback_fleet(2) as hosts:
+        plan = _plan([1e9] * 2, LOOPBACK_BYTES, "chain")
+        runs = await _repeated(hosts, plan, LOOPBACK_BYTES, repeat)
+    rates = [LOOPBACK_BYTES / run.last_s / 1e6 for run in runs]
+    print(f"loopback: {median(rates):.0f} MB/s", flush=True)
+    return {"loopback_mb_per_s": round(median(rates), 1)}
+
+
+def _plan(uplinks: Sequence[float], size: int, topology: Topology | None, round_trip_s: float = 0.0) -> Plan:
+    links = {
+        name_of(number): Link(uplink, DOWNLINK, round_trip_s)
+        for number, uplink in enumerate(uplinks)
+        if number
+    }
+    return plan_topology(Size(size, auto_chunk_bytes(size)), Link(uplinks[0], DOWNLINK), links, topology)
+
+
+async def _repeated(
+    hosts: Fleet,
+    plan: Plan,
+    size: int,
+    repeat: int,
+    streams: int = 1,
+    killed: tuple[str, float] | None = None,
+) -> list[Broadcasted]:
+    return [await hosts.broadcast(plan, size, auto_chunk_bytes(size), streams, killed) for _ in range(repeat)]
+
+
+def _row(name: str, seconds: Sequence[float], ideal_s: float, predicted_s: float) -> dict[str, Any]:
+    """Return a row of the table, and print it."""
+    took_s = median(seconds)
+    over = took_s / ideal_s
+    print(f"{name}: {took_s:.2f} s, {over:.2f} of {ideal_s:.2f} s; predicted {predicted_s:.2f} s", flush=True)
+    return {
+        "seconds": round(took_s, 3),
+        "over_ideal": round(over, 3),
+        "predicted_s": round(predicted_s, 3),
+        "spread_s": [round(min(seconds), 3), round(max(seconds), 3)],
+    }
+
+
+def _violated(report: dict[str, Any]) -> list[str]:
+    found = [
+        f"{name} took {report[name]['over_ideal']:.2f} of the ideal time; at most {most}"
+        for name, most in MOST_OVER.items()
+        if name in report and report[name]["over_ideal"] > most
+    ]
+    times = [row["seconds"] for row in report.get("chain_by_n", [])]
+    if times and max(times) > MOST_SPREAD_BY_N * min(times):
+        found.append(f"chains of {BY_N} workers took {times} s, more than 15% apart")
+    if report.get("source_copies", 0.0) > MOST_COPIES:
+        found.append(f"the origin sent {report['source_copies']} copies in a chain; at most {MOST_COPIES}")
+    if report.get("loopback_mb_per_s", LEAST_LOOPBACK) < LEAST_LOOPBACK:
+        found.append(
+            f"a hop over loopback brought {report['loopback_mb_per_s']} MB/s; at least {LEAST_LOOPBACK:.0f}"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Namespaces: hosts of one machine with shaped links, gone at the end whatever happens.
+
+A fast network is a bridge, with a veth pair to each host and a token bucket (tbf) for what the host sends. A
+far one joins TUN devices by a router of our own (`router`), which delays and loses packets, since the kernel
+may lack netem. What a killed benchmark left is removed when the next one begins.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "antiphon-bench-"
+CONGESTION = ("cubic", "reno")
+"""The first that a namespace may choose is set: a machine's own default may be one that takes no notice of
+lost packets, and users have cubic. On short and slow links that is as fast as reno (RFC 9438, 4.3)."""
+_QUEUE_MS = 100
+_BURST_BYTES = 128 << 10
+"""More than the 64 KiB that the kernel hands over at once, which are cut into packets otherwise: a network
+card does that, and joins them again, without waking a process for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One namespace, or an address of this machine's loopback."""
+
+    address: str
+    namespace: str = ""
+    device: str = "link0"
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command that runs `words` on this host."""
+        return ["ip", "netns", "exec", self.namespace, *words] if self.namespace else list(words)
+
+    def sent_bytes(self) -> int:
+        """Return the bytes that left over its link so far: headers, acknowledgements, repetitions."""
+        if not self.namespace:
+            return 0
+        counter = f"/sys/class/net/{self.device}/statistics/tx_bytes"
+        done = subprocess.run(self.command("cat", counter), capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+
+def missing() -> str | None:
+    """Return why no such network can be made here, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    lacking = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    if lacking:
+        return f"{' and '.join(lacking)} not found; install iproute2"
+    if not Path("/dev/net/tun").exists():
+        return "there is no /dev/net/tun"
+    name = f"{PREFIX}{os.getpid()}-try"
+    try:
+        _ip("netns", "add", name)
+        _ip("link", "add", "antiphon-try", "netns", name, "type", "bridge")
+        _shape(name, "lo", 1e6)
+    except subprocess.CalledProcessError as error:
+        return f"`{' '.join(error.cmd)}` failed: {error.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return None
+
+
+class Network:
+    """Hosts that reach each other, host 0 first; a context manager."""
+
+    def __init__(self, uplinks: Sequence[float], far: bool = False) -> None:
+        """Name the uplink of each host, bytes per second; `far` joins them over TUN devices instead."""
+        self._uplinks, self._far = list(uplinks), far
+        self._switch = f"{PREFIX}{os.getpid()}-switch"
+        self.congestion = ""
+        """Congestion control of every host."""
+        self.hosts = [
+            Host(f"10.77.{number // 200}.{number % 200 + 1}", f"{PREFIX}{os.getpid()}-{number}")
+            for number in range(len(self._uplinks))
+        ]
+
+    def __enter__(self) -> "Network":
+        remove_leftovers()
+        try:
+            if not self._far:
+                _ip("netns", "add", self._switch)
+                _ip("-n", self._switch, "link", "add", "bridge0", "type", "bridge")
+                _ip("-n", self._switch, "link", "set", "bridge0", "up")
+            for number, host in enumerate(self.hosts):
+                self._add(number, host)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in (self._switch, *(host.namespace for host in self.hosts)):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def _add(self, number: int, host: Host) -> None:
+        space = host.namespace
+        _ip("netns", "add", space)
+        _ip("-n", space, "link", "set", "lo", "up")
+        for self.congestion in CONGESTION:
+            setting = f"net.ipv4.tcp_congestion_control={self.congestion}"
+            if not subprocess.run(host.command("sysctl", "-qw", setting), capture_output=True).returncode:
+                break
+        if self._far:
+            _ip("-n", space, "tuntap", "add", "dev", host.device, "mode", "tun")
+        else:
+            port = f"port{number}"
+            _ip(
+                "-n",
+                self._switch,
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                host.device,
+                "netns",
+                space,
+            )
+            _ip("-n", self._switch, "link", "set", port, "master", "bridge0", "up")
+        _ip("-n", space, "addr", "add", f"{host.address}/16", "dev", host.device)
+        _ip("-n", space, "link", "set", host.device, "up")
+        _shape(space, host.device, self._uplinks[number])
+
+
+def remove_leftovers() -> None:
+    """Remove the namespaces of benchmarks that are no more."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    for line in listed.splitlines():
+        name = line.split()[0] if line.strip() else ""
+        if name.startswith(PREFIX):
+            pid = name.removeprefix(PREFIX).partition("-")[0]
+            if not Path(f"/proc/{pid}").exists():
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _shape(namespace: str, device: str, bytes_per_s: float) -> None:
+    rate = f"{round(8 * bytes_per_s)}bit"
+    limits = ["rate", rate, "burst", str(_BURST_BYTES), "latency", f"{_QUEUE_MS}ms"]
+    command = ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *limits]
+    subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], capture_output=True, text=True, check=True)

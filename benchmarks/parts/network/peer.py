@@ -1,0 +1,124 @@
+"""Peer: one process of a broadcast benchmark, which receives and serves with the product's own code.
+
+    python -m antiphon.benchmarks.parts.network.peer FOLDER CREDENTIALS HOST:PORT
+
+It reads one JSON object a line from its standard input and answers each with one, until the input ends.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antiphon.core.dissemination.plan import Assignment
+from antiphon.core.records import Payload
+from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.services.broadcast.relay import Patience, fetch_payload
+from antiphon.services.broadcast.relay_service import Arrivals, RelayService
+from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.rpc.serving import Security, open_channel, start_server
+from antiphon.services.security.credentials import load_credentials, needed_token_key
+from antiphon.services.security.guard import Guard
+from antiphon.system.clock import wall_clock
+
+RUN_ID = "benchmark"
+
+
+class Peer:
+    """A payload store that receives and serves."""
+
+    def __init__(self, folder: Path, bundle: Path) -> None:
+        self.credentials = load_credentials(bundle)
+        self.store = PayloadStore(folder)
+        self.arrivals = Arrivals()
+        self.culprits: dict[str, str] = {}
+
+    async def serve(self, address: str) -> Any:
+        """Start to answer; the server is to be kept."""
+        host, _, port = address.rpartition(":")
+        guard = Guard(needed_token_key(self.credentials), RUN_ID, wall_clock, time.monotonic)
+        service = RelayService(self.store, self.arrivals, stall_s=30.0)
+        server, _ = await start_server(
+            host,
+            int(port),
+            lambda server: register_broadcast(server, service),
+            [SERVICE_NAME],
+            Security(self.credentials, guard),
+        )
+        return server
+
+    def make(self, payload_bytes: int, chunk_bytes: int, seed: int) -> dict[str, Any]:
+        """Make a payload of random bytes."""
+        outgoing = self.store.make(chunk_bytes)
+        random, left = np.random.default_rng(seed), payload_bytes
+        while left:
+            outgoing.write(random.bytes(min(left, 8 << 20)))
+            left -= min(left, 8 << 20)
+        return asdict(outgoing.finish())
+
+    async def fetch(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Bring a payload here, and answer what that took."""
+        payload = _payload(asked["payload"])
+        assignment = Assignment(**{**asked["assignment"]})
+        clients = {
+            name: [
+                BroadcastClient(address, channel=open_channel(address, self.credentials, own_connection=True))
+                for _ in range(asked["streams"])
+            ]
+            for name, address in asked["addresses"].items()
+            if name in (*assignment.parents, *assignment.others)
+        }
+        cpu_s = time.process_time()
+        incoming = await asyncio.to_thread(self.store.receive, payload)
+        self.arrivals.notify(payload.digest)
+        delivery = await fetch_payload(
+            incoming,
+            clients,
+            assignment,
+            self.arrivals,
+            self.culprits,
+            Patience(asked["stall_s"], 60.0),
+            seed=asked["seed"],
+        )
+        await asyncio.to_thread(incoming.finish)
+        ended_s = time.monotonic()
+        asyncio.get_running_loop().call_later(5.0, lambda: asyncio.ensure_future(_close(clients)))
+        return {"ended_s": ended_s, "cpu_s": time.process_time() - cpu_s, **asdict(delivery)}
+
+
+async def _close(clients: dict[str, list[BroadcastClient]]) -> None:
+    for lanes in clients.values():
+        for client in lanes:
+            await client.close()
+
+
+def _payload(fields: dict[str, Any]) -> Payload:
+    return Payload(**{**fields, "chunk_digests": tuple(fields["chunk_digests"])})
+
+
+async def _main() -> None:
+    folder, bundle, address = sys.argv[1:]
+    peer = Peer(Path(folder), Path(bundle))
+    server = await peer.serve(address)
+    print("{}", flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        asked = json.loads(line)
+        if asked["do"] == "make":
+            answer = peer.make(asked["payload_bytes"], asked["chunk_bytes"], asked["seed"])
+        elif asked["do"] == "drop":
+            peer.store.drop(asked["digest"])
+            answer = {}
+        else:
+            answer = await peer.fetch(asked)
+        print(json.dumps(answer), flush=True)
+    await server.stop(0.0)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -1,0 +1,1 @@
+"""Dissemination: how a payload gets to all workers, as pure decisions."""

@@ -1,0 +1,298 @@
+"""Requests: which chunks to ask of whom next, while a payload arrives.
+
+A worker asks one parent at a time for chunks in order, some ahead, so that a chunk is passed on while the
+next one comes. A parent that fails, or is asked and sends no byte for a stated time, is left for the next
+one, and what it was asked for is asked of that; what has arrived stays. It is tried again with a chunk
+that is not needed soon, and preferred again once it delivers. One that is far below the planned rate is
+helped out by the next one. Who sent a wrong chunk is asked nothing more. In a swarm everyone is asked at
+once, for what few others hold.
+"""
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from antiphon.core.dissemination.plan import ORIGIN, Assignment
+
+BoolArray = npt.NDArray[np.bool_]
+
+AHEAD_S = 1.0
+"""Seconds' worth of chunks that a source is asked for ahead."""
+SLOW_SHARE = 0.25
+"""Of the planned rate; a source below it for as long as a stall takes is helped out."""
+MOST_IN_REQUEST = 64
+_RATE_WINDOW_S = 0.25
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 8.0
+"""Before a source that failed is asked again; doubled with each failure until it delivers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Chunks to ask of one source in one call, in this order."""
+
+    number: int
+    source: str
+    indices: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Source:
+    """One who may be asked, and what is known of it."""
+
+    name: str
+    upstream: bool
+    """It has every chunk, or gets it before this worker does; others are asked for what they hold."""
+    calls_at_once: int
+    bytes_per_s: float
+    """Measured; at first what was planned."""
+    said: BoolArray | None = None
+    """Per chunk, whether it says that it holds it; None: nothing known."""
+    calls: dict[int, Request] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
+    """Open request -> chunks that it has still to bring."""
+    bytes_in: int = 0
+    best_bytes_per_s: float = 0.0
+    failures: int = 0
+    """Since it last delivered a chunk."""
+    retry_at_s: float = 0.0
+    slow: bool = False
+    last_byte_s: float = 0.0
+    """When the last byte came, or when it was asked after it had nothing to do."""
+    rate_since_s: float = 0.0
+    rate_bytes: int = 0
+    watched_since_s: float = 0.0
+    watched_bytes: int = 0
+
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether no one else need be asked besides."""
+        return not self.slow and not self.failures
+
+    def is_free(self) -> bool:
+        """Return whether another request may begin: beside one that brings its last chunk it may."""
+        if self.failures:
+            return not self.calls
+        over = sum(self.left[number] <= 1 < len(call.indices) for number, call in self.calls.items())
+        return len(self.calls) - over < self.calls_at_once and over <= self.calls_at_once
+
+
+class Transfer:
+    """The decisions of one payload's transfer; the caller tells what happens, and the time."""
+
+    def __init__(
+        self,
+        held: BoolArray,
+        chunk_bytes: int,
+        assignment: Assignment,
+        culprits: MutableMapping[str, str],
+        now: float,
+        *,
+        calls_at_once: int = 2,
+        stall_s: float = 5.0,
+        seed: int = 0,
+    ) -> None:
+        """Begin or continue a transfer.
+
+        Args:
+            held: per chunk, whether it is here; copied.
+            chunk_bytes: of each chunk but the last.
+            assignment: whom to ask.
+            culprits: name -> what it did; shared by the transfers of a run, and added to.
+            now: seconds on a clock that never goes back.
+            calls_at_once: requests that one source may have open.
+            stall_s: seconds without a byte after which an asked source is left, on a fast link next to
+                the origin; who is further down waits longer, so that the nearest to the fault repairs it.
+            seed: makes members of a swarm choose differently.
+        """
+        count = len(held)
+        self._held = held.copy()
+        self._asked = np.zeros(count, np.int16)
+        """Per chunk: open requests that will still bring it."""
+        self._chunk_bytes = chunk_bytes
+        self._assignment = assignment
+        self._culprits = culprits
+        self._wrong: dict[str, str] = {}
+        self._number = 0
+        self._last_byte_s = now
+        chunk_s = chunk_bytes / assignment.bytes_per_s
+        self._stall_s = max(stall_s, 2 * chunk_s) * (1 + min(assignment.depth, 8) / 8)
+        self._first_stall_s = self._stall_s + assignment.depth * chunk_s
+        self._order = np.random.default_rng(seed).permutation(count) if assignment.swarm else np.arange(count)
+        names = [*assignment.parents, *assignment.others]
+        self.sources = {
+            name: Source(name, name in assignment.parents, calls_at_once, assignment.bytes_per_s)
+            for name in dict.fromkeys(names)
+        }
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._held.all())
+
+    @property
+    def last_byte_s(self) -> float:
+        """Instant at which the last byte came from anyone."""
+        return self._last_byte_s
+
+    def hopeless(self) -> dict[str, str] | None:
+        """Return what each source did when every one of them sent something wrong, else None."""
+        if all(self._avoided(name) for name in self.sources):
+            return {name: self._wrong.get(name) or self._culprits[name] for name in self.sources}
+        return None
+
+    def curious(self, now: float) -> list[str]:
+        """Return who should be asked what it holds: in a swarm all, else others when no parent answers."""
+        if not self._assignment.swarm and any(self._usable(s, now) and s.keeps_pace for s in self._parents()):
+            return []
+        return [s.name for s in self.sources.values() if not s.upstream and self._usable(s, now)]
+
+    def next_requests(self, now: float) -> list[Request]:
+        """Return the requests to begin now; they count as open until `ended`."""
+        found: list[Request] = []
+        for source in self._active(now):
+            while source.is_free() and (indices := self._choose(source)):
+                if not source.calls:
+                    source.last_byte_s = source.watched_since_s = source.rate_since_s = now
+                    source.watched_bytes = source.rate_bytes = 0
+                self._number += 1
+                request = Request(self._number, source.name, indices)
+                source.calls[request.number] = request
+                source.left[request.number] = len(indices)
+                self._asked[list(indices)] += 1
+                found.append(request)
+        return found
+
+    def stalled(self, now: float) -> list[str]:
+        """Return whose open requests are to be given up now, and count each as a failure of its source."""
+        found = []
+        for source in self.sources.values():
+            if not source.calls:
+                continue
+            limit_s = self._limit_s(source)
+            if now - source.last_byte_s >= limit_s:
+                found.append(source.name)
+                self.failed(source.name, now)
+            elif now - source.watched_since_s > limit_s:
+                planned = self._assignment.bytes_per_s * (now - source.watched_since_s)
+                source.slow = source.watched_bytes < SLOW_SHARE * planned
+                source.watched_since_s, source.watched_bytes = now, 0
+        return found
+
+    def bytes_came(self, name: str, count: int, now: float) -> None:
+        """Note bytes of a chunk that is not whole yet."""
+        source = self.sources[name]
+        self._last_byte_s = source.last_byte_s = now
+        source.bytes_in += count
+        source.watched_bytes += count
+        source.rate_bytes += count
+        if (window_s := now - source.rate_since_s) >= _RATE_WINDOW_S:
+            rate = source.rate_bytes / window_s
+            source.best_bytes_per_s = max(source.best_bytes_per_s, rate)
+            source.bytes_per_s += 0.5 * (rate - source.bytes_per_s)
+            source.rate_since_s, source.rate_bytes = now, 0
+
+    def arrived(self, request: Request, index: int) -> bool:
+        """Note a chunk that a request brought and that was kept; True when another request may begin."""
+        self._held[index] = True
+        source = self.sources[request.source]
+        source.failures = 0
+        if request.number not in source.left:
+            return True
+        source.left[request.number] -= 1
+        return source.left[request.number] <= 1 or not source.keeps_pace or self._assignment.swarm
+
+    def ended(self, request: Request) -> None:
+        """Note that a request is over, however it ended; what it did not bring is asked for again."""
+        source = self.sources[request.source]
+        if source.calls.pop(request.number, None) is not None:
+            del source.left[request.number]
+            self._asked[list(request.indices)] -= 1
+
+    def failed(self, name: str, now: float) -> None:
+        """Note that a source went away, refused or stalled: it is asked again later."""
+        source = self.sources[name]
+        source.retry_at_s = now + min(_FIRST_PAUSE_S * 2**source.failures, _MOST_PAUSE_S)
+        source.failures += 1
+        source.said = None
+
+    def wrong(self, name: str, what: str) -> None:
+        """Note that a source sent something wrong: it is asked for nothing more.
+
+        The origin is forgiven with the next transfer, because no one else makes new versions.
+        """
+        self._wrong[name] = what
+        if name != ORIGIN:
+            self._culprits[name] = what
+
+    def told(self, name: str, said: Sequence[bool] | BoolArray) -> None:
+        """Note what a source says that it holds; a list of the wrong length counts as nothing held."""
+        if len(said) == len(self._held):
+            self.sources[name].said = np.asarray(said, np.bool_)
+
+    def retry_s(self, now: float) -> float:
+        """Return seconds until something may change although nothing happens."""
+        due = [s.retry_at_s for s in self.sources.values() if s.retry_at_s > now]
+        due += [s.last_byte_s + self._limit_s(s) for s in self.sources.values() if s.calls]
+        return max(0.001, min([self._stall_s / 4, *(at_s - now for at_s in due)]))
+
+    def _limit_s(self, source: Source) -> float:
+        return self._stall_s if source.bytes_in else self._first_stall_s
+
+    def _parents(self) -> list[Source]:
+        return [self.sources[name] for name in self._assignment.parents]
+
+    def _avoided(self, name: str) -> bool:
+        return name in self._wrong or name in self._culprits
+
+    def _usable(self, source: Source, now: float) -> bool:
+        return not self._avoided(source.name) and source.retry_at_s <= now
+
+    def _active(self, now: float) -> list[Source]:
+        """Return whom to ask now, the preferred first."""
+        usable = [s for s in self.sources.values() if self._usable(s, now)]
+        if self._assignment.swarm:
+            return sorted(usable, key=lambda s: s.upstream)  # the origin last: its uplink is the scarcest
+        found = []
+        for source in usable:
+            if source.upstream:
+                found.append(source)
+                if source.keeps_pace:
+                    return found
+        # No parent is left that keeps the pace, so whoever holds something is asked too.
+        return found + [s for s in usable if not s.upstream]
+
+    def _choose(self, source: Source) -> tuple[int, ...]:
+        free = ~self._held & (self._asked == 0)
+        if not source.upstream:
+            free &= False if source.said is None else source.said
+        chosen = self._order[free[self._order]]
+        if not len(chosen) and source.keeps_pace:
+            chosen = self._late(source)
+        if source.failures:
+            return tuple(map(int, chosen[-1:]))
+        if self._assignment.swarm:
+            if source.upstream:
+                return tuple(map(int, self._rarest(chosen)[:1]))
+            chosen = self._rarest(chosen)
+        ahead = source.bytes_per_s * AHEAD_S / self._chunk_bytes / source.calls_at_once
+        fair = -(-len(chosen) // source.calls_at_once)  # the end is shared by all streams
+        return tuple(map(int, chosen[: max(1, min(int(ahead), fair, MOST_IN_REQUEST))]))
+
+    def _rarest(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        said = [s.said for s in self.sources.values() if s.said is not None]
+        if not said:
+            return chosen
+        return chosen[np.argsort(np.sum(said, axis=0)[chosen], kind="stable")]
+
+    def _late(self, source: Source) -> npt.NDArray[np.int64]:
+        """Return chunks that only one who is slow or on trial was asked for: each is asked twice at most."""
+        late = np.zeros(len(self._held), np.bool_)
+        for other in self.sources.values():
+            if not other.keeps_pace and other is not source:
+                for request in other.calls.values():
+                    late[list(request.indices)] = True
+        late &= ~self._held & (self._asked == 1)
+        if not source.upstream:
+            late &= False if source.said is None else source.said
+        return np.flatnonzero(late)

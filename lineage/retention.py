@@ -1,0 +1,72 @@
+"""Retention: which published versions keep their weights in a run's ledger, and what others are made of anew.
+
+Every version keeps its document with the digest of its weights. Weights that are not kept come from replay:
+it starts at the newest checkpoint that the ledger pins, or at the base model, and repeats recorded batches.
+An anchor's weights alone are no place to start, since the optimizer's state is not among them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from antiphon.core.config import RunConfig
+from antiphon.core.loop.schedule import is_evaluated
+from antiphon.lineage.ledger.replay_pins import due
+
+
+def is_anchor(version: int, config: RunConfig) -> bool:
+    """Return whether a published version keeps its weights for good, whatever becomes of the others.
+
+    The base model and the last version do. With `record.weights: anchors` so does each
+    `record.anchor_every`-th; without that number, each version whose checkpoint is pinned.
+
+    >>> from antiphon.core.config import build_config
+    >>> config = build_config({"run": {"steps": 50}, "record": {"weights": "anchors"}})
+    >>> [version for version in range(51) if is_anchor(version, config)]
+    [0, 20, 40, 50]
+    """
+    record = config.record
+    if record.weights == "all" or version in (0, config.run.steps):
+        return True
+    if record.weights == "last":
+        return False
+    if record.anchor_every is not None:
+        return version % record.anchor_every == 0
+    return due(version, config.learner.checkpoint_interval, record.checkpoint_stride)
+
+
+def keeps_weights(version: int, newest: int, scores: Mapping[int, float], config: RunConfig) -> bool:
+    """Return whether the ledger keeps the weights of a published version for now.
+
+    Besides anchors these are the newest versions that running leases and batches may still name (the
+    staleness window), evaluated versions without a score so far, and the best of those that have one.
+
+    Args:
+        version: the published version.
+        newest: the newest version whose weights were recorded.
+        scores: held-out score of each version that has one.
+        config: the run's configuration.
+
+    >>> from antiphon.core.config import build_config
+    >>> config = build_config({"record": {"weights": "last"}, "loop": {"max_staleness": 1}})
+    >>> [version for version in range(31) if keeps_weights(version, 30, {0: 0.1, 10: 0.5, 20: 0.5}, config)]
+    [0, 10, 29, 30]
+    """
+    if is_anchor(version, config) or version + config.loop.max_staleness >= newest:
+        return True
+    if is_evaluated(version, config) and version not in scores:
+        return True
+    return version == max(scores, key=lambda scored: (scores[scored], -scored), default=None)
+
+
+def recompute_note(version: int, config: RunConfig) -> dict[str, Any]:
+    """Return what a version's document says of making its weights anew; {} for an anchor.
+
+    >>> from antiphon.core.config import build_config
+    >>> recompute_note(33, build_config({"record": {"weights": "anchors"}}))
+    {'recompute': {'from_version': 20, 'batches': [20, 32]}}
+    """
+    if is_anchor(version, config):
+        return {}
+    every = config.learner.checkpoint_interval * config.record.checkpoint_stride
+    start = version - version % every
+    return {"recompute": {"from_version": start, "batches": [start, version - 1]}}

@@ -1,0 +1,182 @@
+"""Origin: the process that serves a learner's payloads, beside the learner and apart from its training.
+
+Training holds the interpreter for long stretches, and sending needs it for each chunk; in two processes
+neither waits for the other. The learner starts it and starts it again when it dies; it dies with
+the learner.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from antiphon.core.errors import UnavailableError
+from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.rpc.serving import Security, start_server, stop_server
+from antiphon.services.security.credentials import Credentials, needed_token_key
+from antiphon.services.security.guard import Guard
+from antiphon.system.clock import wall_clock
+from antiphon.system.ports import is_free
+from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_file
+
+PORT_FILE = "origin.json"
+"""In the payload store: JSON {pid, port}, the learner's process and the port of its origin."""
+AGAIN_S = 1.0
+"""Pause before a process that died is started again."""
+LEAVE_S = 5.0
+"""Longest wait for it to end when it is asked to."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OriginOrder:
+    """What the process serves, and where."""
+
+    root: str
+    """Folder of the payload store."""
+    run_id: str
+    host: str
+    port: int
+    """0 picks a free one."""
+    uplink_bytes_per_s: float | None
+    start_timeout_s: float
+
+
+@asynccontextmanager
+async def serving_origin(order: OriginOrder, credentials: Credentials | None) -> AsyncIterator[int]:
+    """Have a process serve for as long as the block lasts; gives its port, that of the last time if it may.
+
+    Raises:
+        UnavailableError: when it does not come up in time, or the folder cannot be written.
+    """
+    known = Path(order.root) / PORT_FILE
+    if not order.port:
+        order = replace(order, port=_last_port(known, order.host))
+    process, port = await _start(order, credentials)
+    write_ready_file(known, port)
+
+    async def keep() -> None:
+        nonlocal process
+        while True:
+            status = await process.wait()
+            _log.warning("origin.died", status=status, port=port)
+            while True:
+                await asyncio.sleep(AGAIN_S)
+                try:
+                    process, _ = await _start(replace(order, port=port), credentials)
+                    break
+                except UnavailableError as error:
+                    _log.warning("origin.not_back", reason=str(error))
+
+    keeping = asyncio.create_task(keep())
+    try:
+        yield port
+    finally:
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+        await _end(process)
+
+
+def _last_port(known: Path, host: str) -> int:
+    """Return the port of the last time while it is free, or 0: forwarded ports should not change."""
+    try:
+        port = int(json.loads(known.read_text())["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return port if 0 < port < 1 << 16 and is_free(port, host) else 0
+
+
+async def _start(
+    order: OriginOrder, credentials: Credentials | None
+) -> tuple[asyncio.subprocess.Process, int]:
+    """Start the process and return it with its port. Secrets go through a pipe, where no one else looks."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", __spec__.name),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    told = {name: getattr(order, name) for name in order.__slots__}
+    told["credentials"] = None if credentials is None else _to_text(credentials)
+    try:
+        async with asyncio.timeout(order.start_timeout_s):
+            process.stdin.write(json.dumps(told).encode() + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        return process, int(line)
+    except (TimeoutError, ValueError, OSError) as error:
+        await _end(process)
+        raise UnavailableError(
+            f"the process that serves {order.root} on {order.host}:{order.port} did not come up "
+            f"(status {process.returncode}); see the learner's log"
+        ) from error
+    except asyncio.CancelledError:
+        await _end(process)
+        raise
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(LEAVE_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _to_text(credentials: Credentials) -> dict[str, str]:
+    names = ("authority", "certificate", "private_key", "token_key")
+    return {name: base64.b64encode(getattr(credentials, name) or b"").decode() for name in names}
+
+
+async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
+    security = None
+    if credentials is not None:
+        clock = asyncio.get_running_loop().time
+        guard = Guard(needed_token_key(credentials), order.run_id, wall_clock, clock)
+        security = Security(credentials, guard)
+    service = BroadcastService(PayloadStore(Path(order.root)), order.uplink_bytes_per_s)
+    server, port = await start_server(
+        order.host, order.port, lambda s: register_broadcast(s, service), [SERVICE_NAME], security
+    )
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+    try:
+        await asyncio.Event().wait()  # until the learner ends it, or ends
+    finally:
+        await stop_server(server)
+
+
+def _main() -> int:
+    told: dict[str, Any] = json.loads(sys.stdin.readline())
+    secrets = told.pop("credentials")
+    credentials = None
+    if secrets is not None:
+        read = {name: base64.b64decode(text) for name, text in secrets.items()}
+        credentials = Credentials(
+            read["authority"],
+            read["certificate"],
+            read["private_key"],
+            token_key=read["token_key"] or None,
+        )
+    return run_service(lambda stop: _serve(OriginOrder(**told), credentials))
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

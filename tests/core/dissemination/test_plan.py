@@ -1,0 +1,121 @@
+"""Predicted times follow the formulas, and the plan takes what is fastest."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.core.dissemination.plan import FALLBACKS, ORIGIN, TOPOLOGIES, Plan, plan_topology
+from antiphon.core.dissemination.predict import Link, Size, swarm_seconds, tree_seconds
+from antiphon.core.errors import ContractError
+
+MBIT = 1e6 / 8
+LINK = Link(100 * MBIT, 1e9, 0.0)
+SIZE = Size(32_000_000, 125_000)
+COPY_S = 2.56
+
+
+def _chain(workers: int) -> dict[str, str]:
+    return {f"w{at}": f"w{at - 1}" if at else ORIGIN for at in range(workers)}
+
+
+def _last(parents: dict[str, str], link: Link = LINK) -> float:
+    links = {ORIGIN: replace(link, round_trip_s=0.0), **dict.fromkeys(parents, link)}
+    return max(seconds for seconds, _ in tree_seconds(SIZE, parents, links, 0.0).values())
+
+
+@pytest.mark.parametrize("workers", [1, 7, 31])
+def test_equal_links_give_the_formulas(workers: int) -> None:
+    chunks = SIZE.chunks
+    assert _last(_chain(workers)) == pytest.approx(COPY_S * (1 + (workers - 1) / chunks))
+    assert _last({f"w{at}": ORIGIN for at in range(workers)}) == pytest.approx(workers * COPY_S)
+    far = replace(LINK, round_trip_s=0.08)
+    # Between workers a packet may pass the origin: 40 ms on the first hop, 80 ms on each other.
+    delays_s = 0.04 + 0.08 * (workers - 1)
+    assert _last(_chain(workers), far) == pytest.approx(COPY_S * (1 + (workers - 1) / chunks) + delays_s)
+
+
+def test_a_binary_tree_of_depth_three_takes_twice_a_copy() -> None:
+    parents = {f"w{at}": f"w{at // 2 - 1}" if at >= 2 else ORIGIN for at in range(14)}
+    assert _last(parents) == pytest.approx(COPY_S * 2 * (1 + 2 / SIZE.chunks))
+
+
+def test_a_swarm_is_bounded_by_the_origin_the_slowest_and_the_sum_of_uplinks() -> None:
+    def bound_s(origin: float, down: float, up: float) -> float:
+        return swarm_seconds(SIZE, Link(origin, 1e9), dict.fromkeys("abc", Link(up, down)))
+
+    base = bound_s(1e7, 1e9, 1e7)
+    assert bound_s(1e6, 1e9, 1e7) > 5 * base
+    assert bound_s(1e7, 1e6, 1e7) > 5 * base
+    assert bound_s(1e7, 1e9, 1e3) > 2 * base
+
+
+def _plan(uplinks: dict[str, float], **changes: object) -> Plan:
+    links = {name: replace(LINK, up_bytes_per_s=up, **changes) for name, up in uplinks.items()}
+    return plan_topology(SIZE, LINK, links)
+
+
+def test_equal_workers_make_one_chain_whose_time_hardly_depends_on_their_number() -> None:
+    few, many = (_plan({f"w{at:02}": LINK.up_bytes_per_s for at in range(n)}) for n in (2, 15))
+    assert (few.topology, many.topology) == ("chain", "chain")
+    assert many.seconds < 1.1 * few.seconds
+
+
+def test_a_slow_uplink_is_last_and_unreachable_workers_serve_no_one() -> None:
+    uplinks = {f"w{at}": LINK.up_bytes_per_s for at in range(7)} | {"w3": LINK.up_bytes_per_s / 10}
+    plan = _plan(uplinks)
+    assert all("w3" not in assignment.parents for assignment in plan.assignments.values())
+    links = {name: replace(LINK, reachable=name != "w5") for name in uplinks}
+    for topology in TOPOLOGIES:
+        for assignment in plan_topology(SIZE, LINK, links, topology).assignments.values():
+            assert "w5" not in (*assignment.parents, *assignment.others)
+
+
+def test_a_small_payload_over_long_ways_goes_to_everyone_directly() -> None:
+    links = dict.fromkeys([f"w{at}" for at in range(4)], Link(1e9, 1e9, 0.2))
+    assert plan_topology(Size(10_000, 10_000), Link(1e9, 1e9), links).topology == "star"
+
+
+def test_a_fast_origin_feeds_more_than_one() -> None:
+    links = {f"w{at:02}": LINK for at in range(40)}
+    plan = plan_topology(Size(32_000_000, 1 << 20), Link(1e9, 1e9), links)
+    assert sum(assignment.depth == 1 for assignment in plan.assignments.values()) > 1
+
+
+def test_bad_links_and_names_are_refused_with_a_sentence() -> None:
+    with pytest.raises(ContractError, match="up_bytes_per_s=0 of a link is not above 0; measure it again"):
+        Link(0, 1.0)
+    with pytest.raises(ContractError, match="round_trip_s=nan"):
+        Link(1.0, 1.0, float("nan"))
+    with pytest.raises(ContractError, match="empty name"):
+        plan_topology(SIZE, LINK, {ORIGIN: LINK})
+
+
+_LINKS = st.dictionaries(
+    st.sampled_from([f"w{at:02}" for at in range(24)]),
+    st.builds(Link, st.floats(1e3, 1e9), st.floats(1e3, 1e9), st.floats(0.0, 0.5), st.booleans()),
+    min_size=1,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_LINKS, st.floats(1e3, 1e9), st.sampled_from([None, *TOPOLOGIES]))
+def test_every_plan_leads_to_the_origin_without_circles(
+    links: dict[str, Link], uplink: float, topology: object
+) -> None:
+    origin = Link(uplink, 1e9)
+    plan = plan_topology(SIZE, origin, links, topology)  # type: ignore[arg-type]
+    assert plan.assignments.keys() == links.keys()
+    assert plan == plan_topology(SIZE, origin, dict(reversed(links.items())), topology)  # type: ignore[arg-type]
+    for name, assignment in plan.assignments.items():
+        assert assignment.parents[-1] == ORIGIN
+        assert len(assignment.parents) <= 2 + FALLBACKS
+        named = (*assignment.parents, *assignment.others)
+        assert name not in named and len(set(named)) == len(named)
+        for parent in assignment.parents[:-1]:
+            assert links[parent].reachable
+            assert plan.assignments[parent].depth < assignment.depth
+    if topology is None:
+        fixed = [plan_topology(SIZE, origin, links, kind) for kind in TOPOLOGIES]
+        assert plan.topology in {other.topology for other in fixed}

@@ -1,0 +1,178 @@
+"""The relay over gRPC with TLS, on files: pieces, chunks that are on their way, and who is to blame."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from antiphon.core.dissemination.plan import ORIGIN, Assignment
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.records import Payload
+from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.services.broadcast.relay import Patience, fetch_payload
+from antiphon.services.broadcast.relay_service import PIECE_BYTES, Arrivals, RelayService
+from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.rpc.serving import Security, open_channel, start_server, stop_server
+from antiphon.services.security.credentials import Credentials, needed_token_key
+from antiphon.services.security.guard import Guard
+from antiphon.system.clock import wall_clock
+from tests.support.loop_model import RUN_ID
+from tests.support.secured import House, make_house
+
+FROM_ORIGIN = Assignment((ORIGIN,), (), 1, 1e8)
+FROM_RELAY = Assignment(("relay", ORIGIN), (), 2, 1e8)
+
+
+def _in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class Holder:
+    """A store that is served."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = PayloadStore(folder)
+        self.arrivals = Arrivals()
+        self.service = RelayService(self.store, self.arrivals, stall_s=20.0)
+
+    async def fetch(
+        self, payload: Payload, assignment: Assignment, **sources: list[BroadcastClient]
+    ) -> object:
+        named = {name.removeprefix("origin"): lanes for name, lanes in sources.items()}
+        incoming = self.store.receive(payload)
+        self.arrivals.notify(payload.digest)
+        found = await fetch_payload(
+            incoming, named, assignment, self.arrivals, {}, Patience(10.0, give_up_s=20.0)
+        )
+        incoming.finish()
+        return found
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    return make_house(tmp_path_factory.mktemp("keys"))
+
+
+@asynccontextmanager
+async def _served(holder: Holder, house: House, lanes: int) -> AsyncIterator[list[BroadcastClient]]:
+    """Serve a holder; yield a worker's connections to it."""
+    credentials = house.services
+    guard = Guard(needed_token_key(credentials), RUN_ID, wall_clock, asyncio.get_running_loop().time)
+    server, port = await start_server(
+        "127.0.0.1",
+        0,
+        lambda server: register_broadcast(server, holder.service),
+        [SERVICE_NAME],
+        Security(credentials, guard),
+    )
+    mine: Credentials = house.worker("w")
+    channels = [open_channel(f"127.0.0.1:{port}", mine, own_connection=True) for _ in range(lanes)]
+    clients = [BroadcastClient("", channel=channel) for channel in channels]
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            await client.close()
+        await stop_server(server, grace_s=0.1)
+
+
+def _publish(holder: Holder, size: int, chunk_bytes: int) -> tuple[Payload, bytes]:
+    body = np.random.default_rng(size).bytes(size)
+    outgoing = holder.store.make(chunk_bytes)
+    outgoing.write(body)
+    return outgoing.finish(), body
+
+
+@_in_loop
+async def test_a_relay_hands_on_what_it_is_still_receiving_in_pieces_over_several_streams(
+    tmp_path: Path, house: House
+) -> None:
+    origin, relay, leaf = (Holder(tmp_path / name) for name in ("origin", "relay", "leaf"))
+    payload, body = _publish(origin, 3 * PIECE_BYTES * 5 + 11, 3 * PIECE_BYTES)
+    async with _served(origin, house, 3) as to_origin, _served(relay, house, 3) as to_relay:
+        last = asyncio.create_task(leaf.fetch(payload, FROM_RELAY, origin=to_origin, relay=to_relay))
+        await relay.fetch(payload, FROM_ORIGIN, origin=to_origin)
+        delivery = await last
+    assert bytes(leaf.store.map(payload.digest)) == body
+    assert delivery.bytes_from == {"relay": len(body)}
+    assert not delivery.stalled and not delivery.duplicate_bytes
+
+
+@_in_loop
+async def test_holders_say_which_chunks_they_have(tmp_path: Path, house: House) -> None:
+    origin, part = Holder(tmp_path / "origin"), Holder(tmp_path / "part")
+    payload, body = _publish(origin, 1100, 100)
+    incoming = part.store.receive(payload)
+    for index in (0, 3, 10):
+        incoming.write(index, body[index * 100 : index * 100 + 100])
+    async with _served(origin, house, 1) as to_origin, _served(part, house, 1) as to_part:
+        assert (await to_origin[0].held(payload.digest)).all()
+        assert np.flatnonzero(await to_part[0].held(payload.digest)).tolist() == [0, 3, 10]
+        assert len(await to_part[0].held("0" * 64)) == 0
+
+
+@_in_loop
+async def test_a_holder_whose_file_was_altered_is_named_and_another_one_is_asked(
+    tmp_path: Path, house: House
+) -> None:
+    origin, relay, leaf = (Holder(tmp_path / name) for name in ("origin", "relay", "leaf"))
+    payload, body = _publish(origin, 5000, 500)
+    bad, _ = _publish(relay, 5000, 500)
+    spoiled = bytearray(body)
+    spoiled[2600] ^= 1
+    path = relay.store.path(bad.digest)
+    path.chmod(0o644)
+    path.write_bytes(spoiled)
+    async with _served(origin, house, 1) as to_origin, _served(relay, house, 1) as to_relay:
+        delivery = await leaf.fetch(payload, FROM_RELAY, origin=to_origin, relay=to_relay)
+        assert list(delivery.culprits) == ["relay"]
+        assert "chunk 5" in delivery.culprits["relay"] and "altered" in delivery.culprits["relay"]
+        assert bytes(leaf.store.map(payload.digest)) == body
+        only = Holder(tmp_path / "only")
+        with pytest.raises(
+            IntegrityError, match=r"5 chunks of payload .* have no source left: the origin sent"
+        ):
+            alone = Assignment((ORIGIN,), (), 1, 1e8)
+            await only.fetch(payload, alone, origin=to_relay)
+
+
+@_in_loop
+async def test_nobody_there_is_said_after_the_patience_and_what_came_stays(tmp_path: Path) -> None:
+    holder = Holder(tmp_path / "worker")
+    payload, body = _publish(Holder(tmp_path / "origin"), 1000, 100)
+    incoming = holder.store.receive(payload)
+    incoming.write(4, body[400:500])
+    nobody = BroadcastClient("127.0.0.1:9")
+    with pytest.raises(
+        UnavailableError, match=r"9 of 10 chunks .* nothing came for 0.3 s from any of the origin"
+    ):
+        await fetch_payload(
+            incoming, {ORIGIN: [nobody]}, FROM_ORIGIN, holder.arrivals, {}, Patience(0.1, give_up_s=0.3)
+        )
+    await nobody.close()
+    assert holder.store.receive(payload).missing() == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+
+
+def test_payloads_that_peers_only_ask_for_take_no_memory() -> None:
+    arrivals = Arrivals()
+
+    async def body() -> None:
+        asked = [arrivals.wait(f"{number:064x}", 0.01) for number in range(100)]
+        assert not any(await asyncio.gather(*asked))
+        late = asyncio.create_task(arrivals.wait("a" * 64, 60.0))
+        await asyncio.sleep(0)
+        arrivals.notify("a" * 64)
+        assert await late
+
+    asyncio.run(body())
+    assert not vars(arrivals)["_waiting"] and not vars(arrivals)["_count"]

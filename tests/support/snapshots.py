@@ -1,0 +1,36 @@
+"""Snapshots for tests: tensors written into a store and listed there, as a publisher does it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from antiphon.core.records import SnapshotManifest
+from antiphon.services.broadcast.api import Place
+from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
+
+
+def publish(
+    store: PayloadStore,
+    tensors: Mapping[str, torch.Tensor],
+    version: int = 1,
+    *,
+    run_id: str = "run",
+    chunk_bytes: int | None = None,
+    origin: str = "127.0.0.1:1",
+) -> SnapshotManifest:
+    """Write a version and list it; return its manifest, which nobody signed."""
+    manifest = write_snapshot(store, run_id, version, weights_of(tensors), chunk_bytes)
+    manifest = replace(manifest, origin=origin)
+    store.put_manifest(manifest)
+    return manifest
+
+
+class FarService(BroadcastService):
+    """Serves a store whose files no receiver can reach."""
+
+    async def where(self) -> Place:
+        return Place(Path(), "")
