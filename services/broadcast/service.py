@@ -102,7 +102,24 @@ async def fetch_snapshot(
     timeout_s: float,
     arrived: Callable[[int], None] = lambda length: None,
 ) -> None:
-    """Bring the policy file of a snapshot into `store`: by a link where the source is on this machine.
+    """Bring the policy file of a snapshot into `store`, as `fetch_payload_from` does.
+
+    Raises:
+        IntegrityError: when the manifest is not sound, besides.
+    """
+    check_manifest(manifest)
+    await fetch_payload_from(manifest, full_payload(manifest), source, store, timeout_s, arrived)
+
+
+async def fetch_payload_from(
+    manifest: SnapshotManifest,
+    payload: Payload,
+    source: Broadcast,
+    store: PayloadStore,
+    timeout_s: float,
+    arrived: Callable[[int], None] = lambda length: None,
+) -> None:
+    """Bring a payload of a snapshot into `store`: by a link where the source is on this machine.
 
     Chunks already held are not fetched. On any error what has arrived stays, so the next call
     continues from there.
@@ -111,12 +128,10 @@ async def fetch_snapshot(
     called with the bytes of each chunk.
 
     Raises:
-        IntegrityError: when the manifest is not sound, or a chunk came altered, truncated,
-            oversized or out of turn twice; it names the chunk.
+        IntegrityError: when a chunk came altered, truncated, oversized or out of turn twice; it names
+            the chunk.
         UnavailableError: when the source went away or nothing arrived in time, or the disk is full.
     """
-    check_manifest(manifest)
-    payload = full_payload(manifest)
     if store.has(payload.digest):
         return
     if await _adopted(payload, await source.where(), store):

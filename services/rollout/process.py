@@ -3,25 +3,21 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
-from antiphon.core.records import SnapshotManifest
 from antiphon.core.sampling_config import decide_rule
 from antiphon.lineage.documents.manifest import hardware, library_versions
 from antiphon.models.codec import model_folder, resolve_model_path
 from antiphon.models.directory import lacks_weights
-from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
-from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.broadcast.payload_store import PAYLOADS
 from antiphon.services.coordinator.api import Coordinator, KitPart, WorkerWelcome
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import Engine
@@ -29,6 +25,7 @@ from antiphon.services.rollout.engine.environment import EngineSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.services.rollout.prepare import Prepare
+from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rollout.worker_kit import fetch_kit
@@ -40,43 +37,6 @@ if TYPE_CHECKING:
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
 _log = structlog.get_logger(__name__)
-
-
-class SnapshotSource(WeightSource):
-    """Snapshots from the origin that each manifest names, kept in one payload store."""
-
-    def __init__(self, root: Path, config: RunConfig, credentials: Credentials | None = None) -> None:
-        """Keep payloads in `root`, with the time limits of `config`; show `credentials` to origins."""
-        self._credentials = credentials
-        self._store = PayloadStore(root)
-        self._store.remove_leftovers()
-        self._timeout_s = config.broadcast.transfer_timeout_s
-        self.bytes_fetched = 0
-
-    async def fetch(self, manifest: SnapshotManifest) -> None:
-        origin = BroadcastClient(
-            manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
-        )
-        try:
-            await fetch_snapshot(manifest, origin, self._store, self._timeout_s, self._arrived)
-        finally:
-            await origin.close()
-
-    def _arrived(self, length: int) -> None:
-        self.bytes_fetched += length
-
-    def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
-        # torch, after the engine set it up
-        from antiphon.services.broadcast.verified_weights import open_snapshot
-
-        try:
-            return open_snapshot(manifest, self._store)
-        except IntegrityError:
-            self._store.drop(full_payload(manifest).digest)  # so that it is fetched again
-            raise
-
-    def prune(self, kept: Sequence[SnapshotManifest]) -> None:
-        self._store.prune(kept)
 
 
 def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:

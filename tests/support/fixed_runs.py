@@ -36,7 +36,8 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.reward.service import RewardService
 from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.engine.vllm_engine import VllmEngine
-from antiphon.services.rollout.process import SnapshotSource, engine_settings
+from antiphon.services.rollout.process import engine_settings
+from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rpc.serving import start_server, stop_server
 

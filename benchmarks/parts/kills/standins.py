@@ -33,7 +33,7 @@ from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.engine.api import EngineOutput
-from antiphon.services.rollout.process import SnapshotSource
+from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.simulator.standins.training import ArithmeticPublisher

@@ -16,7 +16,8 @@ from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.snapshot import weights_digest
 from antiphon.services.rollout.engine import environment
-from antiphon.services.rollout.process import SnapshotSource, engine_settings
+from antiphon.services.rollout.process import engine_settings
+from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rpc.serving import start_server, stop_server
 from tests.support import snapshots
 
