@@ -72,6 +72,7 @@ class Watchdog:
             message_s: the same of everything else, such as taking in weights.
         """
         self._step_s, self._message_s = step_s, max(step_s, message_s)
+        self._set_timer()  # here: the thread may not get its first turn
         self._thread = threading.Thread(target=self._watch, name="engine-watchdog", daemon=True)
         self._thread.start()
 
@@ -110,13 +111,17 @@ class Watchdog:
                 looked = now
                 if command is None or command is not seen:
                     seen, waited_s = command, 0.0
-                no_turn_s = 2 * self.limit_s(is_step=True) + LEAVE_S
-                faulthandler.dump_traceback_later(no_turn_s, exit=True, file=STDERR)
+                self._set_timer()
                 if command is not None and waited_s >= self.limit_s(command.is_step):
                     self._give_up(command, waited_s)
                     return
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+    def _set_timer(self) -> None:
+        """Have the interpreter's timer end the process, unless this is called again in time."""
+        no_turn_s = 2 * self.limit_s(is_step=True) + LEAVE_S
+        faulthandler.dump_traceback_later(no_turn_s, exit=True, file=STDERR)
 
     def _give_up(self, command: _Command, waited_s: float) -> None:
         what = "a step" if command.is_step else "a change of weights or requests"

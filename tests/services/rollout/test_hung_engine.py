@@ -130,6 +130,20 @@ def test_a_process_ends_even_when_no_thread_of_it_gets_a_turn(tmp_path: Path) ->
     asyncio.run(run())
 
 
+def test_a_process_ends_even_when_it_hangs_before_the_watchdog_had_a_turn() -> None:
+    program = (
+        "import ctypes\n"
+        "from antiphon.services.rollout.engine import watchdog\n"
+        "watchdog.LEAVE_S = 0.1\n"
+        "watchdog.Watchdog().arm(0.05, 0.05)\n"
+        "ctypes.PyDLL(None).sleep(10_000)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S, cwd=PROJECT
+    )
+    assert ended.returncode == 1 and "Timeout" in ended.stderr, ended.stderr
+
+
 def test_sigterm_ends_a_process_whose_engine_hangs(tmp_path: Path) -> None:
     async def run() -> None:
         async with hanging(configured(grace_s=1.0), tmp_path) as (site, child):
