@@ -3,11 +3,14 @@
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from antiphon.benchmarks.parts.measure import count_groups, run_module
+from antiphon.benchmarks.parts.measure import count_groups, run_module, wait_for_orphans
 
 BURN_S = 0.3
 FAMILY = f"""\
@@ -38,6 +41,17 @@ def test_the_cpu_time_of_every_process_counts(tmp_path: Path, monkeypatch: pytes
     job = run_module(tmp_path, ["family"], "family", 60.0, tmp_path)
     assert job.cpu_s >= 4 * BURN_S, "one of four processes is not counted"
     assert run_module(tmp_path, ["this"], "little", 60.0, tmp_path).cpu_s < job.cpu_s
+
+
+def test_a_child_that_ends_while_it_is_looked_at_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not waited for
+    monkeypatch.setattr(psutil.Process, "status", lambda process: psutil.STATUS_RUNNING)
+    wait_for_orphans(tmp_path, "little")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
 
 
 def test_groups_are_counted_from_the_journal(tmp_path: Path) -> None:
