@@ -47,8 +47,20 @@ def pytest_report_header() -> str:
     return f"antiphon: ANTIPHON_TEST_SEED={SEED}; hypothesis {chance}; ANTIPHON_CI={int(IN_CI)}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order tests by folder, quick ones first; within a folder the longest files, then as collected."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked `long` too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order tests by folder, quick ones first; within a folder the longest files, then as collected.
+
+    Those marked `long` are left out unless they were asked for.
+    """
+    everything = [Path(word).resolve() for word in config.args] == [Path(__file__).parent]
+    if everything and not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     tests = Path(__file__).parent
 
     def rank(item: pytest.Item) -> tuple[int, int]:

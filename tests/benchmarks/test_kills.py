@@ -30,6 +30,7 @@ def test_processes_killed_at_fail_points_and_from_outside_lose_nothing(test_seed
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_clocks_that_are_hours_wrong_and_jump_change_nothing(tmp_path: Path, test_seed: int) -> None:
     rng, config = np.random.default_rng(test_seed), make_config("fixed", 4)
     calm, skewed = tmp_path / "calm", tmp_path / "skewed"

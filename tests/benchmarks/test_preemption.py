@@ -93,6 +93,7 @@ def test_a_step_that_is_late_at_the_end_counts_as_late() -> None:
     assert steps_per_hour(commits, 100.0, 3200.0) == pytest.approx(36.0 * 900 / 2700)
 
 
+@pytest.mark.long
 def test_demand_is_what_the_undisturbed_fleet_supplies() -> None:
     site = Site(workers=4)
     found = simulate_fleet(site, schedule.undisturbed(4), 3 * HOUR, seed=0)
@@ -100,6 +101,7 @@ def test_demand_is_what_the_undisturbed_fleet_supplies() -> None:
     assert found.steps_per_hour == pytest.approx(HOUR / site.train_s, rel=0.05)
 
 
+@pytest.mark.long
 def test_hand_over_saves_what_lost_workers_had_sampled() -> None:
     stays = schedule.at_one_moment(4, HOUR / 2, 0.5, 300.0)
     preempted = {True: 0.0, False: 0.0}
@@ -120,6 +122,7 @@ def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_fleet() -> None:
     assert found.steps_per_hour > 0.9 * HOUR / site.train_s
 
 
+@pytest.mark.long
 def test_the_bar_fails_without_headroom_and_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--workers", "4", "--hours", "3", "--seeds", "1", "--one-case"]
     worse = ["--headroom", "0", "--no-replacement", "--share", "0.9"]

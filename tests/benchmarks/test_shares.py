@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from antiphon.benchmarks.parts.measure import PROJECT
 
 DEADLINE_S = 240.0
@@ -24,6 +26,7 @@ def printed(*command: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_the_coordinator_answers_many_clients_and_none_wrongly() -> None:
     found = printed(
         *("benchmarks/coordinator.py", "--clients", "16", "--seconds", "3", "--idle", "100", "--no-postgres"),
@@ -42,6 +45,7 @@ def test_schedules_of_faults_break_nothing(test_seed: int) -> None:
     assert found["events_per_s"] > 0 and found["restarts"] > 0
 
 
+@pytest.mark.long
 def test_parties_that_only_want_to_cost_something_bar_no_honest_worker() -> None:
     words = ("--pairs", "1", "--seconds", "3", "--connections", "20", "--requests", "50")
     found = printed("benchmarks/exhaustion.py", *words)

@@ -91,6 +91,7 @@ def test_repro_twice_gives_the_same_metrics_and_keeps_both_ledgers(checkout: Pat
     assert not [line for line in changes(checkout) if "ledger" in line], "a run changed what git sees"
 
 
+@pytest.mark.long
 def test_the_guide_goes_on_from_there(checkout: Path) -> None:
     """A variant, its comparison, and the audit, as docs/guides/reproduce.md gives them."""
     activate, *twice = commands_of_the_guide()[:3]

@@ -193,6 +193,7 @@ def record(
 
 
 @pytest.mark.parametrize(("mode", "running"), [("elastic", True), ("fixed", False)])
+@pytest.mark.long
 def test_a_run_whose_batch_cannot_be_trained_ends_well_once_it_is_voided(
     mode: str,
     running: bool,

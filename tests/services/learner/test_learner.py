@@ -916,16 +916,17 @@ def test_completions_that_were_cut_off_or_not_scored_are_in_neither_update_nor_d
 @pytest.mark.parametrize("stage", range(4))
 def test_bfloat16_gradients_are_summed_in_float32(model_path: Path, stage: int) -> None:
     """A sum in bfloat16 stands still once it is 256 times as large as what is added."""
+    count = 384
     config = make_config(model_path, learner__zero_stage=stage, learner__dtype="bfloat16")
     engine = DeepSpeedEngine(config)
-    batches = make_micro_batches(make_rows(0, advantage=1.0)[:1], 0, 64) * 1024
+    batches = make_micro_batches(make_rows(0, advantage=1.0)[:1], 0, 64) * count
     try:
-        engine.sum_gradients(batches[:1], UpdateTotals(1024, 1024.0))
+        engine.sum_gradients(batches[:1], UpdateTotals(count, float(count)))
         once = {name: gradient.double() for name, gradient in engine.gradients().items()}
-        engine.sum_gradients(batches[1:], UpdateTotals(1024, 1024.0))
+        engine.sum_gradients(batches[1:], UpdateTotals(count, float(count)))
         for name, gradient in engine.gradients().items():
             assert gradient.dtype == torch.float32
-            torch.testing.assert_close(gradient.double(), 1024 * once[name], rtol=1e-4, atol=0.0)
+            torch.testing.assert_close(gradient.double(), count * once[name], rtol=1e-4, atol=0.0)
     finally:
         engine.close()
 
