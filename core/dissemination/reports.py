@@ -3,6 +3,7 @@
 A worker may say anything: numbers, names and lists are bounded before anything is kept of them.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -19,6 +20,7 @@ MOST_DELIVERIES = 16
 LONGEST_TEXT = 300
 """Characters of a name, or of what a source did."""
 MOST_NUMBER = 1e15
+_ADDRESS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ def check_report(report: NetworkReport) -> None:
             _number(name, getattr(delivery, name))
         for name in ("bytes_from", "best_bytes_per_s", "culprits"):
             _short(name, getattr(delivery, name))
+
+
+def check_address(address: str) -> None:
+    """Look whether others could be sent to an address.
+
+    Raises:
+        ContractError: when it is not HOST:PORT.
+    """
+    if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 1 << 16:
+        raise ContractError(f"relay address {address[:80]!r} is not HOST:PORT; give it as others dial it")
 
 
 def _number(field_name: str, value: float) -> None:
