@@ -1,15 +1,15 @@
 """Snapshot source: where a worker's weights come from, and where it keeps them."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.manifest import check_manifest, full_payload
 from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.transport import OriginTransport, Transport
+from antiphon.services.broadcast.transport import Connections, RelayTransport, Transport
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.security.credentials import Credentials
 
@@ -19,17 +19,22 @@ class SnapshotSource(WeightSource):
 
     def __init__(
         self,
-        root: Path,
+        store: PayloadStore,
         config: RunConfig,
         credentials: Credentials | None = None,
         transport: Transport | None = None,
+        network: NetworkLog | None = None,
     ) -> None:
-        """Keep payloads in `root`; without a `transport` they come from the origin of each manifest."""
-        self._store = PayloadStore(root)
+        """Keep payloads in `store`; without a `transport` they come from the origin of each manifest.
+
+        `network` gets what is measured; the transport writes it too.
+        """
+        self._store = store
         self._store.remove_leftovers()
-        self._transport = transport or OriginTransport(
-            self._store, config.broadcast.transfer_timeout_s, credentials
-        )
+        self.network = network or NetworkLog()
+        timeout_s = config.broadcast.transfer_timeout_s
+        connect = Connections(config.broadcast.streams, timeout_s, credentials)
+        self._transport = transport or RelayTransport(store, connect, timeout_s, network=self.network)
         self.bytes_fetched = 0
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
@@ -48,6 +53,10 @@ class SnapshotSource(WeightSource):
         except IntegrityError:
             self._store.drop(full_payload(manifest).digest)  # so that it is fetched again
             raise
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await self._transport.close()
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
         self._store.prune(kept)

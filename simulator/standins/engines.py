@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
@@ -23,8 +24,8 @@ from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
 from antiphon.services.broadcast.api import Broadcast, Place
 from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.broadcast.manifest import check_manifest, full_payload
+from antiphon.services.broadcast.transport import RelayTransport
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.driver import LoadReport
 from antiphon.simulator.standins import arithmetic
@@ -284,12 +285,16 @@ class SnapshotSource:
         self._payloads = payloads
         self._timeout_s = timeout_s
         self.bytes_fetched = 0
+        self.network = NetworkLog()
+        self._transport = RelayTransport(payloads, self._connect, timeout_s, network=self.network)
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        channel = self._channel_to(manifest.origin)
-        origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
-        link = _Link(origin, self._chunk_s, self._alters)
-        await fetch_snapshot(manifest, link, self._payloads, self._timeout_s, self._arrived)
+        check_manifest(manifest)
+        await self._transport.fetch(manifest, full_payload(manifest), self._arrived)
+
+    def _connect(self, address: str) -> Sequence[Broadcast]:
+        origin = BroadcastClient(address, self._timeout_s, channel=self._channel_to(address))
+        return [_Link(origin, self._chunk_s, self._alters)]
 
     def _arrived(self, length: int) -> None:
         self.bytes_fetched += length
