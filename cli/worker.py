@@ -1,4 +1,4 @@
-"""worker: join a run from this machine with one command; it dials out, and serves weights where it may."""
+"""worker: join a run from this machine with one command; it dials out, and may hand weights on."""
 
 import os
 import re
@@ -39,8 +39,8 @@ def worker(
         ready_file: file that gets {"pid", "port"} once the worker can sample.
         credentials: folder with the worker's certificate and token; by default ANTIPHON_CREDENTIALS, else
             that of the run which --run names, where it runs on this machine and is yours.
-        relay_address: HOST:PORT at which other workers reach this one and take weights from it; it listens on
-            PORT. The credentials must name HOST (`antiphon certs --relay-host`). By default it serves nothing.
+        relay_address: HOST:PORT at which other workers reach this one and take weights from it; it listens
+            on PORT. The credentials must name HOST (`antiphon certs --relay-host`). By default none does.
     """
     check_address(coordinator, "--coordinator")
     if relay_address:

@@ -221,7 +221,7 @@ async def serve_worker(
         IntegrityError: when weights do not match their digest.
     """
     store, network = PayloadStore(work_dir / PAYLOADS), NetworkLog()
-    relay = WorkerRelay(store, relay_address, credentials)
+    relay, opened = WorkerRelay(store, relay_address, credentials), contextlib.AsyncExitStack()
     coordinator = coordinator or CoordinatorClient(coordinator_address, credentials=credentials)
     learner_key = None if credentials is None else credentials.learner_key
     loop = asyncio.get_running_loop()
@@ -258,6 +258,7 @@ async def serve_worker(
             ask_plan=ask_plan,
             seed=crc32(worker_name.encode()),
         )
+        opened.push_async_callback(transport.close)
         return SnapshotSource(store, config, credentials, transport, network)
 
     worker = RolloutWorker(
@@ -278,5 +279,6 @@ async def serve_worker(
         await worker.run(ready)
     finally:
         watchdog.disarm()
+        await opened.aclose()
         await relay.stop()
         await coordinator.close()

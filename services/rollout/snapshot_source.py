@@ -54,9 +54,5 @@ class SnapshotSource(WeightSource):
             self._store.drop(full_payload(manifest).digest)  # so that it is fetched again
             raise
 
-    async def close(self) -> None:
-        """Let go of connections."""
-        await self._transport.close()
-
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
         self._store.prune(kept)

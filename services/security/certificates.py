@@ -90,7 +90,7 @@ def issue(authority: Path, bundle: Path, name: str, hosts: Sequence[str], days: 
 
 
 def hosts_of(certificate: bytes) -> list[str]:
-    """Return the names and addresses that a certificate (PEM) allows to be dialled as; none for a caller's."""
+    """Return the names and addresses under which a certificate (PEM) may serve; none for a caller's."""
     try:
         found = x509.load_pem_x509_certificate(certificate).extensions
         purposes = found.get_extension_for_class(x509.ExtendedKeyUsage).value

@@ -25,7 +25,8 @@ from antiphon.environments.environment import Problem
 from antiphon.services.broadcast.api import Broadcast, Place
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.manifest import check_manifest, full_payload
-from antiphon.services.broadcast.transport import RelayTransport
+from antiphon.services.broadcast.relay_service import Arrivals
+from antiphon.services.broadcast.transport import AskPlan, RelayTransport
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.driver import LoadReport
 from antiphon.simulator.standins import arithmetic
@@ -274,10 +275,13 @@ class SnapshotSource:
         timeout_s: float,
         chunk_s: Callable[[], float],
         alters: Callable[[], bool],
+        arrivals: Arrivals,
+        ask_plan: AskPlan,
     ) -> None:
         """Give up a transfer that brings nothing for `timeout_s`.
 
-        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes.
+        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes; `arrivals` is
+        of who serves `payloads`, and `ask_plan` says whom to fetch from.
         """
         self._alters = alters
         self._channel_to = channel_to
@@ -286,7 +290,14 @@ class SnapshotSource:
         self._timeout_s = timeout_s
         self.bytes_fetched = 0
         self.network = NetworkLog()
-        self._transport = RelayTransport(payloads, self._connect, timeout_s, network=self.network)
+        self._transport = RelayTransport(
+            payloads,
+            self._connect,
+            timeout_s,
+            arrivals=arrivals,
+            network=self.network,
+            ask_plan=ask_plan,
+        )
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         check_manifest(manifest)
