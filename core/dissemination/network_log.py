@@ -60,9 +60,9 @@ class NetworkLog:
             best_bytes_per_s=_few({**known.best_bytes_per_s, **rates}),
             culprits=_few({**known.culprits, **_short(culprits)}),
         )
-        if seconds > 0 and sum(bytes_from.values()):
-            rate = sum(bytes_from.values()) / seconds
-            self._down_bytes_per_s = max(self._down_bytes_per_s, rate)
+        came = sum(bytes_from.values())
+        if seconds > 0 and came:
+            self._down_bytes_per_s = max(self._down_bytes_per_s, came / seconds)
         for old in list(self._deliveries)[:-MOST_WAITING]:
             del self._deliveries[old]
 
