@@ -134,7 +134,7 @@ async def fetch_payload_from(
     """
     if store.has(payload.digest):
         return
-    if await _adopted(payload, await source.where(), store):
+    if await adopt_from(source, payload, store):
         arrived(payload.payload_bytes)
         return
     incoming = await asyncio.to_thread(store.receive, payload)
@@ -156,8 +156,9 @@ async def fetch_payload_from(
     await asyncio.to_thread(incoming.finish)
 
 
-async def _adopted(payload: Payload, place: Place, store: PayloadStore) -> bool:
+async def adopt_from(source: Broadcast, payload: Payload, store: PayloadStore) -> bool:
     """Link a payload of a holder that shares this machine and may be read; False where there is none."""
+    place = await source.where()
 
     def adopt() -> bool:
         try:

@@ -4,18 +4,24 @@ Whoever decides which payloads are needed does not know the network, and a trans
 payload is for: it brings the chunks that are missing, each checked against the manifest.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Protocol
 
+from antiphon.core.errors import UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.service import fetch_payload_from
+from antiphon.services.broadcast.service import adopt_from, fetch_payload_from
 from antiphon.services.security.credentials import Credentials
 
 
 class Transport(Protocol):
     """Brings payloads into one store."""
+
+    async def link(self, manifest: SnapshotManifest, payload: Payload) -> bool:
+        """Take a payload of a holder on this machine without sending it; False where that cannot be."""
+        return False
 
     async def fetch(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
@@ -44,15 +50,34 @@ class OriginTransport(Transport):
         self._store = store
         self._timeout_s = timeout_s
         self._credentials = credentials
+        self._far: set[str] = set()
+        """Origins from which nothing could be linked."""
+
+    async def link(self, manifest: SnapshotManifest, payload: Payload) -> bool:
+        if manifest.origin in self._far:
+            return False
+        async with self._origin(manifest) as origin:
+            try:
+                linked = await adopt_from(origin, payload, self._store)
+            except UnavailableError:
+                return False  # whoever fetches will say it
+        if not linked:
+            self._far.add(manifest.origin)
+        return linked
 
     async def fetch(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
     ) -> None:
+        async with self._origin(manifest) as origin:
+            await fetch_payload_from(manifest, payload, origin, self._store, self._timeout_s, arrived)
+
+    @asynccontextmanager
+    async def _origin(self, manifest: SnapshotManifest) -> AsyncIterator[BroadcastClient]:
         origin = BroadcastClient(
             manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
         )
         try:
-            await fetch_payload_from(manifest, payload, origin, self._store, self._timeout_s, arrived)
+            yield origin
         finally:
             await origin.close()
 

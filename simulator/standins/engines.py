@@ -285,7 +285,7 @@ class SnapshotSource:
         self._timeout_s = timeout_s
         self.bytes_fetched = 0
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: object = None) -> None:
         channel = self._channel_to(manifest.origin)
         origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
         link = _Link(origin, self._chunk_s, self._alters)

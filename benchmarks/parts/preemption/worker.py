@@ -51,7 +51,7 @@ class NoWeights(WeightSource):
 
     bytes_fetched = 0
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: object = None) -> None:
         """Bring nothing."""
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
