@@ -1,4 +1,4 @@
-"""Patches are made of versions that are stored, once, before a version is announced; nothing fails for them."""
+"""Patches of a version are made once, before it is announced, and a version never fails for want of them."""
 
 from pathlib import Path
 
