@@ -7,7 +7,7 @@ weights: that is the same formula, since between snapshots every change is at le
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -87,7 +87,7 @@ def write_payloads(
     *,
     left_out: Callable[[int, int], None] = lambda parent, patch_bytes: None,
     written: Callable[[int], None] = lambda length: None,
-) -> Iterator[_P]:
+) -> Generator[_P, None, None]:
     """Write the payloads of a version that are worth their bytes, beside the raw full one; yield each.
 
     A patch is begun where its estimate is small enough, and discarded where the estimate was wrong.

@@ -7,7 +7,7 @@ others lead there too.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from antiphon.services.broadcast.manifest import check_manifest, full_payload
 from antiphon.services.broadcast.patch_payloads import restore_full, spare_threads
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.transport import OriginTransport, Transport
-from antiphon.services.rollout.weights import WeightSource
+from antiphon.services.rollout.weights import Find, WeightSource
 from antiphon.services.security.credentials import Credentials
 
 MOST_ASKED = 8
@@ -29,7 +29,8 @@ MOST_ASKED = 8
 _log = structlog.get_logger(__name__)
 
 
-async def _nothing(version: int) -> SnapshotManifest | None:
+async def no_manifest(version: int) -> SnapshotManifest | None:
+    """Know of no other version."""
     return None
 
 
@@ -56,11 +57,7 @@ class SnapshotSource(WeightSource):
         """What the transfer under way needs: nothing of it is pruned."""
         self.bytes_fetched = 0
 
-    async def fetch(
-        self,
-        manifest: SnapshotManifest,
-        find: Callable[[int], Awaitable[SnapshotManifest | None]] = _nothing,
-    ) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: Find = no_manifest) -> None:
         check_manifest(manifest)
         full = full_payload(manifest)
         if len(manifest.payloads) == 1 or self._store.has(full.digest):
@@ -74,9 +71,7 @@ class SnapshotSource(WeightSource):
     def _arrived(self, length: int) -> None:
         self.bytes_fetched += length
 
-    async def _take_cheapest(
-        self, manifest: SnapshotManifest, find: Callable[[int], Awaitable[SnapshotManifest | None]]
-    ) -> None:
+    async def _take_cheapest(self, manifest: SnapshotManifest, find: Find) -> None:
         """Bring a version here by the payloads with the fewest bytes, and by others where those fail."""
         known = await asyncio.to_thread(self._earlier, manifest)
         known[manifest.version] = manifest
@@ -113,7 +108,7 @@ class SnapshotSource(WeightSource):
         self,
         manifest: SnapshotManifest,
         known: dict[int, SnapshotManifest],
-        find: Callable[[int], Awaitable[SnapshotManifest | None]],
+        find: Find,
     ) -> None:
         """Add manifests of versions in between, where no patch of this one begins at a version held."""
         held = known.keys() - {manifest.version}

@@ -30,6 +30,8 @@ MOST_FAILING_PAUSE_S = 10.0
 """Longest pause between two attempts at a swap that fails; the first is MOST_PAUSE_S."""
 Delay = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""
+Find = Callable[[int], Awaitable[SnapshotManifest | None]]
+"""Returns the manifest of a version, None where there is none that can be believed."""
 
 _log = structlog.get_logger(__name__)
 
@@ -40,14 +42,12 @@ class WeightSource(Protocol):
     bytes_fetched: int
     """Bytes of chunks that arrived so far and were kept; it grows while a transfer runs."""
 
-    async def fetch(
-        self, manifest: SnapshotManifest, find: Callable[[int], Awaitable[SnapshotManifest | None]]
-    ) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: Find) -> None:
         """Bring a snapshot here, verified; continues where an earlier attempt stopped.
 
         Args:
             manifest: of the version.
-            find: returns the manifest of an earlier version, where it is still announced.
+            find: asked for earlier versions that a chain of patches may pass.
 
         Raises:
             UnavailableError: when the holder of the chunks does not answer.
