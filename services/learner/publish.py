@@ -12,8 +12,8 @@ from contextlib import closing
 
 import structlog
 
+from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.broadcast.patches import MOST_SHARE
-from antiphon.core.broadcast_config import BroadcastSection
 from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
 from antiphon.services.broadcast.manifest import auto_chunk_bytes, full_payload

@@ -6,8 +6,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.broadcast.patches import MOST_SHARE
-from antiphon.core.broadcast_config import BroadcastSection
 from antiphon.core.errors import UnavailableError
 from antiphon.services.broadcast.manifest import check_manifest
 from antiphon.services.broadcast.patch_payloads import PayloadChoice
