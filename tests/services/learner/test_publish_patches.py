@@ -112,3 +112,22 @@ def test_a_full_payload_is_compressed_where_that_is_asked_for(tmp_path: Path) ->
     raw, packed = made.manifest(0, "host:1").payloads
     assert (packed.kind, packed.encoding) == ("full", "zstd")
     assert packed.payload_bytes < 0.8 * raw.payload_bytes
+
+
+def test_a_disk_that_fills_up_at_the_second_patch_leaves_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = publisher(PayloadStore(tmp_path))
+    for version in range(3):
+        write(made, version)
+    finish, finished = OutgoingPayload.finish, list[object]()
+
+    def finish_one(self: OutgoingPayload, **options: object) -> object:
+        if finished:
+            raise UnavailableError("no space left")
+        finished.append(finish(self, **options))  # type: ignore[arg-type]
+        return finished[0]
+
+    monkeypatch.setattr(OutgoingPayload, "finish", finish_one)
+    assert [payload.parent for payload in made.manifest(2, "host:1").payloads] == [None, 1]
+    assert len(list(tmp_path.glob("*.payload"))) == 4 and not list(tmp_path.glob(".*"))
