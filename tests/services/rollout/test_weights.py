@@ -51,7 +51,7 @@ class Announced:
 async def no_delay() -> None: ...
 
 
-def make_sync(source: Source, config: RunConfig) -> WeightSync:
+def make_sync(source: Source, config: RunConfig, learner_key: bytes = b"") -> WeightSync:
     source.sync = WeightSync(
         cast("Any", Announced()),
         cast("Any", source),
@@ -62,8 +62,18 @@ def make_sync(source: Source, config: RunConfig) -> WeightSync:
         Wakeup(),
         Wakeup(),
         no_delay,
+        learner_key,
     )
     return source.sync
+
+
+def test_a_manifest_between_that_nobody_signed_is_not_used() -> None:
+    async def act() -> None:
+        config = make_config(max_staleness=0)
+        assert await make_sync(Source(), config)._find(1) == light_manifest(1)
+        assert await make_sync(Source(), config, learner_key=bytes(32))._find(1) is None
+
+    asyncio.run(act())
 
 
 def test_a_snapshot_that_does_not_come_intact_is_told_until_it_does() -> None:
