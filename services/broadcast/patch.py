@@ -105,7 +105,7 @@ def apply_patch(
     parent: Buffer,
     patch: Buffer,
     tensors: Sequence[TensorEntry],
-    write: Callable[[Array], object],
+    write: Callable[[memoryview], object],
     *,
     parent_digest: str,
     result_digest: str,
@@ -143,7 +143,7 @@ def apply_patch(
 def decode_full(
     payload: Buffer,
     tensors: Sequence[TensorEntry],
-    write: Callable[[Array], object],
+    write: Callable[[memoryview], object],
     *,
     result_digest: str,
     threads: int = 1,
@@ -178,7 +178,7 @@ def _write(
 def _restore(
     header: PatchHeader,
     blocks: list[Block],
-    write: Callable[[Array], object],
+    write: Callable[[memoryview], object],
     result_digest: str,
     parent: Buffer | None,
     threads: int,
@@ -187,7 +187,7 @@ def _restore(
         raise IntegrityError(f"this payload makes {header.result}, but {result_digest} is wanted")
     with closing(in_order(partial(_restored, parent), blocks, threads)) as restored:
         for data in restored:
-            write(data)
+            write(data.data)
 
 
 def _patch_block(parent: Buffer, new: Buffer, span: Span) -> bytes:

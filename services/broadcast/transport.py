@@ -7,7 +7,6 @@ payload is for: it brings the chunks that are missing, each checked against the 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -41,6 +40,10 @@ _log = structlog.get_logger(__name__)
 
 class Transport(Protocol):
     """Brings payloads into one store."""
+
+    async def link(self, manifest: SnapshotManifest, payload: Payload) -> bool:
+        """Take a payload of a holder on this machine without sending it; False where that cannot be."""
+        return False
 
     async def fetch(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
@@ -128,38 +131,46 @@ class RelayTransport(Transport):
         self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
 
+    async def link(self, manifest: SnapshotManifest, payload: Payload) -> bool:
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
+        try:
+            place = await self._connect(manifest.origin)[0].where()
+        except UnavailableError as error:  # other holders may do without it
+            _log.warning("origin.away", origin=manifest.origin, reason=str(error))
+            return False
+        self._network.round_trip(clock() - begun_s)
+        if not await _adopted(payload, place, self._store):
+            return False
+        self._network.delivered(manifest.version, clock() - begun_s)
+        self._note(payload)
+        return True
+
     async def fetch(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
     ) -> None:
         if not self._store.has(payload.digest):
-            await self._bring(manifest, payload, arrived)
-        self._store.note(payload)  # a payload from before a restart is handed on too
-        held = (*(one for one in self._network.held if one != payload.digest), payload.digest)
-        self._network.held = tuple(one for one in held if self._store.has(one))
+            if await self.link(manifest, payload):
+                arrived(payload.payload_bytes)
+            else:
+                await self._bring(manifest, payload, arrived)
+        self._note(payload)
 
     async def close(self) -> None:
         if isinstance(self._connect, Connections):
             await self._connect.close()
 
+    def _note(self, payload: Payload) -> None:
+        """Remember that a payload is here, so that it is handed on, also after a restart."""
+        self._store.note(payload)
+        held = (*(one for one in self._network.held if one != payload.digest), payload.digest)
+        self._network.held = tuple(one for one in held if self._store.has(one))
+
     async def _bring(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
     ) -> None:
-        clock = asyncio.get_running_loop().time
-        begun_s = clock()
-        origin = self._connect(manifest.origin)
-        try:
-            place = await origin[0].where()
-        except UnavailableError as error:  # other holders may do without it
-            place = Place(Path(), "")
-            _log.warning("origin.away", origin=manifest.origin, reason=str(error))
-        else:
-            self._network.round_trip(clock() - begun_s)
-        if await _adopted(payload, place, self._store):
-            arrived(payload.payload_bytes)
-            self._network.delivered(manifest.version, clock() - begun_s)
-            return
         plan = await self._plan(manifest, payload)
-        sources = {ORIGIN: origin}
+        sources = {ORIGIN: self._connect(manifest.origin)}
         for name, address in plan.addresses.items():
             try:
                 sources[name] = self._connect(address)

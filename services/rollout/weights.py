@@ -31,6 +31,8 @@ MOST_FAILING_PAUSE_S = 10.0
 """Longest pause between two attempts at a swap that fails; the first is MOST_PAUSE_S."""
 Delay = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""
+Find = Callable[[int], Awaitable[SnapshotManifest | None]]
+"""Returns the manifest of a version, None where there is none that can be believed."""
 
 _log = structlog.get_logger(__name__)
 
@@ -47,8 +49,12 @@ class WeightSource(Protocol):
     network: NetworkLog
     """What was measured on the way."""
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified; continues where an earlier attempt stopped.
+    async def fetch(self, manifest: SnapshotManifest, find: Find) -> None:
+        """Bring a snapshot here, verified; continues where an earlier attempt stopped.
+
+        Args:
+            manifest: of the version.
+            find: asked for earlier versions that a chain of patches may pass.
 
         Raises:
             UnavailableError: when the holder of the chunks does not answer.
@@ -197,16 +203,21 @@ class WeightSync:
     async def _fetch(self, version: int) -> None:
         loop = asyncio.get_running_loop()
         patience, pause_s = Patience(loop.time()), 0.1
+        told: Failing | None = None
         patience.still_s(self._source.bytes_fetched, loop.time())
         while version == version_to_fetch(self._view()):
             self._arriving = None
             try:
                 manifest = self._arriving = await self._manifest(version)
-                await self._source.fetch(manifest)
+                await self._source.fetch(manifest, self._find)
             except (UnavailableError, IntegrityError) as error:
                 # A holder that restarts, moves or sends a damaged chunk is asked again; its
                 # manifest too, because the origin may have another address by now.
                 _log.warning("snapshot.unfetched", version=version, error=str(error))
+                if isinstance(error, IntegrityError) and self.failing is told:
+                    since_s = loop.time() if told is None else told.since_s
+                    told = Failing(since_s, f"version {version} was not fetched: {error}", pause_s)
+                    self.failing = told
                 still_s = patience.still_s(self._source.bytes_fetched, loop.time())
                 if still_s > self._stall_timeout_s:
                     raise
@@ -217,6 +228,8 @@ class WeightSync:
             else:
                 self._complete[version] = manifest
                 self._arriving = None
+                if self.failing is told:
+                    self.failing = None
                 _log.info("snapshot.fetched", version=version, bytes=manifest.full_bytes)
                 self._prune()
                 self._change.notify()
@@ -229,13 +242,27 @@ class WeightSync:
         )
         if manifest is None:
             raise UnavailableError(f"the coordinator has no manifest of version {version} yet")
+        self._check(manifest, version)
+        return manifest
+
+    async def _find(self, version: int) -> SnapshotManifest | None:
+        """Return the manifest of an earlier version, None where there is none that can be believed."""
+        try:
+            manifest = await self._coordinator.latest_manifest(version)
+            if manifest is not None:
+                self._check(manifest, version)
+        except (UnavailableError, IntegrityError) as error:
+            _log.warning("manifest.unusable", version=version, error=str(error))
+            return None
+        return manifest
+
+    def _check(self, manifest: SnapshotManifest, version: int) -> None:
         if manifest.run_id != self._run_id or manifest.version != version:
             raise ContractError(
                 f"asked for version {version} of run {self._run_id}, got a manifest of version "
                 f"{manifest.version} of run {manifest.run_id}; start the worker against its own run"
             )
         check_signature(manifest, self._learner_key)
-        return manifest
 
     async def _swap(self, version: int) -> None:
         await self._delay()

@@ -299,7 +299,7 @@ class SnapshotSource:
             ask_plan=ask_plan,
         )
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: object = None) -> None:
         check_manifest(manifest)
         await self._transport.fetch(manifest, full_payload(manifest), self._arrived)
 

@@ -55,7 +55,7 @@ class LightSource:
         self.arriving = 0
         """Bytes that come with each fetch, whole or not."""
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: object = None) -> None:
         await asyncio.sleep(0)
         self.bytes_fetched += self.arriving
         if self.failures:

@@ -53,7 +53,7 @@ class NoWeights(WeightSource):
     bytes_fetched = 0
     network = NetworkLog()
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: object = None) -> None:
         """Bring nothing."""
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+from antiphon.core.broadcast.patches import MOST_SHARE
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import TensorEntry
 from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
-from antiphon.services.broadcast.patch_payloads import FullWeights, estimated_patch_bytes, write_payloads
+from antiphon.services.broadcast.patch_payloads import (
+    FullWeights,
+    PayloadChoice,
+    estimated_patch_bytes,
+    write_payloads,
+)
 
 OLD, NEW, OTHER = "a" * 64, "b" * 64, "c" * 64
 COUNT = 100_000
@@ -166,16 +172,19 @@ def test_payloads_of_the_ladder_are_written_where_they_are_worth_it() -> None:
     elsewhere = version(2, weights(7))  # as after another training: everything differs
     stored = {1: version(1, one), 2: elsewhere, 3: version(3, three)}
     begun: list[Outgoing] = []
-    made = write_payloads(
-        lambda expected: Outgoing(begun),
-        new,
-        list(stored.values()),
-        TENSORS,
-        ladder=[1, 2, 3],
-        compress_full=True,
-        threads=2,
+    left_out: list[int] = []
+    choice = PayloadChoice(ladder=[1, 2, 3], most_share=MOST_SHARE, compress_full=True, threads=2)
+    made = list(
+        write_payloads(
+            lambda expected: Outgoing(begun),
+            new,
+            list(stored.values()),
+            TENSORS,
+            choice,
+            left_out=lambda parent, patch_bytes: left_out.append(parent),
+        )
     )
-    assert made == begun
+    assert made == begun and left_out == [2]
     kinds = [(payload.kind, payload.parent, payload.encoding) for payload in made]
     assert kinds == [("patch", 3, "zstd"), ("patch", 1, "zstd"), ("full", None, "zstd")]
     for payload in made:
@@ -193,9 +202,9 @@ def test_payloads_of_the_ladder_are_written_where_they_are_worth_it() -> None:
 def test_a_disk_that_is_full_leaves_no_payload() -> None:
     begun: list[Outgoing] = []
     before, after = version(1, weights()), version(2, changed(weights(), 0.01))
-    options = {"ladder": [1], "compress_full": False, "threads": 1}
+    choice = PayloadChoice(ladder=[1], most_share=MOST_SHARE, compress_full=False, threads=1)
     with pytest.raises(UnavailableError, match="no space left"):
-        write_payloads(lambda expected: Outgoing(begun, 500), after, [before], TENSORS, **options)
+        list(write_payloads(lambda expected: Outgoing(begun, 500), after, [before], TENSORS, choice))
     assert [payload.discarded for payload in begun] == [True]
 
 

@@ -1,6 +1,6 @@
 """Broadcast config: how weights come to the workers."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -8,6 +8,8 @@ from antiphon.core.config_sections import MOST_KEPT, YEAR_S, Section
 
 MOST_RUNGS = 16
 """A manifest lists each patch, and is sent to every worker."""
+
+Rung = Annotated[int, Field(ge=1, le=MOST_KEPT)]
 
 
 class BroadcastSection(Section):
@@ -35,7 +37,7 @@ class BroadcastSection(Section):
     """Snapshots also as changes of earlier ones. auto: where workers may sit on other machines
     (services.credentials) and a sample of the weights says that a patch takes less than half of a snapshot;
     on: wherever a patch is smaller than a snapshot; off: never."""
-    patch_ladder: tuple[int, ...] = (1, 2, 4, 8)
+    patch_ladder: tuple[Rung, ...] = (1, 2, 4, 8)
     """How many published versions back patches begin. Late workers need the longer ones; none is made from
     a version that broadcast.snapshots_kept has dropped."""
     compress_full: bool = False
@@ -47,11 +49,10 @@ class BroadcastSection(Section):
 
     @field_validator("patch_ladder")
     @classmethod
-    def _check_ladder(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        possible = {rung for rung in value if 0 < rung <= MOST_KEPT}
-        if len(value) > MOST_RUNGS or list(value) != sorted(possible):
+    def _check_ladder(cls, value: tuple[Rung, ...]) -> tuple[Rung, ...]:
+        if len(value) > MOST_RUNGS or list(value) != sorted(set(value)):
             raise ValueError(
                 f"broadcast.patch_ladder={list(value)} is no ladder: give at most {MOST_RUNGS} different "
-                f"numbers from 1 to {MOST_KEPT}, the smallest first, or broadcast.patches=off for none"
+                "numbers, the smallest first, or broadcast.patches=off for none"
             )
         return value
