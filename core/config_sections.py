@@ -268,24 +268,6 @@ class CoordinatorSection(Section):
         return value
 
 
-class BroadcastSection(Section):
-    """Weights on their way to the workers."""
-
-    chunk_bytes: int | None = Field(default=None, ge=1024, le=16 << 20)
-    """Bytes of one chunk; null: a power of two from 32 KiB to 16 MiB, 128 or more of a large snapshot."""
-    origin_port: int = Field(default=0, ge=0, le=65535)
-    """Port that the learner's payloads are served on; 0 picks a free one."""
-    uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
-    """Cap on what the origin sends, bytes per second; none by default."""
-    snapshots_kept: int = Field(default=8, ge=2, le=MOST_KEPT)
-    """Newest announced snapshots that the learner and each worker keep."""
-    transfer_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)
-    """Seconds without an arriving chunk after which a transfer is given up and tried again."""
-    quorum: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
-    before it counts as broadcast; 0: one worker that holds it is enough."""
-
-
 class RecordSection(Section):
     """What is kept of a run."""
 

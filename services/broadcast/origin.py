@@ -32,8 +32,10 @@ from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_
 
 PORT_FILE = "origin.json"
 """In the payload store: JSON {pid, port}, the learner's process and the port of its origin."""
-AGAIN_S = 1.0
-"""Pause before a process that died is started again."""
+AGAIN_S, MOST_AGAIN_S = 1.0, 30.0
+"""Pause before a process that died is started again: it doubles while starts fail or do not last."""
+LASTED_S = 60.0
+"""A process that lived so long did not die of its start."""
 LEAVE_S = 5.0
 """Longest wait for it to end when it is asked to."""
 
@@ -69,16 +71,21 @@ async def serving_origin(order: OriginOrder, credentials: Credentials | None) ->
 
     async def keep() -> None:
         nonlocal process
+        clock = asyncio.get_running_loop().time
+        started_s, pause_s = clock(), 0.0
         while True:
             status = await process.wait()
-            _log.warning("origin.died", status=status, port=port)
+            pause_s = next_pause_s(pause_s, clock() - started_s)
+            _log.warning("origin.died", status=status, port=port, again_s=pause_s)
             while True:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(pause_s)
                 try:
                     process, _ = await _start(replace(order, port=port), credentials)
+                    started_s = clock()
                     break
                 except UnavailableError as error:
-                    _log.warning("origin.not_back", reason=str(error))
+                    pause_s = next_pause_s(pause_s, 0.0)
+                    _log.warning("origin.not_back", reason=str(error), again_s=pause_s)
 
     keeping = asyncio.create_task(keep())
     try:
@@ -88,6 +95,11 @@ async def serving_origin(order: OriginOrder, credentials: Credentials | None) ->
         with contextlib.suppress(asyncio.CancelledError):
             await keeping
         await _end(process)
+
+
+def next_pause_s(before_s: float, lived_s: float) -> float:
+    """Return the pause before the next start, from the pause before the last one and how long that lived."""
+    return AGAIN_S if lived_s >= LASTED_S else min(max(AGAIN_S, 2 * before_s), MOST_AGAIN_S)
 
 
 def _last_port(known: Path, host: str) -> int:

@@ -80,11 +80,13 @@ class OutgoingPayload:
         kind: str = "full",
         parent: int | None = None,
         encoding: str = "raw",
+        digest: str = "",
     ) -> Payload:
         """Write the head, bring everything to the disk and give the payload its name.
 
         Raises:
             UnavailableError: when no space is left; nothing is left then.
+            IntegrityError: when `digest` is given and the payload has another one; nothing is left then.
         """
         assert len(head) == self._head_bytes
         try:
@@ -106,6 +108,9 @@ class OutgoingPayload:
                 self._chunk_bytes,
                 digests,
             )
+            if digest and payload.digest != digest:
+                self.discard()
+                raise IntegrityError(f"what was made is payload {payload.digest} instead of {digest}")
             os.fchmod(self._descriptor, _MODE)
             os.fdatasync(self._descriptor)
             self._named(self._path, payload)

@@ -1,15 +1,29 @@
 """Publish: the weights of a step become a snapshot before the step is committed.
 
 They go from the engine to the disk in one pass, so no copy of them waits in memory, and a learner
-that dies after a commit finds the committed version on its disk.
+that dies after a commit finds the committed version on its disk. Patches are made of that file before the
+version is announced, while the next step may train.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import closing
 
-from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.core.records import SnapshotManifest
+import structlog
+
+from antiphon.core.broadcast.config import BroadcastSection
+from antiphon.core.broadcast.patches import MOST_SHARE
+from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
+from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
+from antiphon.services.broadcast.manifest import auto_chunk_bytes, full_payload
+from antiphon.services.broadcast.patch_payloads import (
+    FullWeights,
+    PayloadChoice,
+    spare_threads,
+    stored_weights,
+    write_payloads,
+)
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.broadcast.snapshot import Weights, write_snapshot
@@ -17,6 +31,25 @@ from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.training import Publishing
 from antiphon.services.security.keys import SigningKey
 from antiphon.system.free_space import SpaceFloor
+
+_log = structlog.get_logger(__name__)
+
+
+def payload_choice(broadcast: BroadcastSection, remote: bool, busy_threads: int) -> PayloadChoice | None:
+    """Return which payloads a run makes beside the raw full one, or None.
+
+    Args:
+        broadcast: its configuration.
+        remote: whether workers may sit on other machines; those on this one link the full payload.
+        busy_threads: of this machine's, those that train meanwhile.
+    """
+    mode = broadcast.patches
+    if mode == "off" or (mode == "auto" and not remote):
+        return None
+    most_share = 1.0 if mode == "on" else MOST_SHARE
+    return PayloadChoice(
+        broadcast.patch_ladder, most_share, broadcast.compress_full, spare_threads(busy_threads)
+    )
 
 
 class SnapshotPublisher(Publishing):
@@ -30,11 +63,13 @@ class SnapshotPublisher(Publishing):
         snapshots_kept: int,
         signer: SigningKey | None = None,
         space: SpaceFloor | None = None,
+        choice: PayloadChoice | None = None,
     ) -> None:
         """Write into the origin's store, where the newest `snapshots_kept` announced versions stay.
 
         Chunks have `chunk_bytes`, or what suits the payload. Without a `signer` manifests are not signed.
-        No snapshot is begun below the floor of `space`.
+        No snapshot is begun below the floor of `space`. `choice` says what is made of a snapshot for
+        workers elsewhere.
         """
         self._run_id = run_id
         self._payloads = payloads
@@ -42,27 +77,90 @@ class SnapshotPublisher(Publishing):
         self._snapshots_kept = snapshots_kept
         self._signer = signer
         self._space = space
+        self._choice = choice
+        self._said_left_out = False
         self.progress = ProgressCounter()
 
     def digest(self, weights: Weights, done: Callable[[int], None]) -> str:
         return weights.digest(done)
 
     def write(self, version: int, weights: Weights, done: Callable[[int], None]) -> str:
-        if self._space is not None:
-            parameters = sum(math.prod(entry.shape) for entry in weights.entries)
-            self._space.check(version, sum(entry.length for entry in weights.entries), parameters)
+        self._check_space(version, weights.entries)
         manifest = write_snapshot(self._payloads, self._run_id, version, weights, self._chunk_bytes, done)
-        if self._signer is not None:
-            manifest = sign_manifest(manifest, self._signer)
-        self._payloads.put_manifest(manifest)
+        self._list(manifest)
         return manifest.weights_digest
 
     def manifest(self, version: int, origin: str) -> SnapshotManifest:
-        self._payloads.prune_announced(version, self._snapshots_kept)
         try:
+            manifest = self._payloads.manifest(version)
+            if self._choice is not None and len(manifest.payloads) == 1:
+                # Before old versions go: the oldest of them is the longest rung's parent.
+                self._add_payloads(manifest, self._choice)
+            self._payloads.prune_announced(version, self._snapshots_kept)
             return dataclasses.replace(self._payloads.manifest(version), origin=origin)
         except UnavailableError as error:
             raise ContractError(f"version {version} cannot be published: {error}") from None
 
     def stored(self) -> dict[int, str]:
         return self._payloads.weights()
+
+    def _list(self, manifest: SnapshotManifest) -> None:
+        if self._signer is not None:
+            manifest = sign_manifest(manifest, self._signer)
+        self._payloads.put_manifest(manifest)
+
+    def _check_space(self, version: int, entries: tuple[TensorEntry, ...]) -> None:
+        if self._space is not None:
+            parameters = sum(math.prod(entry.shape) for entry in entries)
+            self._space.check(version, sum(entry.length for entry in entries), parameters)
+
+    def _add_payloads(self, manifest: SnapshotManifest, choice: PayloadChoice) -> None:
+        """Make what the choice says of a version that was written, and list it with that.
+
+        Nothing is lost where that fails: the version has its full payload.
+        """
+        made: list[Payload] = []
+        try:
+            self._check_space(manifest.version, manifest.tensors)
+            payloads = write_payloads(
+                lambda length: self._payloads.make(self._chunk_bytes or auto_chunk_bytes(length)),
+                stored_weights(self._payloads, manifest),
+                self._earlier(manifest),
+                manifest.tensors,
+                choice,
+                left_out=lambda parent, length: self._say_left_out(manifest, parent, length),
+                written=self.progress.add,
+            )
+            with closing(payloads):
+                made.extend(payloads)
+        except AntiphonError as error:
+            _log.warning("patches.unmade", version=manifest.version, made=len(made), reason=str(error))
+        if not made:
+            return
+        try:
+            self._list(dataclasses.replace(manifest, payloads=(*manifest.payloads, *made)))
+        except UnavailableError as error:
+            _log.warning("patches.unlisted", version=manifest.version, reason=str(error))
+            for payload in made:
+                self._payloads.drop(payload.digest)
+            return
+        sizes = {payload.parent: payload.payload_bytes for payload in made}
+        _log.info("patches.made", version=manifest.version, bytes_by_parent=sizes)
+
+    def _earlier(self, manifest: SnapshotManifest) -> list[FullWeights]:
+        """Return earlier versions of the same tensors that are stored."""
+        found = []
+        for version in self._payloads.versions():
+            if version >= manifest.version:
+                continue
+            earlier = self._payloads.manifest(version)
+            if earlier.tensors == manifest.tensors and self._payloads.has(full_payload(earlier).digest):
+                found.append(stored_weights(self._payloads, earlier))
+        return found
+
+    def _say_left_out(self, manifest: SnapshotManifest, parent: int, length: int) -> None:
+        """Say once why patches are missing: the next versions are hardly other ones."""
+        if not self._said_left_out:
+            self._said_left_out = True
+            share = round(length / manifest.full_bytes, 3)
+            _log.info("patches.left_out", version=manifest.version, parent=parent, share_of_full=share)

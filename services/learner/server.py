@@ -70,18 +70,19 @@ def open_learner(
     coordinator: Coordinator,
     signer: SigningKey | None = None,
     audits: bool = False,
+    remote: bool = False,
 ) -> LearnerService:
     """Return the production learner of one run; its engine is made by `restore`.
 
     The batches are in `store`, checkpoints in a folder of `run_dir`; `payloads` is the origin's store. The
     `signer` signs manifests and the lists of checkpoint files, and a checkpoint that it did not sign is
     never opened; None signs nothing and believes every list. With `audits` the coordinator learns
-    whose logprobs differ from the learner's own.
+    whose logprobs differ from the learner's own. `remote`: workers may sit on other machines.
     """
     # torch and DeepSpeed: only for who trains with them
     from antiphon.services.learner.checkpoints import CheckpointStore
     from antiphon.services.learner.deepspeed_engine import pin_numerics
-    from antiphon.services.learner.publish import SnapshotPublisher
+    from antiphon.services.learner.publish import SnapshotPublisher, payload_choice
     from antiphon.services.learner.step import Trainer
     from antiphon.system.free_space import SpaceFloor
 
@@ -92,6 +93,7 @@ def open_learner(
         config.broadcast.snapshots_kept,
         signer,
         SpaceFloor(run_dir, config.record.free_bytes),
+        payload_choice(config.broadcast, remote, config.learner.threads),
     )
     checkpoints = CheckpointStore(run_dir / "checkpoints", config.learner.checkpoints_kept, signer)
     threads = config.learner.threads
@@ -136,10 +138,11 @@ async def serve_learner(
         IntegrityError: when repeated steps give other digests than the committed ones.
         UnavailableError: when the coordinator is away for longer than services.stall_timeout_s.
     """
-    audits = config.trust.audits == "all" or (config.trust.audits == "remote" and lets_others_in(credentials))
+    remote = lets_others_in(credentials)
+    audits = config.trust.audits == "all" or (config.trust.audits == "remote" and remote)
     if open_service is None:
         signer = signer or learner_signer(run_dir, None)
-        open_service = partial(open_learner, signer=signer, audits=audits)
+        open_service = partial(open_learner, signer=signer, audits=audits, remote=remote)
     leave = asyncio.Event()
     if stop is not None:
         stop.tell(leave.set)

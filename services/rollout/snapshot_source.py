@@ -1,17 +1,37 @@
-"""Snapshot source: where a worker's weights come from, and where it keeps them."""
+"""Snapshot source: where a worker's weights come from, and where it keeps them.
 
+Of all ways from the versions that are here to the one that is wanted it takes that of the fewest bytes: a
+patch, a chain of them, or a full payload. Whatever the way, the file that results has the digest which the
+version's manifest names. A payload that makes anything else is named in the log and not used again; the
+others lead there too.
+"""
+
+import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import structlog
+
+from antiphon.core.broadcast.patches import choose_payloads
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import IntegrityError
-from antiphon.core.records import SnapshotManifest
+from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.errors import IntegrityError, UnavailableError
+from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.manifest import check_manifest, full_payload
+from antiphon.services.broadcast.patch_payloads import restore_full, spare_threads
 from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.transport import OriginTransport, Transport
-from antiphon.services.rollout.weights import WeightSource
+from antiphon.services.broadcast.transport import Connections, RelayTransport, Transport
+from antiphon.services.rollout.weights import Find, WeightSource
 from antiphon.services.security.credentials import Credentials
+
+MOST_ASKED = 8
+"""Manifests of versions in between that are asked for at most, to find a chain of patches."""
+_log = structlog.get_logger(__name__)
+
+
+async def no_manifest(version: int) -> SnapshotManifest | None:
+    """Know of no other version."""
+    return None
 
 
 class SnapshotSource(WeightSource):
@@ -19,25 +39,140 @@ class SnapshotSource(WeightSource):
 
     def __init__(
         self,
-        root: Path,
+        store: PayloadStore,
         config: RunConfig,
         credentials: Credentials | None = None,
         transport: Transport | None = None,
+        network: NetworkLog | None = None,
     ) -> None:
-        """Keep payloads in `root`; without a `transport` they come from the origin of each manifest."""
-        self._store = PayloadStore(root)
+        """Keep payloads in `store`; without a `transport` they come from the origin of each manifest.
+
+        `network` gets what is measured; the transport writes it too.
+        """
+        self._store = store
         self._store.remove_leftovers()
-        self._transport = transport or OriginTransport(
-            self._store, config.broadcast.transfer_timeout_s, credentials
-        )
+        self.network = network or NetworkLog()
+        timeout_s = config.broadcast.transfer_timeout_s
+        connect = Connections(config.broadcast.streams, timeout_s, credentials)
+        self._transport = transport or RelayTransport(store, connect, timeout_s, network=self.network)
+        self._threads = spare_threads(config.rollout.threads)
+        self._refused: set[str] = set()
+        """Payloads that made something else than their manifest says."""
+        self._using: list[SnapshotManifest] = []
+        """What the transfer under way needs: nothing of it is pruned."""
         self.bytes_fetched = 0
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: Find = no_manifest) -> None:
         check_manifest(manifest)
-        await self._transport.fetch(manifest, full_payload(manifest), self._arrived)
+        full = full_payload(manifest)
+        if len(manifest.payloads) == 1 or self._store.has(full.digest):
+            await self._transport.fetch(manifest, full, self._arrived)
+        elif await self._transport.link(manifest, full):
+            self._arrived(full.payload_bytes)
+        else:
+            await self._take_cheapest(manifest, find)
+        await asyncio.to_thread(self._store.put_manifest, manifest)  # a parent, also after a restart
 
     def _arrived(self, length: int) -> None:
         self.bytes_fetched += length
+
+    async def _take_cheapest(self, manifest: SnapshotManifest, find: Find) -> None:
+        """Bring a version here by the payloads with the fewest bytes, and by others where those fail."""
+        known = await asyncio.to_thread(self._earlier, manifest)
+        known[manifest.version] = manifest
+        self._using = list(known.values())
+        aside: set[str] = set()
+        try:
+            await self._look_between(manifest, known, find)
+            self._using = list(known.values())
+            while not self._store.has(full_payload(manifest).digest):
+                unusable = self._refused | aside
+                offered = {
+                    version: [payload for payload in found.payloads if payload.digest not in unusable]
+                    for version, found in known.items()
+                }
+                held = [
+                    version for version, found in known.items() if self._store.has(full_payload(found).digest)
+                ]
+                version, payload = choose_payloads(held, manifest.version, offered)[0]
+                if not await self._take(known[version], payload, known):
+                    aside.add(payload.digest)
+        finally:
+            self._using = []
+
+    def _earlier(self, manifest: SnapshotManifest) -> dict[int, SnapshotManifest]:
+        """Return the versions that are here and that patches may begin at."""
+        found = {}
+        for version in self._store.versions():
+            earlier = self._store.manifest(version)
+            if _fits(earlier, manifest) and self._store.has(full_payload(earlier).digest):
+                found[version] = earlier
+        return found
+
+    async def _look_between(
+        self,
+        manifest: SnapshotManifest,
+        known: dict[int, SnapshotManifest],
+        find: Find,
+    ) -> None:
+        """Add manifests of versions in between, where no patch of this one begins at a version held."""
+        held = known.keys() - {manifest.version}
+        if not held:
+            return
+        asked: set[int] = set()
+        open_ends = _parents(manifest)
+        while not open_ends & held and len(asked) < MOST_ASKED:
+            wanted = {version for version in open_ends - asked if version > min(held)}
+            if not wanted:
+                return
+            version = min(wanted)  # the longest way back
+            asked.add(version)
+            found = await find(version)
+            if found is not None and found.version == version and _fits(found, manifest):
+                check_manifest(found)
+                known[version] = found
+                open_ends |= _parents(found)
+
+    async def _take(
+        self, manifest: SnapshotManifest, payload: Payload, known: Mapping[int, SnapshotManifest]
+    ) -> bool:
+        """Take one payload of the chain; False where it cannot be had or used, and others are to be tried.
+
+        Raises:
+            UnavailableError: when it broke off in the middle: the rest comes at the next attempt.
+            IntegrityError: as `fetch`, of the full payload.
+        """
+        if (payload.kind, payload.encoding) == ("full", "raw"):
+            await self._transport.fetch(manifest, payload, self._arrived)
+            return True
+        before = self.bytes_fetched
+        try:
+            await self._transport.fetch(manifest, payload, self._arrived)
+        except (UnavailableError, IntegrityError) as error:
+            if self.bytes_fetched > before:
+                raise
+            _log.warning("payload.unfetched", **_named(manifest, payload), reason=str(error))
+            return False
+        parent = None if payload.parent is None else known[payload.parent]
+        try:
+            await asyncio.to_thread(restore_full, self._store, manifest, payload, parent, self._threads)
+        except IntegrityError as error:
+            if parent is None or await asyncio.to_thread(self._is_sound, parent):
+                _log.warning("payload.refused", **_named(manifest, payload), reason=str(error))
+                self._refused.add(payload.digest)
+                self._store.drop(payload.digest)
+            return False
+        await asyncio.to_thread(self._store.put_manifest, manifest)
+        return True
+
+    def _is_sound(self, parent: SnapshotManifest) -> bool:
+        try:
+            self._store.checked(parent)
+        except IntegrityError as error:
+            _log.warning("snapshot.damaged", version=parent.version, error=str(error))
+            self._store.drop(full_payload(parent).digest)
+            return False
+        return True
 
     def open(self, manifest: SnapshotManifest) -> Mapping[str, Any]:
         # torch, after the engine set it up
@@ -50,4 +185,26 @@ class SnapshotSource(WeightSource):
             raise
 
     def prune(self, kept: Sequence[SnapshotManifest]) -> None:
-        self._store.prune(kept)
+        self._store.prune([*kept, *self._using])
+
+
+def _fits(earlier: SnapshotManifest, manifest: SnapshotManifest) -> bool:
+    return (
+        earlier.run_id == manifest.run_id
+        and earlier.version < manifest.version
+        and earlier.tensors == manifest.tensors
+    )
+
+
+def _parents(manifest: SnapshotManifest) -> set[int]:
+    return {payload.parent for payload in manifest.payloads if payload.parent is not None}
+
+
+def _named(manifest: SnapshotManifest, payload: Payload) -> dict[str, Any]:
+    return {
+        "version": manifest.version,
+        "payload": payload.digest,
+        "kind": payload.kind,
+        "parent": payload.parent,
+        "origin": manifest.origin,
+    }

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.records import SnapshotManifest
@@ -30,8 +31,14 @@ MOST_FAILING_PAUSE_S = 10.0
 """Longest pause between two attempts at a swap that fails; the first is MOST_PAUSE_S."""
 Delay = Callable[[], Awaitable[None]]
 """Awaited before every lease request, submission and swap; tests inject delays with it."""
+Find = Callable[[int], Awaitable[SnapshotManifest | None]]
+"""Returns the manifest of a version, None where there is none that can be believed."""
 
 _log = structlog.get_logger(__name__)
+
+
+async def no_delay() -> None:
+    """Return at once."""
 
 
 class WeightSource(Protocol):
@@ -39,9 +46,15 @@ class WeightSource(Protocol):
 
     bytes_fetched: int
     """Bytes of chunks that arrived so far and were kept; it grows while a transfer runs."""
+    network: NetworkLog
+    """What was measured on the way."""
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
-        """Bring every chunk here, verified; continues where an earlier attempt stopped.
+    async def fetch(self, manifest: SnapshotManifest, find: Find) -> None:
+        """Bring a snapshot here, verified; continues where an earlier attempt stopped.
+
+        Args:
+            manifest: of the version.
+            find: asked for earlier versions that a chain of patches may pass.
 
         Raises:
             UnavailableError: when the holder of the chunks does not answer.
@@ -132,6 +145,11 @@ class WeightSync:
         return self._source.bytes_fetched
 
     @property
+    def network(self) -> NetworkLog:
+        """What was measured while versions came and were loaded."""
+        return self._source.network
+
+    @property
     def weights_digest(self) -> str | None:
         """Digest of the weights that sample now."""
         return None if self._held is None else self._held.weights_digest
@@ -185,16 +203,21 @@ class WeightSync:
     async def _fetch(self, version: int) -> None:
         loop = asyncio.get_running_loop()
         patience, pause_s = Patience(loop.time()), 0.1
+        told: Failing | None = None
         patience.still_s(self._source.bytes_fetched, loop.time())
         while version == version_to_fetch(self._view()):
             self._arriving = None
             try:
                 manifest = self._arriving = await self._manifest(version)
-                await self._source.fetch(manifest)
+                await self._source.fetch(manifest, self._find)
             except (UnavailableError, IntegrityError) as error:
                 # A holder that restarts, moves or sends a damaged chunk is asked again; its
                 # manifest too, because the origin may have another address by now.
                 _log.warning("snapshot.unfetched", version=version, error=str(error))
+                if isinstance(error, IntegrityError) and self.failing is told:
+                    since_s = loop.time() if told is None else told.since_s
+                    told = Failing(since_s, f"version {version} was not fetched: {error}", pause_s)
+                    self.failing = told
                 still_s = patience.still_s(self._source.bytes_fetched, loop.time())
                 if still_s > self._stall_timeout_s:
                     raise
@@ -205,6 +228,8 @@ class WeightSync:
             else:
                 self._complete[version] = manifest
                 self._arriving = None
+                if self.failing is told:
+                    self.failing = None
                 _log.info("snapshot.fetched", version=version, bytes=manifest.full_bytes)
                 self._prune()
                 self._change.notify()
@@ -217,13 +242,27 @@ class WeightSync:
         )
         if manifest is None:
             raise UnavailableError(f"the coordinator has no manifest of version {version} yet")
+        self._check(manifest, version)
+        return manifest
+
+    async def _find(self, version: int) -> SnapshotManifest | None:
+        """Return the manifest of an earlier version, None where there is none that can be believed."""
+        try:
+            manifest = await self._coordinator.latest_manifest(version)
+            if manifest is not None:
+                self._check(manifest, version)
+        except (UnavailableError, IntegrityError) as error:
+            _log.warning("manifest.unusable", version=version, error=str(error))
+            return None
+        return manifest
+
+    def _check(self, manifest: SnapshotManifest, version: int) -> None:
         if manifest.run_id != self._run_id or manifest.version != version:
             raise ContractError(
                 f"asked for version {version} of run {self._run_id}, got a manifest of version "
                 f"{manifest.version} of run {manifest.run_id}; start the worker against its own run"
             )
         check_signature(manifest, self._learner_key)
-        return manifest
 
     async def _swap(self, version: int) -> None:
         await self._delay()
@@ -237,6 +276,8 @@ class WeightSync:
             self._swapping = None
 
     async def _load(self, version: int, manifest: SnapshotManifest) -> None:
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
         try:
             tensors = await asyncio.to_thread(self._source.open, manifest)
         except (UnavailableError, IntegrityError) as error:
@@ -244,6 +285,7 @@ class WeightSync:
             self._complete.pop(version, None)  # so that it is fetched again
             await self._fail(version, str(error))
             return
+        verified_s = clock()
         async with self.held_still():
             # A lease that names the held version, or another wish, may have come in meanwhile.
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
@@ -259,6 +301,7 @@ class WeightSync:
             await self._fail(version, report.problem)
             return
         self.failing = None
+        self.network.loaded(version, verified_s - begun_s, clock() - verified_s)
         _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
         self._prune()
         self._swapped.notify()

@@ -144,3 +144,12 @@ def test_a_cache_that_nothing_could_keep_is_refused(loop: dict[str, Any], words:
         build_config({"rollout": {"swap_cache": "keep"}, "loop": loop})
     assert "\n" not in str(refused.value)
     build_config({"rollout": {"swap_cache": "keep"}, "loop": {"max_staleness": 3, "publish_interval": 3}})
+
+
+@pytest.mark.parametrize("ladder", [[2, 1], [1, 1], list(range(1, 18))])
+def test_a_ladder_of_patches_has_different_rungs_in_order(ladder: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"broadcast\.patch_ladder=.*is no ladder"):
+        build_config({"broadcast": {"patch_ladder": ladder}})
+    with pytest.raises(ConfigError, match=r"broadcast\.patch_ladder"):
+        build_config({"broadcast": {"patch_ladder": [0, 1]}})
+    assert build_config({"broadcast": {"patch_ladder": [1, 3]}}).broadcast.patch_ladder == (1, 3)

@@ -40,6 +40,7 @@ from antiphon.services.rollout.process import engine_settings
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rpc.serving import start_server, stop_server
+from tests.support.snapshots import FarService
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
 RUN_ID = "run-1"
@@ -60,6 +61,8 @@ class Manner:
     """Seed of random pauses in worker and judge."""
     evaluates: bool = False
     drafts: bool = True
+    far: bool = False
+    """Snapshots are sent, instead of linked as on one machine."""
 
 
 def make_config(max_staleness: int, publish_interval: int) -> RunConfig:
@@ -155,7 +158,8 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
     clients = [CoordinatorClient(f"127.0.0.1:{port}") for _ in range(4)]
     payloads = PayloadStore(folder / PAYLOADS)
     learner = open_learner(config, RUN_ID, folder, store, payloads, clients[0])
-    origin = BroadcastService(payloads)
+    origin = FarService(payloads) if manner.far else BroadcastService(payloads)
+    source = SnapshotSource(PayloadStore(folder / "worker"), config)
 
     def register(server: grpc.aio.Server) -> None:
         register_broadcast(server, origin)
@@ -181,7 +185,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
         "w0",
         RUN_ID,
         lambda config: engine,
-        lambda config: SnapshotSource(folder / "worker", config),
+        lambda config: source,
         concurrent_groups=manner.concurrent_groups,
         delay=pauses(None if manner.delays is None else manner.delays + 1),
     )
@@ -206,6 +210,8 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
         "trajectories": sum(status.staleness_histogram.values()),
         "evaluations": len(status.evaluations),
         "accepted": engine.accepted,
+        "bytes_fetched": source.bytes_fetched,
+        "full_bytes": payloads.manifest(None).full_bytes,
     }
 
 

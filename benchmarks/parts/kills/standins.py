@@ -33,7 +33,8 @@ from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.training import TrainedStep, Training
 from antiphon.services.rollout.engine.api import EngineOutput
-from antiphon.services.rollout.snapshot_source import SnapshotSource
+from antiphon.services.rollout.snapshot_source import SnapshotSource, no_manifest
+from antiphon.services.rollout.weights import Find
 from antiphon.simulator.standins import arithmetic
 from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.simulator.standins.training import ArithmeticPublisher
@@ -113,16 +114,16 @@ class LinkedSource(LightSource):
 
     def __init__(self, root: Path, config: RunConfig, link_s: float | None) -> None:
         """`link_s` is what a snapshot takes; None: it never arrives."""
-        super().__init__(root, config)
+        super().__init__(PayloadStore(root), config)
         self._link_s = link_s
 
-    async def fetch(self, manifest: SnapshotManifest) -> None:
+    async def fetch(self, manifest: SnapshotManifest, find: Find = no_manifest) -> None:
         """Bring the chunks of a snapshot here."""
         if self._link_s is None:
             await asyncio.Event().wait()
         else:
             await asyncio.sleep(self._link_s)
-        await super().fetch(manifest)
+        await super().fetch(manifest, find)
 
 
 class LinkedClient(CoordinatorClient):

@@ -1,0 +1,58 @@
+"""Broadcast config: how weights come to the workers."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from antiphon.core.config_sections import MOST_KEPT, YEAR_S, Section
+
+MOST_RUNGS = 16
+"""A manifest lists each patch, and is sent to every worker."""
+
+Rung = Annotated[int, Field(ge=1, le=MOST_KEPT)]
+
+
+class BroadcastSection(Section):
+    """Weights on their way to the workers."""
+
+    chunk_bytes: int | None = Field(default=None, ge=1024, le=16 << 20)
+    """Bytes of one chunk; null: a power of two from 32 KiB to 16 MiB, 128 or more of a large snapshot."""
+    origin_port: int = Field(default=0, ge=0, le=65535)
+    """Port that the learner's payloads are served on; 0 picks a free one."""
+    uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
+    """Cap on what the origin sends, bytes per second; none by default."""
+    relay: Literal["auto", "off"] = "auto"
+    """auto: workers that others can reach (`antiphon worker --relay-address`) hand payloads on, as the
+    measured links suggest; off: every worker fetches from the origin."""
+    relay_bytes_per_s: float | None = Field(default=None, gt=0.0)
+    """Cap on what each worker hands on, bytes per second, so that its sampling keeps its share; none by
+    default."""
+    streams: int = Field(default=2, ge=1, le=4)
+    """Connections beside each other to each source: more of them fill long and lossy links."""
+    snapshots_kept: int = Field(default=8, ge=2, le=MOST_KEPT)
+    """Newest announced snapshots that the learner and each worker keep."""
+    transfer_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)
+    """Seconds without an arriving chunk after which a transfer is given up and tried again."""
+    patches: Literal["auto", "on", "off"] = "auto"
+    """Snapshots also as changes of earlier ones. auto: where workers may sit on other machines
+    (services.credentials) and a sample of the weights says that a patch takes less than half of a snapshot;
+    on: wherever a patch is smaller than a snapshot; off: never."""
+    patch_ladder: tuple[Rung, ...] = (1, 2, 4, 8)
+    """How many published versions back patches begin. Late workers need the longer ones; none is made from
+    a version that broadcast.snapshots_kept has dropped."""
+    compress_full: bool = False
+    """Publish each snapshot compressed too, for workers that hold no earlier version; under the same
+    conditions as patches. Costs the disk about two thirds of each snapshot in bfloat16."""
+    quorum: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
+    before it counts as broadcast; 0: one worker that holds it is enough."""
+
+    @field_validator("patch_ladder")
+    @classmethod
+    def _check_ladder(cls, value: tuple[Rung, ...]) -> tuple[Rung, ...]:
+        if len(value) > MOST_RUNGS or list(value) != sorted(set(value)):
+            raise ValueError(
+                f"broadcast.patch_ladder={list(value)} is no ladder: give at most {MOST_RUNGS} different "
+                "numbers, the smallest first, or broadcast.patches=off for none"
+            )
+        return value
