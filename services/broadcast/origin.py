@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import Any
 import structlog
 
 from antiphon.core.errors import UnavailableError
+from antiphon.services.broadcast.object_store import object_place
+from antiphon.services.broadcast.object_store_mirror import ObjectStoreMirror
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
@@ -52,6 +54,9 @@ class OriginOrder:
     """0 picks a free one."""
     uplink_bytes_per_s: float | None
     start_timeout_s: float
+    object_store: str | None = None
+    """Where copies of the payloads are kept, as `broadcast.object_store` says."""
+    object_endpoint: str | None = None
 
 
 @asynccontextmanager
@@ -158,9 +163,33 @@ async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     try:
-        await asyncio.Event().wait()  # until the learner ends it, or ends
+        with _mirrored(order, service):
+            await asyncio.Event().wait()  # until the learner ends it, or ends
     finally:
         await stop_server(server)
+
+
+@contextlib.contextmanager
+def _mirrored(order: OriginOrder, service: BroadcastService) -> Iterator[None]:
+    """Keep copies in the object store, where there is one, for as long as the block lasts."""
+    if order.object_store is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def pace(length: int) -> None:
+        # The cap holds for copies and receivers together.
+        asyncio.run_coroutine_threadsafe(service.uplink.take(length), loop).result()
+
+    place = object_place(order.object_store, order.object_endpoint)
+    capped = order.uplink_bytes_per_s is not None
+    store = PayloadStore(Path(order.root))
+    mirror = ObjectStoreMirror(store, place, order.run_id, pace if capped else None)
+    mirror.start()
+    try:
+        yield
+    finally:
+        mirror.stop()
 
 
 def _main() -> int:

@@ -49,7 +49,8 @@ class BroadcastService(Broadcast):
 
     def __init__(self, store: PayloadStore, uplink_bytes_per_s: float | None = None) -> None:
         self._store = store
-        self._uplink = Uplink(uplink_bytes_per_s)
+        self.uplink = Uplink(uplink_bytes_per_s)
+        """Of everything that is sent from here."""
 
     async def get_chunks(
         self, payload_digest: str, indices: Sequence[int]
@@ -74,7 +75,7 @@ class BroadcastService(Broadcast):
                     f"payload {payload.digest} has no chunk {index}; fetch its manifest again"
                 )
             await self._until_held(payload, index)
-            await self._uplink.take(payload.span(index)[1])
+            await self.uplink.take(payload.span(index)[1])
             yield index, await asyncio.to_thread(self._store.read_chunk, payload, index)
 
     async def _find(self, digest: str) -> Payload:

@@ -159,6 +159,8 @@ async def serve_learner(
         config.broadcast.origin_port,
         config.broadcast.uplink_bytes_per_s,
         config.services.start_timeout_s,
+        config.broadcast.object_store,
+        config.broadcast.object_endpoint,
     )
     server = announcing = auditing = None
     leaving = asyncio.create_task(leave.wait())

@@ -8,6 +8,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.manifest import check_manifest, full_payload
+from antiphon.services.broadcast.object_store import beside_object_store
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.transport import OriginTransport, Transport
 from antiphon.services.rollout.weights import WeightSource
@@ -24,12 +25,14 @@ class SnapshotSource(WeightSource):
         credentials: Credentials | None = None,
         transport: Transport | None = None,
     ) -> None:
-        """Keep payloads in `root`; without a `transport` they come from the origin of each manifest."""
+        """Keep payloads in `root`; without a `transport` they come from the origin of each manifest.
+
+        Where the run has an object store, that one is used as well, as the configuration says.
+        """
         self._store = PayloadStore(root)
         self._store.remove_leftovers()
-        self._transport = transport or OriginTransport(
-            self._store, config.broadcast.transfer_timeout_s, credentials
-        )
+        direct = transport or OriginTransport(self._store, config.broadcast.transfer_timeout_s, credentials)
+        self._transport = beside_object_store(direct, self._store, config, credentials)
         self.bytes_fetched = 0
 
     async def fetch(self, manifest: SnapshotManifest) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from antiphon.core.dissemination.plan import Assignment
-from antiphon.core.records import Payload
+from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.services.broadcast.lattica import LatticaNode
+from antiphon.services.broadcast.lattica_transport import LatticaTransport, put_blocks
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.relay import Patience, fetch_payload
 from antiphon.services.broadcast.relay_service import Arrivals, RelayService
@@ -28,6 +30,8 @@ from antiphon.services.security.guard import Guard
 from antiphon.system.clock import wall_clock
 
 RUN_ID = "benchmark"
+BLOCK_PORT = 7702
+"""Of the peer of a Lattica network."""
 
 
 class Peer:
@@ -38,6 +42,7 @@ class Peer:
         self.store = PayloadStore(folder)
         self.arrivals = Arrivals()
         self.culprits: dict[str, str] = {}
+        self.node: LatticaNode | None = None
 
     async def serve(self, address: str) -> Any:
         """Start to answer; the server is to be kept."""
@@ -91,6 +96,34 @@ class Peer:
         asyncio.get_running_loop().call_later(5.0, lambda: asyncio.ensure_future(_close(clients)))
         return {"ended_s": ended_s, "cpu_s": time.process_time() - cpu_s, **asdict(delivery)}
 
+    def join(self, host: str, bootstraps: list[str]) -> dict[str, Any]:
+        """Be a peer of a Lattica network, and answer where."""
+        if self.node is None:
+            listen = f"/ip4/{host}/tcp/{BLOCK_PORT}"
+            self.node = LatticaNode(self.store.root / "blocks", listen, bootstraps)
+        return {"address": self.node.address}
+
+    def put_blocks(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Hold a payload as blocks, and answer their addresses."""
+        assert self.node is not None
+        return {"addresses": put_blocks(self.store, _payload(asked["payload"]), self.node)}
+
+    async def fetch_blocks(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Bring a payload here from the network's peers, and answer when it was complete."""
+        assert self.node is not None
+        payload = _payload(asked["payload"])
+
+        async def addresses(payload: Payload) -> list[str]:
+            found: list[str] = asked["addresses"]
+            return found
+
+        transport = LatticaTransport(self.store, self.node, addresses, 60.0, asked["seed"])
+        manifest = SnapshotManifest(RUN_ID, 0, "", (), 0, (payload,), "")
+        await transport.fetch(manifest, payload, lambda length: None)
+        ended_s = time.monotonic()
+        await transport.close()
+        return {"ended_s": ended_s}
+
 
 async def _close(clients: dict[str, list[BroadcastClient]]) -> None:
     for lanes in clients.values():
@@ -111,8 +144,17 @@ async def _main() -> None:
         asked = json.loads(line)
         if asked["do"] == "make":
             answer = peer.make(asked["payload_bytes"], asked["chunk_bytes"], asked["seed"])
+        elif asked["do"] == "join":
+            answer = peer.join(address.rpartition(":")[0], asked["bootstraps"])
+        elif asked["do"] == "put_blocks":
+            answer = await asyncio.to_thread(peer.put_blocks, asked)
+        elif asked["do"] == "fetch_blocks":
+            answer = await peer.fetch_blocks(asked)
         elif asked["do"] == "drop":
             peer.store.drop(asked["digest"])
+            for block in asked.get("addresses", ()):
+                assert peer.node is not None
+                peer.node.remove(block)
             answer = {}
         else:
             answer = await peer.fetch(asked)

@@ -1,0 +1,46 @@
+"""Broadcast config: how weights come to the workers."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from antiphon.core.config_sections import MOST_KEPT, YEAR_S, Section, check_place
+
+
+class BroadcastSection(Section):
+    """Weights on their way to the workers."""
+
+    chunk_bytes: int | None = Field(default=None, ge=1024, le=16 << 20)
+    """Bytes of one chunk; null: a power of two from 32 KiB to 16 MiB, 128 or more of a large snapshot."""
+    origin_port: int = Field(default=0, ge=0, le=65535)
+    """Port that the learner's payloads are served on; 0 picks a free one."""
+    uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
+    """Cap on what the origin sends, bytes per second; none by default."""
+    snapshots_kept: int = Field(default=8, ge=2, le=MOST_KEPT)
+    """Newest announced snapshots that the learner and each worker keep."""
+    transfer_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)
+    """Seconds without an arriving chunk after which a transfer is given up and tried again."""
+    object_store: str | None = None
+    """Where the origin keeps copies of its payloads for workers that do not reach it: `s3://bucket/prefix`,
+    or the absolute path of a shared folder; null keeps none. Keys come from each machine's environment."""
+    object_endpoint: str | None = None
+    """Address of the S3 server of broadcast.object_store, as the origin and the workers reach it; null takes
+    each machine's AWS_ENDPOINT_URL_S3, else Amazon's."""
+    object_store_first: bool = False
+    """Workers take payloads from broadcast.object_store even where they reach the origin, which spares its
+    uplink; otherwise only those do that the origin does not answer."""
+    quorum: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
+    before it counts as broadcast; 0: one worker that holds it is enough."""
+
+    @model_validator(mode="after")
+    def _check_object_store(self) -> Self:
+        check_place(
+            "broadcast.object_store", self.object_store, "broadcast.object_endpoint", self.object_endpoint
+        )
+        if self.object_store_first and self.object_store is None:
+            raise ValueError(
+                "broadcast.object_store_first is set, but broadcast.object_store names none; set that, or "
+                "leave broadcast.object_store_first out"
+            )
+        return self

@@ -1,0 +1,111 @@
+"""Lattica: a node of a peer-to-peer network that holds blocks, and nothing else of it.
+
+Of the package `lattica` only its compiled core is imported. The Python module of that name is not: its value
+store and its calls to peers unpickle bytes that any peer may have sent, which would let that peer run code
+here. Blocks are plain bytes, asked for by the SHA-256 in their address; whoever takes one checks it against
+the manifest as well.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon.core.errors import ConfigError, UnavailableError
+
+VERSION = "1.0.21"
+_RAW_SHA256 = bytes([0x01, 0x55, 0x12, 0x20])
+"""Head of a block's address: version 1, raw bytes, SHA-256 of 32 bytes."""
+
+
+def missing_reason() -> str | None:
+    """Return why no node can be started here, as a sentence; None where one can."""
+    try:
+        import lattica_python_core  # noqa: F401
+    except ImportError:
+        return (
+            f"the package lattica is missing; `pip install --no-deps lattica=={VERSION}` installs it without "
+            "the module asyncio of 2013 that it asks for"
+        )
+    return None
+
+
+def block_address(data: bytes) -> str:
+    """Return the address under which a network finds these bytes, as `LatticaNode.put` does."""
+    text = base64.b32encode(_RAW_SHA256 + hashlib.sha256(data).digest()).decode("ascii")
+    return "b" + text.lower().rstrip("=")
+
+
+class LatticaNode:
+    """A peer. It serves the blocks that it holds to whoever asks. Methods block; any thread may call them."""
+
+    def __init__(self, folder: Path, listen: str, bootstraps: Sequence[str] = ()) -> None:
+        """Start the peer.
+
+        Args:
+            folder: keeps its blocks.
+            listen: multiaddress, such as ``/ip4/0.0.0.0/tcp/7801``.
+            bootstraps: multiaddresses of peers to begin with, ``.../p2p/<peer id>``.
+
+        Raises:
+            ConfigError: when the package is missing, or an address cannot be used.
+        """
+        if (reason := missing_reason()) is not None:
+            raise ConfigError(reason)
+        from lattica_python_core import LatticaSDK
+
+        folder.mkdir(parents=True, exist_ok=True)
+        settings: dict[str, Any] = {
+            "listen_addrs": [listen],
+            "storage_path": str(folder),
+            # Workers are told of each other by the run; no one else on the network is asked.
+            "with_mdns": False,
+            "with_upnp": False,
+        }
+        if bootstraps:
+            settings["bootstrap_nodes"] = list(bootstraps)
+        try:
+            self._core = LatticaSDK(settings)
+        except Exception as error:  # the core raises whatever came up
+            raise ConfigError(f"no Lattica peer can listen on {listen}: {error}") from error
+        self.address = f"{listen}/p2p/{self._core.peer_id()}"
+        """By which others begin, where `listen` names a host and a port."""
+
+    def put(self, data: bytes) -> str:
+        """Hold a block and return its address.
+
+        Raises:
+            UnavailableError: when the peer cannot keep it.
+        """
+        try:
+            return str(self._core.put_block(data))
+        except Exception as error:
+            raise UnavailableError(f"the Lattica peer cannot keep a block: {error}") from error
+
+    def get(self, address: str, timeout_s: int) -> bytes:
+        """Return a block from whoever has it; from then on this peer has it too.
+
+        Raises:
+            UnavailableError: when none comes within `timeout_s` whole seconds.
+        """
+        try:
+            _, data = self._core.get_block(address, timeout_secs=timeout_s)
+        except Exception as error:
+            raise UnavailableError(f"no Lattica peer gave block {address}: {error}") from error
+        return bytes(data)
+
+    def remove(self, address: str) -> None:
+        """Hold a block no more; one that is not held is no error.
+
+        Raises:
+            UnavailableError: when the peer's folder cannot be changed.
+        """
+        try:
+            self._core.remove_block(address)
+        except Exception as error:
+            raise UnavailableError(f"the Lattica peer cannot drop block {address}: {error}") from error
+
+    def close(self) -> None:
+        """Leave the network."""
+        self._core.close()
