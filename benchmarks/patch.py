@@ -16,6 +16,7 @@ Fails when a patch takes more than 1%, 5% or 20% of the full bytes, when encodin
 """
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -187,7 +188,9 @@ def patch(parent: Version, new: Version, threads: int) -> Coded:
         lambda write: encode_patch(
             parent.data.data, new.data.data, new.tensors, write, **digests, threads=threads
         ),
-        lambda file, out: apply_patch(parent.data.data, file, out, new.tensors, **digests, threads=threads),
+        lambda file, write: apply_patch(
+            parent.data.data, file, new.tensors, write, **digests, threads=threads
+        ),
     )
 
 
@@ -196,24 +199,23 @@ def full(new: Version, threads: int) -> Coded:
     return coded(
         new,
         lambda write: encode_full(new.data.data, new.tensors, write, result_digest=NEW, threads=threads),
-        lambda file, out: decode_full(file, out, new.tensors, result_digest=NEW, threads=threads),
+        lambda file, write: decode_full(file, new.tensors, write, result_digest=NEW, threads=threads),
     )
 
 
 def coded(
     new: Version,
     encode: Callable[[Callable[[bytes], object]], int],
-    apply: Callable[[memoryview, memoryview], None],
+    apply: Callable[[memoryview, Callable[[Any], object]], None],
 ) -> Coded:
     """Encode, apply, compare."""
-    file = bytearray()
-    out = np.zeros_like(new.data)
+    file, out = bytearray(), io.BytesIO(bytes(len(new.data)))  # memory that is there already
     started = time.process_time()
     encode(file.extend)
     encoded = time.process_time()
-    apply(memoryview(file), out.data)
+    apply(memoryview(file), out.write)
     applied = time.process_time()
-    equal = bool(np.array_equal(out, new.data))
+    equal = bool(np.array_equal(np.frombuffer(out.getbuffer(), np.uint8), new.data))
     return Coded(len(file) / len(new.data), encoded - started, applied - encoded, equal)
 
 

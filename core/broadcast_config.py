@@ -1,10 +1,13 @@
 """Broadcast config: how weights come to the workers."""
 
-from typing import Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from antiphon.core.config_sections import MOST_KEPT, YEAR_S, Section, check_place
+
+MOST_RUNGS = 16
+"""A manifest lists each patch, and is sent to every worker."""
 
 
 class BroadcastSection(Section):
@@ -20,6 +23,16 @@ class BroadcastSection(Section):
     """Newest announced snapshots that the learner and each worker keep."""
     transfer_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)
     """Seconds without an arriving chunk after which a transfer is given up and tried again."""
+    patches: Literal["auto", "on", "off"] = "auto"
+    """Snapshots also as changes of earlier ones. auto: where workers may sit on other machines
+    (services.credentials) and a sample of the weights says that a patch takes less than half of a snapshot;
+    on: wherever a patch is smaller than a snapshot; off: never."""
+    patch_ladder: tuple[int, ...] = (1, 2, 4, 8)
+    """How many published versions back patches begin. Late workers need the longer ones; none is made from
+    a version that broadcast.snapshots_kept has dropped."""
+    compress_full: bool = False
+    """Publish each snapshot compressed too, for workers that hold no earlier version; under the same
+    conditions as patches. Costs the disk about two thirds of each snapshot in bfloat16."""
     object_store: str | None = None
     """Where the origin keeps copies of its payloads for workers that do not reach it: `s3://bucket/prefix`,
     or the absolute path of a shared folder; null keeps none. Keys come from each machine's environment."""
@@ -32,6 +45,17 @@ class BroadcastSection(Section):
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
     """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
     before it counts as broadcast; 0: one worker that holds it is enough."""
+
+    @field_validator("patch_ladder")
+    @classmethod
+    def _check_ladder(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        possible = {rung for rung in value if 0 < rung <= MOST_KEPT}
+        if len(value) > MOST_RUNGS or list(value) != sorted(possible):
+            raise ValueError(
+                f"broadcast.patch_ladder={list(value)} is no ladder: give at most {MOST_RUNGS} different "
+                f"numbers from 1 to {MOST_KEPT}, the smallest first, or broadcast.patches=off for none"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check_object_store(self) -> Self:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.records import StepCommit
 from antiphon.core.voided_batch import VoidedBatch
 
@@ -123,6 +124,8 @@ class RunStatus:
     """Tokens of audited groups that no audit judges, since their engine kept its cache over a swap."""
     work_done: int = 0
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
+    deliveries: tuple[DeliveryRecord, ...] = ()
+    """How the newest versions came to the workers, newest last; the journal has all (`snapshot.delivered`)."""
 
     @property
     def scored(self) -> frozenset[int]:

@@ -33,6 +33,8 @@ TITLES = {
     "interval": "Interval, versions",
     "train_size": "Training prompts",
     "heldout_size": "Held-out prompts",
+    "patch_ladder": "Patch ladder, versions back",
+    "compress_full": "Compressed full snapshots",
     "dtype": "Precision",
 }
 """Fields whose names leave out the unit, or are no words."""

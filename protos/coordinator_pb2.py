@@ -27,13 +27,15 @@ from antiphon.protos import rollout_pb2 as antiphon_dot_protos_dot_rollout__pb2
 from antiphon.protos import reward_pb2 as antiphon_dot_protos_dot_reward__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!antiphon/protos/coordinator.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a\x1d\x61ntiphon/protos/rollout.proto\x1a\x1c\x61ntiphon/protos/reward.proto\"\x1b\n\x0bStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\":\n\x16OptionalVersionRequest\x12\x14\n\x07version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"R\n\x10OptionalManifest\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\x1c\n\nKitRequest\x12\x0e\n\x06offset\x18\x01 \x01(\x03\"O\n\x07KitPart\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"@\n\x0fOptionalKitPart\x12$\n\x04part\x18\x01 \x01(\x0b\x32\x11.antiphon.KitPartH\x00\x88\x01\x01\x42\x07\n\x05_part\"\x1e\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"-\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"M\n\x0bVoidRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08operator\x18\x04 \x01(\t\"5\n\x0b\x41uditsReply\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.antiphon.GroupToAudit\"p\n\x0c\x41uditRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12+\n\x07samples\x18\x02 \x03(\x0b\x32\x1a.antiphon.SampleStatistics\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"$\n\x0e\x43ommitsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"C\n\x0c\x43ommitsReply\x12%\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x14.antiphon.StepCommit\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x93\x01\n\x10\x45valuationRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07prompts\x18\x02 \x01(\x03\x12\x10\n\x08rewarded\x18\x03 \x01(\x03\x12\x13\n\x0breward_mean\x18\x04 \x01(\x01\x12\x1e\n\x16\x63ompletion_tokens_mean\x18\x05 \x01(\x01\x12\x16\n\x0esamples_digest\x18\x06 \x01(\t\"=\n\x0cStageRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xec\x01\n\nStageReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x01\x12\x0e\n\x06halted\x18\x04 \x01(\t\x12&\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x12.antiphon.BatchRefH\x00\x88\x01\x01\x12\x33\n\nevaluation\x18\x06 \x01(\x0b\x32\x1a.antiphon.EvaluationRecordH\x01\x88\x01\x01\x12\x0f\n\x07\x63ounter\x18\x07 \x01(\x03\x12\x12\n\nno_workers\x18\x08 \x01(\x08\x42\x08\n\x06_batchB\r\n\x0b_evaluation\"\xbc\x02\n\x0cWorkerRecord\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x0cheld_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bopen_leases\x18\x04 \x01(\x03\x12\x18\n\x10tokens_generated\x18\x05 \x01(\x03\x12\x12\n\nbusy_share\x18\x06 \x01(\x01\x12\x1f\n\x17seconds_since_heartbeat\x18\x07 \x01(\x01\x12\x16\n\x0estands_still_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x61udited\x18\x08 \x01(\x03\x12\x0f\n\x07strikes\x18\t \x01(\x03\x12\x14\n\x0ctokens_per_s\x18\n \x01(\x01\x12\x12\n\nswap_error\x18\x0c \x01(\t\x12\x16\n\x0eswap_failing_s\x18\r \x01(\x01\x42\x0f\n\r_held_version\"\xa2\t\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bsteps_total\x18\x02 \x01(\x03\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x03\x12\x14\n\x0copened_steps\x18\x04 \x01(\x03\x12\x14\n\x0csealed_steps\x18\x05 \x01(\x03\x12\x1b\n\x0enewest_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bgroups_open\x18\x07 \x01(\x03\x12\x15\n\rgroups_leased\x18\x08 \x01(\x03\x12\x18\n\x10groups_to_reward\x18\t \x01(\x03\x12\x14\n\x0cgroups_ready\x18\n \x01(\x03\x12\x1c\n\x14groups_dropped_stale\x18\x0b \x01(\x03\x12\x17\n\x0fgroups_filtered\x18\x0c \x01(\x03\x12\x17\n\x0fgroups_requeued\x18\r \x01(\x03\x12H\n\x13staleness_histogram\x18\x0e \x03(\x0b\x32+.antiphon.RunStatus.StalenessHistogramEntry\x12\'\n\x07workers\x18\x0f \x03(\x0b\x32\x16.antiphon.WorkerRecord\x12/\n\x0b\x65valuations\x18\x10 \x03(\x0b\x32\x1a.antiphon.EvaluationRecord\x12.\n\x0blast_commit\x18\x11 \x01(\x0b\x32\x14.antiphon.StepCommitH\x01\x88\x01\x01\x12\x15\n\rpaused_reason\x18\x12 \x01(\t\x12\x0f\n\x07waiting\x18\x13 \x01(\t\x12\x10\n\x08\x66inished\x18\x14 \x01(\x08\x12/\n\x06\x62\x61rred\x18\x15 \x03(\x0b\x32\x1f.antiphon.RunStatus.BarredEntry\x12>\n\x0eworker_seconds\x18\x16 \x03(\x0b\x32&.antiphon.RunStatus.WorkerSecondsEntry\x12;\n\rtokens_by_use\x18\x17 \x03(\x0b\x32$.antiphon.RunStatus.TokensByUseEntry\x12\x11\n\twork_done\x18\x18 \x01(\x03\x12\x11\n\trun_ahead\x18\x19 \x01(\t\x12%\n\x06voided\x18\x1a \x03(\x0b\x32\x15.antiphon.VoidedBatch\x12\x1b\n\x13trajectories_failed\x18\x1b \x01(\x03\x12\x11\n\tunaudited\x18\x1c \x01(\x03\x12\x18\n\x10unaudited_reason\x18\x1d \x01(\t\x12\x18\n\x10unaudited_tokens\x18\x1e \x01(\x03\x1a\x39\n\x17StalenessHistogramEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0b\x42\x61rredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12WorkerSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10TokensByUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x11\n\x0f_newest_versionB\x0e\n\x0c_last_commit\"2\n\rEventsRequest\x12\x11\n\tafter_seq\x18\x01 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"A\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\".\n\x0b\x45ventsReply\x12\x1f\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x0f.antiphon.Event2\xdf\t\n\x0b\x43oordinator\x12:\n\x08Register\x12\x15.antiphon.WorkerHello\x1a\x17.antiphon.WorkerWelcome\x12\x39\n\x04Work\x12\x16.antiphon.WorkRequests\x1a\x15.antiphon.WorkReplies(\x01\x30\x01\x12;\n\rPullForReward\x12\x15.antiphon.PullRequest\x1a\x13.antiphon.PullReply\x12\x41\n\rSubmitRewards\x12\x18.antiphon.RewardsRequest\x1a\x16.antiphon.RewardsReply\x12\x32\n\x08OpenStep\x12\x15.antiphon.StepRequest\x1a\x0f.antiphon.Empty\x12;\n\x0eOpenEvaluation\x12\x18.antiphon.VersionRequest\x1a\x0f.antiphon.Empty\x12:\n\nAwaitStage\x12\x16.antiphon.StageRequest\x1a\x14.antiphon.StageReply\x12\x33\n\nCommitStep\x12\x14.antiphon.StepCommit\x1a\x0f.antiphon.Empty\x12?\n\x10\x41nnounceSnapshot\x12\x1a.antiphon.SnapshotManifest\x1a\x0f.antiphon.Empty\x12<\n\tWorkerKit\x12\x14.antiphon.KitRequest\x1a\x19.antiphon.OptionalKitPart\x12N\n\x0eLatestManifest\x12 .antiphon.OptionalVersionRequest\x1a\x1a.antiphon.OptionalManifest\x12\x39\n\tVoidBatch\x12\x15.antiphon.VoidRequest\x1a\x15.antiphon.VoidedBatch\x12\x30\n\x05Pause\x12\x16.antiphon.PauseRequest\x1a\x0f.antiphon.Empty\x12*\n\x06\x46inish\x12\x0f.antiphon.Empty\x1a\x0f.antiphon.Empty\x12\x32\n\x06Revoke\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12\x32\n\x06Pardon\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12<\n\x0cPullForAudit\x12\x15.antiphon.PullRequest\x1a\x15.antiphon.AuditsReply\x12\x36\n\x0bSubmitAudit\x12\x16.antiphon.AuditRequest\x1a\x0f.antiphon.Empty\x12@\n\x0c\x43ommitsAfter\x12\x18.antiphon.CommitsRequest\x1a\x16.antiphon.CommitsReply\x12.\n\x06Status\x12\x0f.antiphon.Empty\x1a\x13.antiphon.RunStatus\x12?\n\x0bWatchEvents\x12\x17.antiphon.EventsRequest\x1a\x15.antiphon.EventsReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!antiphon/protos/coordinator.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\x1a\x1d\x61ntiphon/protos/rollout.proto\x1a\x1c\x61ntiphon/protos/reward.proto\"\x1b\n\x0bStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\":\n\x16OptionalVersionRequest\x12\x14\n\x07version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"R\n\x10OptionalManifest\x12\x31\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\x1c\n\nKitRequest\x12\x0e\n\x06offset\x18\x01 \x01(\x03\"O\n\x07KitPart\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"@\n\x0fOptionalKitPart\x12$\n\x04part\x18\x01 \x01(\x0b\x32\x11.antiphon.KitPartH\x00\x88\x01\x01\x42\x07\n\x05_part\"M\n\x0fTransferRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x16\n\x0epayload_digest\x18\x03 \x01(\t\"`\n\nAssignment\x12\x0f\n\x07parents\x18\x01 \x03(\t\x12\x0e\n\x06others\x18\x02 \x03(\t\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\x03\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\r\n\x05swarm\x18\x05 \x01(\x08\"\xa4\x01\n\x0cTransferPlan\x12(\n\nassignment\x18\x01 \x01(\x0b\x32\x14.antiphon.Assignment\x12\x38\n\taddresses\x18\x02 \x03(\x0b\x32%.antiphon.TransferPlan.AddressesEntry\x1a\x30\n\x0e\x41\x64\x64ressesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1e\n\x0cPauseRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"-\n\rRevokeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"M\n\x0bVoidRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08operator\x18\x04 \x01(\t\"5\n\x0b\x41uditsReply\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.antiphon.GroupToAudit\"p\n\x0c\x41uditRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12+\n\x07samples\x18\x02 \x03(\x0b\x32\x1a.antiphon.SampleStatistics\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"$\n\x0e\x43ommitsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"C\n\x0c\x43ommitsReply\x12%\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x14.antiphon.StepCommit\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x93\x01\n\x10\x45valuationRecord\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07prompts\x18\x02 \x01(\x03\x12\x10\n\x08rewarded\x18\x03 \x01(\x03\x12\x13\n\x0breward_mean\x18\x04 \x01(\x01\x12\x1e\n\x16\x63ompletion_tokens_mean\x18\x05 \x01(\x01\x12\x16\n\x0esamples_digest\x18\x06 \x01(\t\"=\n\x0cStageRequest\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xec\x01\n\nStageReply\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\x12\x10\n\x08progress\x18\x03 \x01(\x01\x12\x0e\n\x06halted\x18\x04 \x01(\t\x12&\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x12.antiphon.BatchRefH\x00\x88\x01\x01\x12\x33\n\nevaluation\x18\x06 \x01(\x0b\x32\x1a.antiphon.EvaluationRecordH\x01\x88\x01\x01\x12\x0f\n\x07\x63ounter\x18\x07 \x01(\x03\x12\x12\n\nno_workers\x18\x08 \x01(\x08\x42\x08\n\x06_batchB\r\n\x0b_evaluation\"\xbc\x02\n\x0cWorkerRecord\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x0cheld_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bopen_leases\x18\x04 \x01(\x03\x12\x18\n\x10tokens_generated\x18\x05 \x01(\x03\x12\x12\n\nbusy_share\x18\x06 \x01(\x01\x12\x1f\n\x17seconds_since_heartbeat\x18\x07 \x01(\x01\x12\x16\n\x0estands_still_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x61udited\x18\x08 \x01(\x03\x12\x0f\n\x07strikes\x18\t \x01(\x03\x12\x14\n\x0ctokens_per_s\x18\n \x01(\x01\x12\x12\n\nswap_error\x18\x0c \x01(\t\x12\x16\n\x0eswap_failing_s\x18\r \x01(\x01\x42\x0f\n\r_held_version\"\xd0\t\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bsteps_total\x18\x02 \x01(\x03\x12\x17\n\x0f\x63ommitted_steps\x18\x03 \x01(\x03\x12\x14\n\x0copened_steps\x18\x04 \x01(\x03\x12\x14\n\x0csealed_steps\x18\x05 \x01(\x03\x12\x1b\n\x0enewest_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bgroups_open\x18\x07 \x01(\x03\x12\x15\n\rgroups_leased\x18\x08 \x01(\x03\x12\x18\n\x10groups_to_reward\x18\t \x01(\x03\x12\x14\n\x0cgroups_ready\x18\n \x01(\x03\x12\x1c\n\x14groups_dropped_stale\x18\x0b \x01(\x03\x12\x17\n\x0fgroups_filtered\x18\x0c \x01(\x03\x12\x17\n\x0fgroups_requeued\x18\r \x01(\x03\x12H\n\x13staleness_histogram\x18\x0e \x03(\x0b\x32+.antiphon.RunStatus.StalenessHistogramEntry\x12\'\n\x07workers\x18\x0f \x03(\x0b\x32\x16.antiphon.WorkerRecord\x12/\n\x0b\x65valuations\x18\x10 \x03(\x0b\x32\x1a.antiphon.EvaluationRecord\x12.\n\x0blast_commit\x18\x11 \x01(\x0b\x32\x14.antiphon.StepCommitH\x01\x88\x01\x01\x12\x15\n\rpaused_reason\x18\x12 \x01(\t\x12\x0f\n\x07waiting\x18\x13 \x01(\t\x12\x10\n\x08\x66inished\x18\x14 \x01(\x08\x12/\n\x06\x62\x61rred\x18\x15 \x03(\x0b\x32\x1f.antiphon.RunStatus.BarredEntry\x12>\n\x0eworker_seconds\x18\x16 \x03(\x0b\x32&.antiphon.RunStatus.WorkerSecondsEntry\x12;\n\rtokens_by_use\x18\x17 \x03(\x0b\x32$.antiphon.RunStatus.TokensByUseEntry\x12\x11\n\twork_done\x18\x18 \x01(\x03\x12\x11\n\trun_ahead\x18\x19 \x01(\t\x12%\n\x06voided\x18\x1a \x03(\x0b\x32\x15.antiphon.VoidedBatch\x12\x1b\n\x13trajectories_failed\x18\x1b \x01(\x03\x12\x11\n\tunaudited\x18\x1c \x01(\x03\x12\x18\n\x10unaudited_reason\x18\x1d \x01(\t\x12\x18\n\x10unaudited_tokens\x18\x1e \x01(\x03\x12,\n\ndeliveries\x18\x1f \x03(\x0b\x32\x18.antiphon.DeliveryRecord\x1a\x39\n\x17StalenessHistogramEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0b\x42\x61rredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12WorkerSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10TokensByUseEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x11\n\x0f_newest_versionB\x0e\n\x0c_last_commit\"2\n\rEventsRequest\x12\x11\n\tafter_seq\x18\x01 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"A\n\x05\x45vent\x12\x0b\n\x03seq\x18\x01 \x01(\x03\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tdata_json\x18\x04 \x01(\t\".\n\x0b\x45ventsReply\x12\x1f\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x0f.antiphon.Event2\xa2\n\n\x0b\x43oordinator\x12:\n\x08Register\x12\x15.antiphon.WorkerHello\x1a\x17.antiphon.WorkerWelcome\x12\x39\n\x04Work\x12\x16.antiphon.WorkRequests\x1a\x15.antiphon.WorkReplies(\x01\x30\x01\x12;\n\rPullForReward\x12\x15.antiphon.PullRequest\x1a\x13.antiphon.PullReply\x12\x41\n\rSubmitRewards\x12\x18.antiphon.RewardsRequest\x1a\x16.antiphon.RewardsReply\x12\x32\n\x08OpenStep\x12\x15.antiphon.StepRequest\x1a\x0f.antiphon.Empty\x12;\n\x0eOpenEvaluation\x12\x18.antiphon.VersionRequest\x1a\x0f.antiphon.Empty\x12:\n\nAwaitStage\x12\x16.antiphon.StageRequest\x1a\x14.antiphon.StageReply\x12\x33\n\nCommitStep\x12\x14.antiphon.StepCommit\x1a\x0f.antiphon.Empty\x12?\n\x10\x41nnounceSnapshot\x12\x1a.antiphon.SnapshotManifest\x1a\x0f.antiphon.Empty\x12<\n\tWorkerKit\x12\x14.antiphon.KitRequest\x1a\x19.antiphon.OptionalKitPart\x12N\n\x0eLatestManifest\x12 .antiphon.OptionalVersionRequest\x1a\x1a.antiphon.OptionalManifest\x12\x41\n\x0cPlanTransfer\x12\x19.antiphon.TransferRequest\x1a\x16.antiphon.TransferPlan\x12\x39\n\tVoidBatch\x12\x15.antiphon.VoidRequest\x1a\x15.antiphon.VoidedBatch\x12\x30\n\x05Pause\x12\x16.antiphon.PauseRequest\x1a\x0f.antiphon.Empty\x12*\n\x06\x46inish\x12\x0f.antiphon.Empty\x1a\x0f.antiphon.Empty\x12\x32\n\x06Revoke\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12\x32\n\x06Pardon\x12\x17.antiphon.RevokeRequest\x1a\x0f.antiphon.Empty\x12<\n\x0cPullForAudit\x12\x15.antiphon.PullRequest\x1a\x15.antiphon.AuditsReply\x12\x36\n\x0bSubmitAudit\x12\x16.antiphon.AuditRequest\x1a\x0f.antiphon.Empty\x12@\n\x0c\x43ommitsAfter\x12\x18.antiphon.CommitsRequest\x1a\x16.antiphon.CommitsReply\x12.\n\x06Status\x12\x0f.antiphon.Empty\x1a\x13.antiphon.RunStatus\x12?\n\x0bWatchEvents\x12\x17.antiphon.EventsRequest\x1a\x15.antiphon.EventsReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'antiphon.protos.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TRANSFERPLAN_ADDRESSESENTRY']._loaded_options = None
+  _globals['_TRANSFERPLAN_ADDRESSESENTRY']._serialized_options = b'8\001'
   _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._loaded_options = None
   _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_options = b'8\001'
   _globals['_RUNSTATUS_BARREDENTRY']._loaded_options = None
@@ -56,44 +58,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KITPART']._serialized_end=456
   _globals['_OPTIONALKITPART']._serialized_start=458
   _globals['_OPTIONALKITPART']._serialized_end=522
-  _globals['_PAUSEREQUEST']._serialized_start=524
-  _globals['_PAUSEREQUEST']._serialized_end=554
-  _globals['_REVOKEREQUEST']._serialized_start=556
-  _globals['_REVOKEREQUEST']._serialized_end=601
-  _globals['_VOIDREQUEST']._serialized_start=603
-  _globals['_VOIDREQUEST']._serialized_end=680
-  _globals['_AUDITSREPLY']._serialized_start=682
-  _globals['_AUDITSREPLY']._serialized_end=735
-  _globals['_AUDITREQUEST']._serialized_start=737
-  _globals['_AUDITREQUEST']._serialized_end=849
-  _globals['_COMMITSREQUEST']._serialized_start=851
-  _globals['_COMMITSREQUEST']._serialized_end=887
-  _globals['_COMMITSREPLY']._serialized_start=889
-  _globals['_COMMITSREPLY']._serialized_end=956
-  _globals['_EVALUATIONRECORD']._serialized_start=959
-  _globals['_EVALUATIONRECORD']._serialized_end=1106
-  _globals['_STAGEREQUEST']._serialized_start=1108
-  _globals['_STAGEREQUEST']._serialized_end=1169
-  _globals['_STAGEREPLY']._serialized_start=1172
-  _globals['_STAGEREPLY']._serialized_end=1408
-  _globals['_WORKERRECORD']._serialized_start=1411
-  _globals['_WORKERRECORD']._serialized_end=1727
-  _globals['_RUNSTATUS']._serialized_start=1730
-  _globals['_RUNSTATUS']._serialized_end=2916
-  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_start=2671
-  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_end=2728
-  _globals['_RUNSTATUS_BARREDENTRY']._serialized_start=2730
-  _globals['_RUNSTATUS_BARREDENTRY']._serialized_end=2775
-  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_start=2777
-  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_end=2829
-  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_start=2831
-  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_end=2881
-  _globals['_EVENTSREQUEST']._serialized_start=2918
-  _globals['_EVENTSREQUEST']._serialized_end=2968
-  _globals['_EVENT']._serialized_start=2970
-  _globals['_EVENT']._serialized_end=3035
-  _globals['_EVENTSREPLY']._serialized_start=3037
-  _globals['_EVENTSREPLY']._serialized_end=3083
-  _globals['_COORDINATOR']._serialized_start=3086
-  _globals['_COORDINATOR']._serialized_end=4333
+  _globals['_TRANSFERREQUEST']._serialized_start=524
+  _globals['_TRANSFERREQUEST']._serialized_end=601
+  _globals['_ASSIGNMENT']._serialized_start=603
+  _globals['_ASSIGNMENT']._serialized_end=699
+  _globals['_TRANSFERPLAN']._serialized_start=702
+  _globals['_TRANSFERPLAN']._serialized_end=866
+  _globals['_TRANSFERPLAN_ADDRESSESENTRY']._serialized_start=818
+  _globals['_TRANSFERPLAN_ADDRESSESENTRY']._serialized_end=866
+  _globals['_PAUSEREQUEST']._serialized_start=868
+  _globals['_PAUSEREQUEST']._serialized_end=898
+  _globals['_REVOKEREQUEST']._serialized_start=900
+  _globals['_REVOKEREQUEST']._serialized_end=945
+  _globals['_VOIDREQUEST']._serialized_start=947
+  _globals['_VOIDREQUEST']._serialized_end=1024
+  _globals['_AUDITSREPLY']._serialized_start=1026
+  _globals['_AUDITSREPLY']._serialized_end=1079
+  _globals['_AUDITREQUEST']._serialized_start=1081
+  _globals['_AUDITREQUEST']._serialized_end=1193
+  _globals['_COMMITSREQUEST']._serialized_start=1195
+  _globals['_COMMITSREQUEST']._serialized_end=1231
+  _globals['_COMMITSREPLY']._serialized_start=1233
+  _globals['_COMMITSREPLY']._serialized_end=1300
+  _globals['_EVALUATIONRECORD']._serialized_start=1303
+  _globals['_EVALUATIONRECORD']._serialized_end=1450
+  _globals['_STAGEREQUEST']._serialized_start=1452
+  _globals['_STAGEREQUEST']._serialized_end=1513
+  _globals['_STAGEREPLY']._serialized_start=1516
+  _globals['_STAGEREPLY']._serialized_end=1752
+  _globals['_WORKERRECORD']._serialized_start=1755
+  _globals['_WORKERRECORD']._serialized_end=2071
+  _globals['_RUNSTATUS']._serialized_start=2074
+  _globals['_RUNSTATUS']._serialized_end=3306
+  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_start=3061
+  _globals['_RUNSTATUS_STALENESSHISTOGRAMENTRY']._serialized_end=3118
+  _globals['_RUNSTATUS_BARREDENTRY']._serialized_start=3120
+  _globals['_RUNSTATUS_BARREDENTRY']._serialized_end=3165
+  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_start=3167
+  _globals['_RUNSTATUS_WORKERSECONDSENTRY']._serialized_end=3219
+  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_start=3221
+  _globals['_RUNSTATUS_TOKENSBYUSEENTRY']._serialized_end=3271
+  _globals['_EVENTSREQUEST']._serialized_start=3308
+  _globals['_EVENTSREQUEST']._serialized_end=3358
+  _globals['_EVENT']._serialized_start=3360
+  _globals['_EVENT']._serialized_end=3425
+  _globals['_EVENTSREPLY']._serialized_start=3427
+  _globals['_EVENTSREPLY']._serialized_end=3473
+  _globals['_COORDINATOR']._serialized_start=3476
+  _globals['_COORDINATOR']._serialized_end=4790
 # @@protoc_insertion_point(module_scope)

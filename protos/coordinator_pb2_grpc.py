@@ -92,6 +92,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.FromString,
                 _registered_method=True)
+        self.PlanTransfer = channel.unary_unary(
+                '/antiphon.Coordinator/PlanTransfer',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.TransferRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.TransferPlan.FromString,
+                _registered_method=True)
         self.VoidBatch = channel.unary_unary(
                 '/antiphon.Coordinator/VoidBatch',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.VoidRequest.SerializeToString,
@@ -208,6 +213,12 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LatestManifest(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanTransfer(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -330,6 +341,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.LatestManifest,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.SerializeToString,
+            ),
+            'PlanTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanTransfer,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.TransferRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.TransferPlan.SerializeToString,
             ),
             'VoidBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.VoidBatch,
@@ -679,6 +695,33 @@ class Coordinator:
             '/antiphon.Coordinator/LatestManifest',
             antiphon_dot_protos_dot_coordinator__pb2.OptionalVersionRequest.SerializeToString,
             antiphon_dot_protos_dot_coordinator__pb2.OptionalManifest.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/PlanTransfer',
+            antiphon_dot_protos_dot_coordinator__pb2.TransferRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.TransferPlan.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerHello(_message.Message):
-    __slots__ = ("worker_name", "protocol_version", "run_id", "concurrent_groups", "device")
+    __slots__ = ("worker_name", "protocol_version", "run_id", "concurrent_groups", "device", "relay_address")
     WORKER_NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CONCURRENT_GROUPS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RELAY_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     worker_name: str
     protocol_version: int
     run_id: str
     concurrent_groups: int
     device: str
-    def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    relay_address: str
+    def __init__(self, worker_name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., concurrent_groups: _Optional[int] = ..., device: _Optional[str] = ..., relay_address: _Optional[str] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
     __slots__ = ("worker_id", "run_id", "config_yaml", "heartbeat_s", "learner_key")
@@ -51,8 +53,72 @@ class KeptProgress(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, lease_id: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class DeliveryRecord(_message.Message):
+    __slots__ = ("version", "worker_id", "seconds", "first_chunk_s", "bytes_from", "best_bytes_per_s", "culprits", "verify_s", "load_s")
+    class BytesFromEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class BestBytesPerSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class CulpritsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FROM_FIELD_NUMBER: _ClassVar[int]
+    BEST_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CULPRITS_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    worker_id: str
+    seconds: float
+    first_chunk_s: float
+    bytes_from: _containers.ScalarMap[str, int]
+    best_bytes_per_s: _containers.ScalarMap[str, float]
+    culprits: _containers.ScalarMap[str, str]
+    verify_s: float
+    load_s: float
+    def __init__(self, version: _Optional[int] = ..., worker_id: _Optional[str] = ..., seconds: _Optional[float] = ..., first_chunk_s: _Optional[float] = ..., bytes_from: _Optional[_Mapping[str, int]] = ..., best_bytes_per_s: _Optional[_Mapping[str, float]] = ..., culprits: _Optional[_Mapping[str, str]] = ..., verify_s: _Optional[float] = ..., load_s: _Optional[float] = ...) -> None: ...
+
+class NetworkReport(_message.Message):
+    __slots__ = ("round_trip_s", "down_bytes_per_s", "held_payloads", "deliveries", "culprits")
+    class CulpritsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    CULPRITS_FIELD_NUMBER: _ClassVar[int]
+    round_trip_s: float
+    down_bytes_per_s: float
+    held_payloads: _containers.RepeatedScalarFieldContainer[str]
+    deliveries: _containers.RepeatedCompositeFieldContainer[DeliveryRecord]
+    culprits: _containers.ScalarMap[str, str]
+    def __init__(self, round_trip_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., held_payloads: _Optional[_Iterable[str]] = ..., deliveries: _Optional[_Iterable[_Union[DeliveryRecord, _Mapping]]] = ..., culprits: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class WorkerHeartbeat(_message.Message):
-    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s", "sampling", "progress", "released_leases", "leaving", "bytes_fetched", "numerics", "swap_error", "swap_failing_s")
+    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s", "sampling", "progress", "released_leases", "leaving", "bytes_fetched", "numerics", "swap_error", "swap_failing_s", "network")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +134,7 @@ class WorkerHeartbeat(_message.Message):
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     SWAP_ERROR_FIELD_NUMBER: _ClassVar[int]
     SWAP_FAILING_S_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     held_version: int
     weights_digest: str
@@ -83,7 +150,8 @@ class WorkerHeartbeat(_message.Message):
     numerics: str
     swap_error: str
     swap_failing_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., sampling: _Optional[bool] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_fetched: _Optional[int] = ..., numerics: _Optional[str] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ...) -> None: ...
+    network: NetworkReport
+    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., sampling: _Optional[bool] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_fetched: _Optional[int] = ..., numerics: _Optional[str] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ..., network: _Optional[_Union[NetworkReport, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "cancelled_leases", "newest_version", "run_finished", "kept", "next_s")

@@ -13,7 +13,7 @@ first steps the share lies below the prediction.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -91,9 +91,9 @@ def estimated_bytes(change: Change, full_bytes: int, element_bytes: int) -> int:
     return math.ceil(full_bytes * min(1.0, bits / (8 * element_bytes)))
 
 
-def is_worth_making(patch_bytes: int, full_bytes: int) -> bool:
+def is_worth_making(patch_bytes: int, full_bytes: int, most_share: float = MOST_SHARE) -> bool:
     """Say whether a patch of so many (estimated) bytes is made beside a full payload."""
-    return patch_bytes < MOST_SHARE * full_bytes
+    return patch_bytes < most_share * full_bytes
 
 
 def ladder_parents(stored: Sequence[int], version: int, ladder: Sequence[int]) -> list[int]:
@@ -112,24 +112,24 @@ def ladder_parents(stored: Sequence[int], version: int, ladder: Sequence[int]) -
 
 
 def choose_payloads(
-    held: int | None, version: int, payloads: Mapping[int, Sequence[_P]]
+    held: Collection[int], version: int, payloads: Mapping[int, Sequence[_P]]
 ) -> list[tuple[int, _P]]:
     """Return the payloads that bring a worker to a version with the fewest bytes, in the order of use.
 
     Of chains with equally many bytes the one with fewer payloads is taken.
 
     Args:
-        held: the version whose full weights the worker has; None for a new worker.
+        held: the versions whose full weights the worker has; none for a new worker.
         version: where it should be.
         payloads: of each version that is announced; a patch whose parent is not earlier counts for nothing.
 
     Raises:
         ContractError: when no chain of payloads leads there.
     """
-    costs: dict[int, tuple[int, int]] = {} if held is None else {held: (0, 0)}
+    costs = dict.fromkeys(held, (0, 0))
     steps: dict[int, tuple[int, _P]] = {}
     for reached in sorted(payloads):
-        if reached > version or reached == held:
+        if reached > version or reached in held:
             continue
         for payload in payloads[reached]:
             parent = payload.parent
@@ -144,7 +144,8 @@ def choose_payloads(
                 costs[reached], steps[reached] = cost, (reached, payload)
     if version not in costs:
         raise ContractError(
-            f"no announced payloads lead from version {held} to version {version}; announce a full payload"
+            f"no announced payloads lead from versions {sorted(held)} to version {version}; announce a full "
+            "payload"
         )
     chain: list[tuple[int, _P]] = []
     at: int | None = version

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import DraftingStatistics
 
@@ -84,8 +85,7 @@ class GroupOpened(JournalEvent):
     group_id: str
     number: int
     """Order among the training groups of the run, or within its step in fixed mode."""
-    prompt_index: int
-    """Place in the train split."""
+    prompt_index: int  # place in the train split
     epoch: int
     step: int | None  # fixed mode: the one that will train on it
     version: int | None  # fixed mode: the one that must sample it
@@ -130,15 +130,13 @@ class LeaseExpired(JournalEvent):
     worker_id: str
     reason: str
     at_s: float | None = None
-    tokens: int = 0
-    """Tokens that are known to have been sampled under this lease."""
+    tokens: int = 0  # known to have been sampled under this lease
     kept: int = 0
     """Tokens of the group that its next holder can continue from; they stand beside the event."""
     silent_s: float = 0.0
     """Seconds since its worker was last heard of; of an engine that hung, since its last token."""
     waste: str = "preempted"  # or duplicate: what to call the work that is not continued
-    hung: bool = False
-    """Its worker was heard, but its engine stood still."""
+    hung: bool = False  # its worker was heard, but its engine stood still
 
 
 @_event("group.moved_back")
@@ -252,6 +250,12 @@ class SnapshotAnnounced(JournalEvent):
     origin: str
 
 
+@_event("snapshot.delivered")
+@dataclass(frozen=True, slots=True)
+class SnapshotDelivered(DeliveryRecord, JournalEvent):
+    """A worker has a version, and says from whom it came and how long that took."""
+
+
 @_event("evaluation.opened")
 @dataclass(frozen=True, slots=True)
 class EvaluationOpened(JournalEvent):
@@ -314,8 +318,7 @@ class GroupAudited(JournalEvent):
     drift: float  # mean |auditor - worker| logprob of the worst trajectory, nats
     near: int = 0
     most: bool = True  # it sampled most of the group's tokens; a smaller part makes no one more trusted
-    unaudited: str = ""
-    """Why none of them could be scored; empty where they were."""
+    unaudited: str = ""  # why none of them could be scored; empty where they were
     kept_cache: int = 0  # tokens that are not judged: their engine kept its cache over a swap
 
 
@@ -366,11 +369,7 @@ def event_kinds() -> tuple[str, ...]:
 
 
 def dump_event(event: JournalEvent) -> str:
-    """Return the event's fields as compact JSON; floats keep every bit.
-
-    >>> dump_event(StepOpened(step=3))
-    '{"step":3}'
-    """
+    """Return the event's fields as compact JSON, such as `{"step":3}`; floats keep every bit."""
     kind = type(event)
     names = _FIELDS.get(kind)
     if names is None:

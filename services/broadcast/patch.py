@@ -104,32 +104,31 @@ def encode_full(
 def apply_patch(
     parent: Buffer,
     patch: Buffer,
-    out: Buffer,
     tensors: Sequence[TensorEntry],
+    write: Callable[[Array], object],
     *,
     parent_digest: str,
     result_digest: str,
     threads: int = 1,
 ) -> None:
-    """Fill `out` with the version that a patch makes of its parent.
+    """Write the version that a patch makes of its parent.
 
     The patch's checksum, its structure, the parent and the tensors are checked before the first byte is
-    written. Whether the result really has `result_digest` is for the caller to check, when it joins and now
-    and then: only a sender that signs wrong patches, or a parent whose bytes changed after they were
-    checked, can break it.
+    written. Whether the result really has `result_digest` is for the caller to check: only a sender that
+    signs wrong patches, or a parent whose bytes changed after they were checked, can break it.
 
     Args:
         parent: canonical bytes of the version held, such as a mapped file.
         patch: the file's bytes, from a peer.
-        out: as long as `parent`, writable, elsewhere; after an error its content is of no use.
         tensors: of the manifest, already checked.
+        write: takes the canonical bytes in order, block by block; after an error they are of no use.
         parent_digest: weights digest of the version held, 64 hex.
         result_digest: weights digest of the version wanted, 64 hex.
         threads: that work on blocks.
 
     Raises:
         IntegrityError: when the patch is broken, or is for another parent, result or table of tensors.
-        ContractError: when a buffer is not as long as the tensors.
+        ContractError: when the parent is not as long as the tensors.
     """
     _check_length("the parent", parent, tensors)
     header, blocks = parse(memoryview(patch), tensors, threads)
@@ -138,22 +137,22 @@ def apply_patch(
             f"this payload changes {header.parent or 'no version: it is a full one'}, but {parent_digest} "
             "is held; choose a payload for the version held"
         )
-    _fill(header, blocks, out, tensors, result_digest, parent, threads)
+    _restore(header, blocks, write, result_digest, parent, threads)
 
 
 def decode_full(
     payload: Buffer,
-    out: Buffer,
     tensors: Sequence[TensorEntry],
+    write: Callable[[Array], object],
     *,
     result_digest: str,
     threads: int = 1,
 ) -> None:
-    """Fill `out` with the version of a compressed full payload; arguments and errors as of `apply_patch`."""
+    """Write the version of a compressed full payload; arguments and errors as of `apply_patch`."""
     header, blocks = parse(memoryview(payload), tensors, threads)
     if header.parent is not None:
         raise IntegrityError(f"this payload is a patch of {header.parent}, not a full one")
-    _fill(header, blocks, out, tensors, result_digest, None, threads)
+    _restore(header, blocks, write, result_digest, None, threads)
 
 
 def _write(
@@ -176,23 +175,19 @@ def _write(
     return written + len(hasher.digest())
 
 
-def _fill(
+def _restore(
     header: PatchHeader,
     blocks: list[Block],
-    out: Buffer,
-    tensors: Sequence[TensorEntry],
+    write: Callable[[Array], object],
     result_digest: str,
     parent: Buffer | None,
     threads: int,
 ) -> None:
-    _check_length("the result", out, tensors)
     if header.result != result_digest:
         raise IntegrityError(f"this payload makes {header.result}, but {result_digest} is wanted")
-    target = np.frombuffer(out, dtype=np.uint8)
-    if not target.flags.writeable:
-        raise ContractError("the buffer for the result is read-only")
-    for _ in in_order(partial(_fill_block, parent, target), blocks, threads):
-        pass
+    with closing(in_order(partial(_restored, parent), blocks, threads)) as restored:
+        for data in restored:
+            write(data)
 
 
 def _patch_block(parent: Buffer, new: Buffer, span: Span) -> bytes:
@@ -213,13 +208,11 @@ def _full_block(new: Buffer, span: Span) -> bytes:
     return encode_block(len(values), 0, [_compressed(plane) for plane in planes])
 
 
-def _fill_block(parent: Buffer | None, target: Array, block: Block) -> None:
-    """Decode a block beside `target` and copy it there when it is whole."""
+def _restored(parent: Buffer | None, block: Block) -> Array:
+    """Return a block's bytes in the new version."""
     span = block.span
-    place = slice(span.offset, span.offset + span.length)
     if parent is not None and not block.changed:
-        target[place] = np.frombuffer(parent, np.uint8, span.length, span.offset)
-        return
+        return np.frombuffer(parent, np.uint8, span.length, span.offset)
     planes = np.empty((span.width, block.changed), dtype=np.uint8)
     for plane, frame in zip(planes, block.frames[-span.width :], strict=True):
         plane[:] = _decompressed(frame, block.changed)
@@ -231,7 +224,7 @@ def _fill_block(parent: Buffer | None, target: Array, block: Block) -> None:
         fault = apply_changes(values, _decompressed(block.frames[0], block.gap_bytes), planes)
         if fault:
             refuse(f"in the block at byte {span.offset} {FAULTS[fault]}")
-    target[place] = values.view(np.uint8)
+    return values.view(np.uint8)
 
 
 def elements(buffer: Buffer, span: Span) -> Array:

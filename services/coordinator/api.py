@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from antiphon.core.dissemination.plan import Assignment
+from antiphon.core.dissemination.reports import NetworkReport
 from antiphon.core.records import (
     BatchRef,
     GroupSubmission,
@@ -39,6 +41,8 @@ class WorkerHello:
     """Groups it samples at the same time; 0: as many as the run's configuration says."""
     device: str = "cpu"
     """cpu or gpu: what its engine samples on."""
+    relay_address: str = ""
+    """host:port at which other workers may take payloads from it; "": none can reach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,15 @@ class KitPart:
     """The learner's, over run and digest; zeros where the run signs nothing."""
     data: bytes
     """Bytes of the archive from the offset on that was asked for; none behind its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """Whom a worker fetches a payload from."""
+
+    assignment: Assignment
+    addresses: dict[str, str]
+    """Worker that the assignment names -> host:port; the origin's stands in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,8 @@ class WorkerHeartbeat:
     """Why it could not load newer weights, as a sentence; empty once it could."""
     swap_failing_s: float = 0.0
     """Seconds since its swaps fail."""
+    network: NetworkReport | None = None
+    """What it measured of its network; None: nothing since the last time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +281,13 @@ class Coordinator(Protocol):
 
     async def latest_manifest(self, version: int | None) -> SnapshotManifest | None:
         """Return the manifest of `version`, or of the newest one, or None."""
+
+    async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
+        """Return whom a worker should fetch a payload of `version` from, which may be the origin alone.
+
+        Raises:
+            ContractError: for a payload that is none of that version's.
+        """
 
     async def void_batch(self, step: int, digest: str, reason: str, operator: str) -> VoidedBatch:
         """Take the sealed batch of a step back, so that other groups make another; return what was voided.

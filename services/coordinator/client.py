@@ -93,6 +93,7 @@ class CoordinatorClient(Client, Coordinator):
     announce_snapshot = asks(CALLS, Coordinator.announce_snapshot)
     worker_kit = asks(CALLS, Coordinator.worker_kit)
     latest_manifest = asks(CALLS, Coordinator.latest_manifest)
+    plan_transfer = asks(CALLS, Coordinator.plan_transfer)
     void_batch = asks(CALLS, Coordinator.void_batch)
     pause = asks(CALLS, Coordinator.pause)
     finish = asks(CALLS, Coordinator.finish)

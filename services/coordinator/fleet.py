@@ -7,9 +7,11 @@ is lost: leases name their groups, not the fleet's memory of a worker.
 import math
 from dataclasses import dataclass
 
+from antiphon.core.dissemination.predict import Size
+from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.loop.leases import heartbeat_pause_s
 from antiphon.core.status import WorkerRecord, WorkerState
-from antiphon.services.coordinator.api import WorkerHeartbeat
+from antiphon.services.coordinator.api import TransferPlan, WorkerHeartbeat
 from antiphon.services.coordinator.running_leases import RunningLeases
 
 MISSED_HEARTBEATS = 5
@@ -40,6 +42,8 @@ class Member:
     swap_failing_since_s: float = 0.0
     pause_s: float = 0.0
     """Until its next heartbeat, as the reply to the last one said; 0 for the usual pause."""
+    relay_address: str = ""
+    """host:port at which other workers may take payloads from it; "": nowhere."""
     max_leases: int | None = None
     """Leases that its access token allows at the same time; None without tokens."""
     sent_newest: int | None = None
@@ -56,17 +60,20 @@ class Member:
 class Fleet:
     """The workers by id; the caller gives the time."""
 
-    def __init__(self, heartbeat_s: float) -> None:
+    def __init__(self, heartbeat_s: float, uplink_bytes_per_s: float | None = None) -> None:
         self._heartbeat_s = heartbeat_s
         self._members: dict[str, Member] = {}
+        self.transfers = TransferPlans(uplink_bytes_per_s)
         self.size = 0
         """Workers that are not lost."""
         self.work_done = 0
         """Grows with each token, fetched byte, group, reward and loaded version, of use or not: patience with
         the fleet counts from its last change."""
 
-    def add(self, worker_id: str, name: str, concurrent_groups: int, now: float) -> Member:
-        member = Member(worker_id, name, concurrent_groups, seen_s=now)
+    def add(
+        self, worker_id: str, name: str, concurrent_groups: int, now: float, relay_address: str = ""
+    ) -> Member:
+        member = Member(worker_id, name, concurrent_groups, now, relay_address=relay_address)
         self._members[worker_id] = member
         self.size += 1
         return member
@@ -88,6 +95,14 @@ class Fleet:
     def living(self) -> list[Member]:
         """Return every worker that is not lost."""
         return [member for member in self._members.values() if member.state is not WorkerState.LOST]
+
+    def plan_transfer(self, member: Member, digest: str, size: Size) -> TransferPlan:
+        """Return whom a worker fetches a payload from; those that hold what it holds will want it too."""
+        peers = {other.worker_id: other.relay_address for other in self.living()}
+        likely = [m.worker_id for m in self.living() if m.held_version == member.held_version]
+        found = self.transfers.plan(member.worker_id, digest, size, peers, likely)
+        named = (*found.parents[:-1], *found.others)
+        return TransferPlan(found, {name: peers[name] for name in named})
 
     def take_heartbeat(self, member: Member, heartbeat: WorkerHeartbeat, now: float) -> bool:
         """Note a heartbeat; True when the worker holds another version than before."""
@@ -172,6 +187,7 @@ class Fleet:
         """Note that a worker is gone; the longest gone are forgotten."""
         self.size -= member.state is not WorkerState.LOST
         member.state = WorkerState.LOST
+        self.transfers.forget(member.worker_id)
         lost = [m.worker_id for m in self._members.values() if m.state is WorkerState.LOST]
         for worker_id in lost[:-LOST_REMEMBERED]:
             del self._members[worker_id]

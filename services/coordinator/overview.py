@@ -77,6 +77,7 @@ class Overview:
             unaudited_tokens=sum(standing.kept_cache for standing in state.standings.values()),
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
+            deliveries=tuple(machine.fleet.transfers.deliveries),
         )
 
     def _evaluations(self) -> tuple[EvaluationRecord, ...]:

@@ -85,7 +85,7 @@ class RunStateMachine:
         self.lease_key = lease_key or secrets.token_bytes(32)
         self.state = new_state(config)
         self.leases = RunningLeases(config)
-        self.fleet = Fleet(config.coordinator.heartbeat_s)
+        self.fleet = Fleet(config.coordinator.heartbeat_s, config.broadcast.uplink_bytes_per_s)
         self.archive = Archive(config.drafting)
         self.submissions = Submissions(self.state, journal)
         self.seeds = GroupSeeds(config, prompts)

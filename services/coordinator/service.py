@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
+from antiphon.core.dissemination.plan import ORIGIN, Assignment
+from antiphon.core.dissemination.predict import Size
+from antiphon.core.dissemination.transfers import UNMEASURED_UP_BYTES_PER_S
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import acceptance, admission, voiding
 from antiphon.core.loop import events as e
@@ -36,6 +39,7 @@ from antiphon.services.coordinator.api import (
     LeaseReply,
     LeaseRequest,
     StageReply,
+    TransferPlan,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
@@ -60,6 +64,9 @@ EVENTS_PER_READ = 500
 PAGE_BYTES = 1 << 20
 """A page of commits or events is sent once it is about so large."""
 _COMMIT_BYTES, _METRIC_BYTES, _EVENT_BYTES = 200, 16, 60
+
+FROM_ORIGIN = TransferPlan(Assignment((ORIGIN,), (), 1, UNMEASURED_UP_BYTES_PER_S), {})
+"""The plan of a worker that no one else serves."""
 
 _log = structlog.get_logger("coordinator")
 
@@ -230,6 +237,19 @@ class CoordinatorService(Coordinator):
         await self.state_machine.record()  # the announcement may still be on its way to the disk
         body = await self.state_machine.journal.payload(payloads.manifest_name(wanted))
         return None if body is None else payloads.load_manifest(body)
+
+    async def plan_transfer(self, worker_id: str, version: int, payload_digest: str) -> TransferPlan:
+        self.state_machine.check()
+        member = self.state_machine.fleet.get(worker_id)
+        if member is None or self._config.broadcast.relay == "off":
+            return FROM_ORIGIN
+        manifest = await self.latest_manifest(version)
+        found = () if manifest is None else manifest.payloads
+        payload = next((payload for payload in found if payload.digest == payload_digest), None)
+        if payload is None:
+            raise ContractError(f"version {version} has no payload {payload_digest[:64]!r}; ask for its manifest")
+        size = Size(payload.payload_bytes, payload.chunk_bytes)
+        return self.state_machine.fleet.plan_transfer(member, payload_digest, size)
 
     async def void_batch(self, step: int, digest: str, reason: str, operator: str) -> VoidedBatch:
         state_machine = self.state_machine

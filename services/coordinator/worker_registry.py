@@ -8,6 +8,7 @@ from functools import partial
 import structlog
 
 from antiphon.core.config import dump_config, with_rule
+from antiphon.core.dissemination.reports import NetworkReport, check_address
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
@@ -62,13 +63,15 @@ class WorkerRegistry:
                 f"worker name {name[:80]!r} cannot be used; take up to 64 letters, digits, "
                 "dots, dashes and underscores"
             )
+        if hello.relay_address:
+            check_address(hello.relay_address)
         if barred := self._state.barred(name):
             raise ContractError(f"worker {name} was excluded from this run: {barred}")
         state_machine.lose_named(name, "another worker of this name registered")
         worker_id = f"{name}-{self._state.registrations.get(name, 0) + 1}"
         now = state_machine.clock()
         places = hello.concurrent_groups or self._config.rollout.concurrent_groups
-        self._fleet.add(worker_id, name, places, now)
+        self._fleet.add(worker_id, name, places, now, hello.relay_address)
         rule = self._rule(hello)
         await state_machine.record(e.WorkerRegistered(worker_id, name, places, now, rule))
         _log.info("worker.registered", worker=worker_id, sampling_rule=rule)
@@ -110,6 +113,8 @@ class WorkerRegistry:
         kept, gained, refused = self._take_progress(heartbeat)
         if self._fleet.take_heartbeat(member, heartbeat, now):
             state_machine.loaded(member)
+        if heartbeat.network is not None:
+            self._take_network(member, heartbeat.network)
         member.sent_newest = state.newest_version
         gone += self._end_hung(member, heartbeat, gained, now) + tuple(refused)
         for lease_id in heartbeat.released_leases:
@@ -133,6 +138,18 @@ class WorkerRegistry:
             kept=kept,
             next_s=member.pause_s,
         )
+
+    def _take_network(self, member: Member, report: NetworkReport) -> None:
+        transfers = self._fleet.transfers
+        before = transfers.excluded()
+        announced = tuple(told for told in report.deliveries if told.version in self._state.snapshots)
+        for delivery in transfers.take(
+            member.worker_id, dataclasses.replace(report, deliveries=announced)
+        ):
+            self._state_machine.record(e.SnapshotDelivered(**dataclasses.asdict(delivery)))
+        for name, what in transfers.excluded().items():
+            if name not in before:
+                _log.warning("relay.excluded", worker=name, reason=what)
 
     def _check_weights(self, heartbeat: WorkerHeartbeat) -> None:
         acceptance.check_held_version(self._state, heartbeat.worker_id, heartbeat.held_version)

@@ -20,7 +20,7 @@ from antiphon.services.security.access_tokens import load_claims
 _BY_SERVICE: dict[str, dict[Scope, str]] = {
     "Coordinator": {
         Scope.LEASE: "Register Work",
-        Scope.PULL: "LatestManifest WorkerKit",
+        Scope.PULL: "LatestManifest PlanTransfer WorkerKit",
         Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
         "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
@@ -46,6 +46,7 @@ WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
     rollout_pb2.WorkRequests: lambda request: None,
     coordinator_pb2.OptionalVersionRequest: lambda request: None,
     coordinator_pb2.KitRequest: lambda request: None,
+    coordinator_pb2.TransferRequest: lambda request: name_of_worker(request.worker_id),
     broadcast_pb2.ChunksRequest: lambda request: None,
     broadcast_pb2.HeldRequest: lambda request: None,
     broadcast_pb2.PlaceRequest: lambda request: None,

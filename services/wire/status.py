@@ -7,7 +7,7 @@ from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, learner_pb2
 from antiphon.services.coordinator import api as coordinator_api
 from antiphon.services.learner import api as learner_api
-from antiphon.services.wire import steps  # noqa: F401 - says how batches and commits travel
+from antiphon.services.wire import steps, work  # noqa: F401 - say how batches, commits and deliveries travel
 from antiphon.services.wire.codec import codec
 
 

@@ -8,6 +8,8 @@ import math
 from typing import Any
 
 from antiphon.core import records as r
+from antiphon.core.dissemination.plan import Assignment
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_report
 from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, records_pb2, rollout_pb2
 from antiphon.services.coordinator import api
@@ -94,6 +96,16 @@ def _check_pause(m: Any) -> None:
         raise ContractError(f"next_s={m.next_s} is no pause between two heartbeats; update this worker")
 
 
+def _check_network(m: Any) -> None:
+    if m.HasField("network"):
+        check_report(_network_report(m.network))
+
+
+def _check_assignment(m: Any) -> None:
+    if not (math.isfinite(m.assignment.bytes_per_s) and m.assignment.bytes_per_s > 0):
+        raise ContractError(f"bytes_per_s={m.assignment.bytes_per_s} is no planned rate; update this worker")
+
+
 by_hand(records_pb2.GroupSubmission, group_submission_to_proto, group_submission_from_proto)
 codec(r.SamplingParameters, records_pb2.SamplingParameters)
 codec(r.Prompt, records_pb2.Prompt)
@@ -102,9 +114,15 @@ _, lease_from_proto = codec(r.Lease, records_pb2.Lease)
 by_hand(records_pb2.Lease, lease_to_proto, lease_from_proto)
 codec(api.KitPart, coordinator_pb2.KitPart)
 codec(api.WorkerHello, rollout_pb2.WorkerHello)
+codec(Assignment, coordinator_pb2.Assignment)
+transfer_plan_to_proto, transfer_plan_from_proto = codec(
+    api.TransferPlan, coordinator_pb2.TransferPlan, _check_assignment
+)
+codec(DeliveryRecord, rollout_pb2.DeliveryRecord)
+_, _network_report = codec(NetworkReport, rollout_pb2.NetworkReport)
 codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
 worker_heartbeat_to_proto, worker_heartbeat_from_proto = codec(
-    api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat
+    api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat, _check_network
 )
 heartbeat_reply_to_proto, heartbeat_reply_from_proto = codec(
     api.HeartbeatReply, rollout_pb2.HeartbeatReply, _check_pause

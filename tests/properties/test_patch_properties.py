@@ -99,8 +99,9 @@ def full_of(pair: Pair, threads: int = 1) -> bytes:
 
 
 def patched(pair: Pair, patch: bytes, threads: int = 1) -> bytes:
-    out = bytearray(len(pair.parent))
-    apply_patch(pair.parent, patch, out, pair.tensors, parent_digest=OLD, result_digest=NEW, threads=threads)
+    out = bytearray()
+    options = {"parent_digest": OLD, "result_digest": NEW, "threads": threads}
+    apply_patch(pair.parent, patch, pair.tensors, out.extend, **options)
     return bytes(out)
 
 
@@ -109,8 +110,8 @@ def test_every_bit_comes_back(pair, threads) -> None:
     patch = patch_of(pair)
     assert patch == patch_of(pair, threads)
     assert patched(pair, patch, threads) == pair.new
-    out = bytearray(len(pair.new))
-    decode_full(full_of(pair, threads), out, pair.tensors, result_digest=NEW, threads=threads)
+    out = bytearray()
+    decode_full(full_of(pair, threads), pair.tensors, out.extend, result_digest=NEW, threads=threads)
     assert out == pair.new
 
 
@@ -125,13 +126,13 @@ def test_a_file_changed_on_the_way_is_refused(pair, full, data) -> None:
         del file[place:]
     else:
         file += data.draw(st.binary(min_size=1, max_size=40))
-    out = bytearray(len(pair.new))
+    out = bytearray()
     with pytest.raises(IntegrityError):
         if full:
-            decode_full(file, out, pair.tensors, result_digest=NEW)
+            decode_full(file, pair.tensors, out.extend, result_digest=NEW)
         else:
-            apply_patch(pair.parent, file, out, pair.tensors, parent_digest=OLD, result_digest=NEW)
-    assert out == bytes(len(out))  # nothing was written
+            apply_patch(pair.parent, file, pair.tensors, out.extend, parent_digest=OLD, result_digest=NEW)
+    assert not out  # nothing was written
 
 
 @given(pair=pairs(), full=st.booleans(), data=st.data())
@@ -144,14 +145,13 @@ def test_a_hostile_sender_reaches_nothing_beyond_the_result(pair, full, data) ->
         file[place : place + data.draw(st.sampled_from([1, 4]))] = bytes([value]) * 4
     del file[data.draw(st.integers(0, len(file))) if data.draw(st.booleans()) else len(file) :]
     file += blake3(file).digest()
-    around = bytearray(b"\xa5" * (len(pair.new) + 128))
-    out = memoryview(around)[64 : 64 + len(pair.new)]
+    out = bytearray()
     try:
         if full:
-            decode_full(file, out, pair.tensors, result_digest=NEW)
+            decode_full(file, pair.tensors, out.extend, result_digest=NEW)
         else:
-            apply_patch(pair.parent, file, out, pair.tensors, parent_digest=OLD, result_digest=NEW)
+            apply_patch(pair.parent, file, pair.tensors, out.extend, parent_digest=OLD, result_digest=NEW)
     except IntegrityError as error:
         assert "\n" not in str(error)
     finally:
-        assert around[:64] == around[-64:] == b"\xa5" * 64
+        assert len(out) <= len(pair.new)

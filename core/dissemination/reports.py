@@ -1,0 +1,120 @@
+"""Reports: what workers say of their network, and what of that is believed to be well formed.
+
+A worker may say anything: numbers, names and lists are bounded before anything is kept of them.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from antiphon.core.digests import check_digest
+from antiphon.core.errors import ContractError
+
+MOST_SOURCES = 32
+"""Sources in one report; a worker is named fewer."""
+MOST_HELD = 64
+"""Payloads that a worker says it holds."""
+MOST_DELIVERIES = 16
+"""In one report; others follow with the next."""
+LONGEST_TEXT = 300
+"""Characters of a name, or of what a source did."""
+MOST_NUMBER = 1e15
+_ADDRESS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRecord:
+    """How one version came to one worker."""
+
+    version: int
+    worker_id: str
+    seconds: float = 0.0
+    """From the first request until the last chunk was here."""
+    first_chunk_s: float = 0.0
+    """From the first request until the first chunk was here."""
+    bytes_from: dict[str, int] = field(default_factory=dict)
+    """Source -> bytes that it sent; the origin is "". Empty where the origin's file was linked."""
+    best_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    """Source -> highest rate at which it sent, bytes per second."""
+    culprits: dict[str, str] = field(default_factory=dict)
+    """Source -> what it sent wrong, as words that follow its name."""
+    verify_s: float = 0.0
+    """Until what had come was checked against the version's digest; 0 when the version was never loaded."""
+    load_s: float = 0.0
+    """Until the engine sampled with it, counted from there; 0 when the version was never loaded."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that came over the network."""
+        return sum(self.bytes_from.values())
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReport:
+    """What a worker measured, and what it has to give."""
+
+    round_trip_s: float = 0.0
+    """To the origin and back, the least that was seen; 0 before a measurement."""
+    down_bytes_per_s: float = 0.0
+    """Highest rate of a whole transfer; 0 before a measurement."""
+    held_payloads: tuple[str, ...] = ()
+    """Digests of payloads that it holds whole."""
+    deliveries: tuple[DeliveryRecord, ...] = ()
+    """Those that the coordinator has not confirmed yet."""
+    culprits: dict[str, str] = field(default_factory=dict)
+    """Source -> what it sent wrong; it is asked for nothing more."""
+
+
+def check_report(report: NetworkReport) -> None:
+    """Look whether a report is well formed.
+
+    Raises:
+        ContractError: when it is not; names the field.
+    """
+    _number("round_trip_s", report.round_trip_s)
+    _number("down_bytes_per_s", report.down_bytes_per_s)
+    _short("culprits", report.culprits)
+    if len(report.held_payloads) > MOST_HELD:
+        raise _wrong("held_payloads", f"has {len(report.held_payloads)} digests; {MOST_HELD} are allowed")
+    for digest in report.held_payloads:
+        check_digest(digest)
+    if len(report.deliveries) > MOST_DELIVERIES:
+        raise _wrong("deliveries", f"has {len(report.deliveries)}; {MOST_DELIVERIES} are allowed")
+    for delivery in report.deliveries:
+        for name in ("version", "seconds", "first_chunk_s", "verify_s", "load_s"):
+            _number(name, getattr(delivery, name))
+        for name in ("bytes_from", "best_bytes_per_s", "culprits"):
+            _short(name, getattr(delivery, name))
+
+
+def check_address(address: str) -> None:
+    """Look whether others could be sent to an address.
+
+    Raises:
+        ContractError: when it is not HOST:PORT.
+    """
+    if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 1 << 16:
+        raise ContractError(f"relay address {address[:80]!r} is not HOST:PORT; give it as others dial it")
+
+
+def _number(field_name: str, value: float) -> None:
+    if not (isfinite(value) and 0 <= value <= MOST_NUMBER):
+        raise _wrong(field_name, f"is {value}, not a number from 0 to {MOST_NUMBER:g}")
+
+
+def _short(field_name: str, found: Mapping[str, object]) -> None:
+    if len(found) > MOST_SOURCES:
+        raise _wrong(field_name, f"names {len(found)} sources; {MOST_SOURCES} are allowed")
+    for name, value in found.items():
+        if isinstance(value, str):
+            if len(value) > LONGEST_TEXT:
+                raise _wrong(field_name, f"has a text of {len(value)} characters")
+        elif isinstance(value, int | float):
+            _number(field_name, value)
+        if len(name) > LONGEST_TEXT:
+            raise _wrong(field_name, f"has a name of {len(name)} characters")
+
+
+def _wrong(field_name: str, what: str) -> ContractError:
+    return ContractError(f"{field_name} of a worker's network report {what}; update this worker")

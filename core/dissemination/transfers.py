@@ -1,0 +1,227 @@
+"""Transfers: whom each worker of a run fetches a payload from, decided from what the workers reported.
+
+A payload's plan is made when the first worker asks, for all who will probably want it too, and stays: who
+comes later hangs below those who are there, so that no two ever wait for each other. Who left, or sent
+something wrong, is left out of every answer.
+
+What one worker says moves little. A rate is the second highest where three or more report one. An accusation counts
+for the accuser alone until another worker says the same, and not at all against someone whom the accuser
+was never told to ask.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median_low
+
+from antiphon.core.dissemination.plan import (
+    FALLBACKS,
+    NEIGHBOURS,
+    ORIGIN,
+    Assignment,
+    Plan,
+    plan_topology,
+)
+from antiphon.core.dissemination.predict import Link, Size
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
+from antiphon.core.trust.worker_names import name_of_worker
+
+UNMEASURED_UP_BYTES_PER_S = 12.5e6
+"""Taken for an uplink while no one reported one, bytes per second."""
+UNMEASURED_DOWN_BYTES_PER_S = 125e6
+SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e3, 1e11
+"""What is believed of a link at most and at least."""
+LONGEST_ROUND_TRIP_S = 10.0
+SMOOTHING = 0.3
+"""Share of a lower rate than before that counts at once; a higher one counts whole."""
+WITNESSES = 2
+"""Workers that must say the same before someone is left out for all."""
+PLANS_KEPT = 16
+"""Payloads whose plan is remembered."""
+DELIVERIES_KEPT = 128
+VERSIONS_KEPT = 64
+"""Per worker: up to the newest one, those whose delivery is noted once; older ones never."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one worker."""
+
+    down_bytes_per_s: float = UNMEASURED_DOWN_BYTES_PER_S
+    round_trip_s: float = 0.0
+    held: frozenset[str] = frozenset()
+    named: set[str] = field(default_factory=set)
+    """Workers that it was told to ask."""
+    delivered: set[int] = field(default_factory=set)
+    """Versions above `settled` whose delivery was noted."""
+    settled: int = -1
+
+    def is_news(self, version: int) -> bool:
+        """Note the delivery of a version; False for one that was noted, or is older than what is remembered."""
+        if version <= self.settled or version in self.delivered:
+            return False
+        self.delivered.add(version)
+        self.settled = max(self.settled, max(self.delivered) - VERSIONS_KEPT)
+        self.delivered = {one for one in self.delivered if one > self.settled}
+        return True
+
+
+@dataclass(slots=True)
+class _PayloadPlan:
+    size: Size
+    plan: Plan
+    assignments: dict[str, Assignment]
+
+
+class TransferPlans:
+    """The measured network of a run, and the plans that were made from it."""
+
+    def __init__(self, uplink_bytes_per_s: float | None = None) -> None:
+        """`uplink_bytes_per_s` is the cap of the origin, if it has one."""
+        self._cap = FASTEST_BYTES_PER_S if uplink_bytes_per_s is None else uplink_bytes_per_s
+        self._known: dict[str, _Known] = {}
+        self._up: dict[str, dict[str, float]] = {}
+        """Source -> name of who reported -> bytes per second that the source sends."""
+        self._accused: dict[str, dict[str, str]] = {}
+        """Name of a worker -> name of its accuser -> what it did."""
+        self._plans: dict[str, _PayloadPlan] = {}
+        self.deliveries: deque[DeliveryRecord] = deque(maxlen=DELIVERIES_KEPT)
+        """The newest ones, newest last."""
+
+    def take(self, worker_id: str, report: NetworkReport) -> tuple[DeliveryRecord, ...]:
+        """Note a report that `check_report` passed, and return the deliveries in it that are news."""
+        name, known = name_of_worker(worker_id), self._known.setdefault(worker_id, _Known())
+        known.held = frozenset(report.held_payloads)
+        if report.down_bytes_per_s:
+            known.down_bytes_per_s = _believed(report.down_bytes_per_s)
+        known.round_trip_s = min(report.round_trip_s, LONGEST_ROUND_TRIP_S)
+        for source, what in report.culprits.items():
+            if source in known.named:
+                self._accused.setdefault(name_of_worker(source), {}).setdefault(name, what)
+        news = []
+        for told in report.deliveries:
+            if not known.is_news(told.version):
+                continue
+            delivery = replace(told, worker_id=worker_id)
+            for source, rate in told.best_bytes_per_s.items():
+                if source == ORIGIN or source in known.named:
+                    rates = self._up.setdefault(source, {})
+                    rate = _believed(rate)
+                    before = rates.get(name, 0.0)
+                    rates[name] = rate if rate >= before else before + SMOOTHING * (rate - before)
+            self.deliveries.append(delivery)
+            news.append(delivery)
+        return tuple(news)
+
+    def forget(self, worker_id: str) -> None:
+        """Note that a worker left; what its name did stays."""
+        self._known.pop(worker_id, None)
+        self._up.pop(worker_id, None)
+
+    def excluded(self) -> dict[str, str]:
+        """Return the names that are left out of all plans, and what each did."""
+        return {
+            name: next(iter(said.values())) for name, said in self._accused.items() if len(said) >= WITNESSES
+        }
+
+    def plan(
+        self, worker_id: str, digest: str, size: Size, peers: Mapping[str, str], likely: Collection[str]
+    ) -> Assignment:
+        """Return whom a worker fetches a payload from; the names in it are workers of `peers` or the origin.
+
+        Args:
+            worker_id: who asks; one of `peers`.
+            digest: of the payload.
+            size: of the payload.
+            peers: the workers that take part now: id -> host:port at which others reach it, or "".
+            likely: those of them that will probably want the payload too.
+        """
+        for one in peers:
+            self._known.setdefault(one, _Known())
+        known = self._plans.pop(digest, None)
+        if known is None:
+            wanted = {worker_id, *likely, *(one for one in peers if self._holds(one, digest))}
+            links = {one: self._link(one, peers[one]) for one in sorted(wanted & peers.keys())}
+            made = plan_topology(size, self._origin(), links)
+            known = _PayloadPlan(size, made, dict(made.assignments))
+        self._plans[digest] = known  # the newest use last
+        for old in list(self._plans)[:-PLANS_KEPT]:
+            del self._plans[old]
+        if worker_id not in known.assignments:
+            known.assignments[worker_id] = self._below(worker_id, digest, known, peers)
+        return self._answer(worker_id, known.assignments[worker_id], peers)
+
+    def _answer(self, worker_id: str, planned: Assignment, peers: Mapping[str, str]) -> Assignment:
+        shunned = self._shunned(worker_id)
+
+        def serves(one: str) -> bool:
+            return bool(peers.get(one)) and name_of_worker(one) not in shunned
+
+        parents = tuple(one for one in planned.parents if one == ORIGIN or serves(one))
+        others = tuple(one for one in planned.others if serves(one) and one not in parents)
+        self._known[worker_id].named.update(parents[:-1], others)
+        return replace(planned, parents=parents, others=others)
+
+    def _below(
+        self, worker_id: str, digest: str, known: _PayloadPlan, peers: Mapping[str, str]
+    ) -> Assignment:
+        """Return the place of a worker that the plan did not expect: below whoever can give it the most."""
+        links = {
+            one: link
+            for one in known.assignments
+            if one in peers and (link := self._link(one, peers[one])).reachable
+        }
+        near = tuple(sorted(links, key=lambda one: (not self._holds(one, digest), one))[:NEIGHBOURS])
+        if known.plan.topology == "swarm":
+            rate = known.size.payload_bytes / known.plan.seconds
+            return Assignment((ORIGIN,), near, 1, rate, swarm=True)
+        busy = Counter(
+            planned.parents[0]
+            for one, planned in known.assignments.items()
+            if one in peers and not self._holds(one, digest)
+        )
+        room = {one: link.up_bytes_per_s for one, link in links.items()}
+        room[ORIGIN] = self._origin().up_bytes_per_s
+        shunned = self._shunned(worker_id)
+        room = {one: up / (busy[one] + 1) for one, up in room.items() if name_of_worker(one) not in shunned}
+        parent = max(room, key=lambda one: (room[one], one))
+        above = known.assignments[parent] if parent != ORIGIN else Assignment((), (), 0, FASTEST_BYTES_PER_S)
+        upstream = [one for one in (parent, *above.parents) if one != ORIGIN][: 1 + FALLBACKS]
+        rate = min(room[parent], self._known[worker_id].down_bytes_per_s, above.bytes_per_s)
+        others = tuple(one for one in near if one not in upstream)
+        return Assignment((*upstream, ORIGIN), others, above.depth + 1, rate)
+
+    def _shunned(self, worker_id: str) -> set[str]:
+        """Return the names that a worker should not be sent to."""
+        name = name_of_worker(worker_id)
+        own = {accused for accused, said in self._accused.items() if name in said}
+        return own | self.excluded().keys() | {name}
+
+    def _holds(self, worker_id: str, digest: str) -> bool:
+        known = self._known.get(worker_id)
+        return known is not None and digest in known.held
+
+    def _origin(self) -> Link:
+        return Link(min(self._cap, self._uplink(ORIGIN)), FASTEST_BYTES_PER_S)
+
+    def _link(self, worker_id: str, address: str) -> Link:
+        known = self._known[worker_id]
+        reachable = bool(address) and name_of_worker(worker_id) not in self.excluded()
+        return Link(self._uplink(worker_id), known.down_bytes_per_s, known.round_trip_s, reachable)
+
+    def _uplink(self, source: str) -> float:
+        """Return what a source sends, or what is usual among the workers where nobody reported it."""
+        if said := self._up.get(source):
+            return _agreed(said)
+        measured = [_agreed(said) for one, said in self._up.items() if said and one != ORIGIN]
+        return median_low(measured) if measured and source != ORIGIN else UNMEASURED_UP_BYTES_PER_S
+
+
+def _agreed(said: Mapping[str, float]) -> float:
+    """Return the highest of a few reports, the second highest of more: each says what it got at least."""
+    rates = sorted(said.values())
+    return rates[-2] if len(rates) > WITNESSES else rates[-1]
+
+
+def _believed(bytes_per_s: float) -> float:
+    return min(max(bytes_per_s, SLOWEST_BYTES_PER_S), FASTEST_BYTES_PER_S)
