@@ -247,7 +247,9 @@ class CoordinatorService(Coordinator):
         found = () if manifest is None else manifest.payloads
         payload = next((payload for payload in found if payload.digest == payload_digest), None)
         if payload is None:
-            raise ContractError(f"version {version} has no payload {payload_digest[:64]!r}; ask for its manifest")
+            raise ContractError(
+                f"version {version} has no payload {payload_digest[:64]!r}; ask for its manifest"
+            )
         size = Size(payload.payload_bytes, payload.chunk_bytes)
         return self.state_machine.fleet.plan_transfer(member, payload_digest, size)
 

@@ -143,9 +143,7 @@ class WorkerRegistry:
         transfers = self._fleet.transfers
         before = transfers.excluded()
         announced = tuple(told for told in report.deliveries if told.version in self._state.snapshots)
-        for delivery in transfers.take(
-            member.worker_id, dataclasses.replace(report, deliveries=announced)
-        ):
+        for delivery in transfers.take(member.worker_id, dataclasses.replace(report, deliveries=announced)):
             self._state_machine.record(e.SnapshotDelivered(**dataclasses.asdict(delivery)))
         for name, what in transfers.excluded().items():
             if name not in before:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.config import RunConfig, build_config
@@ -165,6 +165,7 @@ def test_the_newest_version_is_uploaded_first(tmp_path: Path) -> None:
     assert not mirror.copy_next()
 
 
+@settings(max_examples=12)
 @given(st.data())
 def test_a_transfer_that_breaks_anywhere_reads_nothing_twice(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
