@@ -34,8 +34,8 @@ from antiphon.benchmarks.parts.network.router import MTU
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.dissemination.plan import Plan, Topology, plan_topology
 from antiphon.core.dissemination.predict import Link, Size
-from antiphon.services.broadcast.lattica import missing_reason
 from antiphon.services.broadcast.manifest import auto_chunk_bytes
+from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.system.logs import configure_logs
 
 UPLINK = 100e6 / 8

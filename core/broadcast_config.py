@@ -42,6 +42,9 @@ class BroadcastSection(Section):
     object_store_first: bool = False
     """Workers take payloads from broadcast.object_store even where they reach the origin, which spares its
     uplink; otherwise only those do that the origin does not answer."""
+    lattica_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port on which the origin is a peer of a Lattica network; workers then take payloads as blocks from it
+    and from each other. Needs the package lattica on every machine; null uses gRPC."""
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
     """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
     before it counts as broadcast; 0: one worker that holds it is enough."""

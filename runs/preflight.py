@@ -14,7 +14,8 @@ from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import end_tokens, expected_tensors
 from antiphon.runs.directory import make_usable
 from antiphon.runs.prefect_server import check_port
-from antiphon.services.broadcast.object_store import object_place
+from antiphon.services.broadcast.transports.lattica_node import missing_reason
+from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
@@ -55,6 +56,8 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> Non
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
     if config.broadcast.object_store is not None:
         object_place(config.broadcast.object_store, config.broadcast.object_endpoint).check()
+    if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:
+        raise ConfigError(f"broadcast.lattica_port={config.broadcast.lattica_port}: {reason}")
     model = Path(resolve_model_path(config.model.path))
     codec = TextCodec.load(str(model))
     if model.is_dir():

@@ -20,11 +20,13 @@ from typing import Any
 import structlog
 
 from antiphon.core.errors import UnavailableError
-from antiphon.services.broadcast.object_store import object_place
-from antiphon.services.broadcast.object_store_mirror import ObjectStoreMirror
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.transports.lattica import FOLDER, LatticaService, multiaddress
+from antiphon.services.broadcast.transports.lattica_node import LatticaNode
+from antiphon.services.broadcast.transports.object_store import object_place
+from antiphon.services.broadcast.transports.object_store_mirror import ObjectStoreMirror
 from antiphon.services.rpc.serving import Security, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
@@ -57,6 +59,8 @@ class OriginOrder:
     object_store: str | None = None
     """Where copies of the payloads are kept, as `broadcast.object_store` says."""
     object_endpoint: str | None = None
+    lattica_port: int | None = None
+    """Where it is a peer of a Lattica network, too."""
 
 
 @asynccontextmanager
@@ -156,7 +160,7 @@ async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
         clock = asyncio.get_running_loop().time
         guard = Guard(needed_token_key(credentials), order.run_id, wall_clock, clock)
         security = Security(credentials, guard)
-    service = BroadcastService(PayloadStore(Path(order.root)), order.uplink_bytes_per_s)
+    service = _service(order)
     server, port = await start_server(
         order.host, order.port, lambda s: register_broadcast(s, service), [SERVICE_NAME], security
     )
@@ -167,6 +171,14 @@ async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
             await asyncio.Event().wait()  # until the learner ends it, or ends
     finally:
         await stop_server(server)
+
+
+def _service(order: OriginOrder) -> BroadcastService:
+    store = PayloadStore(Path(order.root))
+    if order.lattica_port is None:
+        return BroadcastService(store, order.uplink_bytes_per_s)
+    node = LatticaNode(store.root / FOLDER, multiaddress(order.host, order.lattica_port))
+    return LatticaService(store, order.uplink_bytes_per_s, node, order.lattica_port)
 
 
 @contextlib.contextmanager

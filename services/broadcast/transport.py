@@ -17,6 +17,10 @@ from antiphon.services.security.credentials import Credentials
 class Transport(Protocol):
     """Brings payloads into one store."""
 
+    async def link(self, manifest: SnapshotManifest, payload: Payload) -> bool:
+        """Take a payload of a holder on this machine without sending it; False where that cannot be."""
+        return False
+
     async def fetch(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
     ) -> None:

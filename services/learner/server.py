@@ -161,6 +161,7 @@ async def serve_learner(
         config.services.start_timeout_s,
         config.broadcast.object_store,
         config.broadcast.object_endpoint,
+        config.broadcast.lattica_port,
     )
     server = announcing = auditing = None
     leaving = asyncio.create_task(leave.wait())

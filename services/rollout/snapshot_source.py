@@ -8,9 +8,9 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.manifest import check_manifest, full_payload
-from antiphon.services.broadcast.object_store import beside_object_store
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.transport import OriginTransport, Transport
+from antiphon.services.broadcast.transports.choice import configured_transport
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.security.credentials import Credentials
 
@@ -27,12 +27,12 @@ class SnapshotSource(WeightSource):
     ) -> None:
         """Keep payloads in `root`; without a `transport` they come from the origin of each manifest.
 
-        Where the run has an object store, that one is used as well, as the configuration says.
+        The configuration may name other ways, besides or instead.
         """
         self._store = PayloadStore(root)
         self._store.remove_leftovers()
         direct = transport or OriginTransport(self._store, config.broadcast.transfer_timeout_s, credentials)
-        self._transport = beside_object_store(direct, self._store, config, credentials)
+        self._transport = configured_transport(direct, self._store, config, credentials)
         self.bytes_fetched = 0
 
     async def fetch(self, manifest: SnapshotManifest) -> None:

@@ -136,20 +136,18 @@ class Fleet:
             chunk_bytes: of its chunks, each of which is a block.
         """
         self._seed += 1
-        begin = (await self._ask(ORIGIN, {"do": "join", "bootstraps": []}))["address"]
-        workers = [name for name in self._processes if name != ORIGIN]
-        for name in workers:
-            await self._ask(name, {"do": "join", "bootstraps": [begin]})
         made = {"payload_bytes": payload_bytes, "chunk_bytes": chunk_bytes, "seed": self._seed}
         payload = await self._ask(ORIGIN, {"do": "make", **made})
-        blocks = await self._ask(ORIGIN, {"do": "put_blocks", "payload": payload})
+        await self._ask(ORIGIN, {"do": "put_blocks", "payload": payload})
+        workers = [name for name in self._processes if name != ORIGIN]
+        origin = f"{self._hosts[ORIGIN].address}:{PORT}"
         before, begun_s = self._hosts[ORIGIN].sent_bytes(), time.monotonic()
-        question = {"do": "fetch_blocks", "payload": payload, **blocks}
+        question = {"do": "fetch_blocks", "payload": payload, "origin": origin}
         asked = [self._ask(name, {**question, "seed": number}) for number, name in enumerate(workers)]
         deliveries = dict(zip(workers, await asyncio.gather(*asked), strict=True))
         sent = self._hosts[ORIGIN].sent_bytes() - before
         for name in self._processes:
-            await self._ask(name, {"do": "drop", "digest": payload["digest"], **blocks})
+            await self._ask(name, {"do": "drop", "digest": payload["digest"]})
         seconds = {name: delivery["ended_s"] - begun_s for name, delivery in deliveries.items()}
         return Broadcasted(seconds, sent, deliveries)
 

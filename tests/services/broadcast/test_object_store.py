@@ -15,21 +15,21 @@ from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, Una
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
 from antiphon.runs.s3_server import S3Server
-from antiphon.services.broadcast import object_store
 from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.object_store import (
-    SPAN_BYTES,
-    ObjectStoreTransport,
-    beside_object_store,
-    object_name,
-    object_place,
-)
-from antiphon.services.broadcast.object_store_mirror import ObjectStoreMirror
 from antiphon.services.broadcast.origin import OriginOrder, serving_origin
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.transport import OriginTransport
+from antiphon.services.broadcast.transports import object_store
+from antiphon.services.broadcast.transports.choice import OriginOrObjectStore, configured_transport
+from antiphon.services.broadcast.transports.object_store import (
+    SPAN_BYTES,
+    ObjectStoreTransport,
+    object_name,
+    object_place,
+)
+from antiphon.services.broadcast.transports.object_store_mirror import ObjectStoreMirror
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rpc.serving import start_server, stop_server
 from tests.support.s3 import remote_objects, s3_server
@@ -313,7 +313,7 @@ def test_a_worker_uses_the_store_while_the_origin_is_away_and_returns_to_it(tmp_
         # Here only the origin has it: asked beside that transfer, it answers for the next but one at most.
         (folder / object_name(there.run_id, full_payload(there).digest)).unlink()
         transport = source._transport
-        assert isinstance(transport, object_store.OriginOrObjectStore)
+        assert isinstance(transport, OriginOrObjectStore)
         assert not await transport._is_reached(there.origin)
         assert transport._asking is not None
         assert await transport._asking
@@ -328,9 +328,9 @@ def test_a_worker_uses_the_store_while_the_origin_is_away_and_returns_to_it(tmp_
 def test_a_run_may_have_all_workers_use_the_store_and_none_without_one(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path)
     direct = OriginTransport(store, 1.0)
-    assert beside_object_store(direct, store, config()) is direct
+    assert configured_transport(direct, store, config()) is direct
     first = config(object_store=str(tmp_path), object_store_first=True)
-    assert isinstance(beside_object_store(direct, store, first), ObjectStoreTransport)
+    assert isinstance(configured_transport(direct, store, first), ObjectStoreTransport)
     with pytest.raises(ConfigError, match=r"broadcast\.object_store_first is set, but"):
         config(object_store_first=True)
     with pytest.raises(ConfigError, match=r"broadcast\.object_store is neither s3://"):

@@ -69,8 +69,7 @@ class LatticaNode:
             self._core = LatticaSDK(settings)
         except Exception as error:  # the core raises whatever came up
             raise ConfigError(f"no Lattica peer can listen on {listen}: {error}") from error
-        self.address = f"{listen}/p2p/{self._core.peer_id()}"
-        """By which others begin, where `listen` names a host and a port."""
+        self.peer_id = str(self._core.peer_id())
 
     def put(self, data: bytes) -> str:
         """Hold a block and return its address.

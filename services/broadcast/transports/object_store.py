@@ -10,27 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import structlog
-
-from antiphon.core.config import RunConfig
 from antiphon.core.digests import check_digest
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
-from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.payload_files import IncomingPayload
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.service import ATTEMPTS
 from antiphon.services.broadcast.transport import Transport
-from antiphon.services.security.credentials import Credentials
 
 SPAN_BYTES = 8 << 20
 """Chunks that lie beside each other are read together up to this size; one that is larger is read alone."""
 SPANS_AT_ONCE = 8
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
 """Pauses between two questions whether an object is there; they double."""
-
-_log = structlog.get_logger(__name__)
 
 
 def object_place(url: str, endpoint_url: str | None) -> RemotePlace:
@@ -178,64 +171,6 @@ class ObjectStoreTransport(Transport):
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class OriginOrObjectStore(Transport):
-    """Payloads by one transport while the origin answers, else from the object store.
-
-    Where the origin did not answer, it is asked again beside each transfer, and the answer counts for the
-    next one.
-    """
-
-    def __init__(
-        self, direct: Transport, object_store: Transport, credentials: Credentials | None = None
-    ) -> None:
-        """Prefer `direct`, which needs the origin; `credentials` are shown to it."""
-        self._direct, self._object_store, self._credentials = direct, object_store, credentials
-        self._asking: asyncio.Task[bool] | None = None
-
-    async def fetch(
-        self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
-    ) -> None:
-        transport = self._direct if await self._is_reached(manifest.origin) else self._object_store
-        await transport.fetch(manifest, payload, arrived)
-
-    async def _is_reached(self, origin: str) -> bool:
-        before, self._asking = self._asking, asyncio.create_task(self._ask(origin))
-        if before is not None:
-            before.cancel()
-            if not before.done() or not before.result():
-                return False
-        return await self._asking
-
-    async def _ask(self, origin: str) -> bool:
-        client = BroadcastClient(origin, credentials=self._credentials)
-        try:
-            await client.where()
-        except UnavailableError as error:
-            _log.info("origin.unreached", origin=origin, error=str(error))
-            return False
-        finally:
-            await client.close()
-        return True
-
-    async def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-        await self._direct.close()
-        await self._object_store.close()
-
-
-def beside_object_store(
-    direct: Transport, store: PayloadStore, config: RunConfig, credentials: Credentials | None = None
-) -> Transport:
-    """Return `direct`, or what the run's configuration says of an object store around it."""
-    section = config.broadcast
-    if section.object_store is None:
-        return direct
-    place = object_place(section.object_store, section.object_endpoint)
-    from_store = ObjectStoreTransport(store, place, section.transfer_timeout_s)
-    return from_store if section.object_store_first else OriginOrObjectStore(direct, from_store, credentials)
 
 
 def _spans(payload: Payload, missing: Sequence[int]) -> Iterator[Sequence[int]]:

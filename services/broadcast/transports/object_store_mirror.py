@@ -13,8 +13,8 @@ import structlog
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.lineage.store.remote_place import RemotePlace
-from antiphon.services.broadcast.object_store import object_name
 from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.services.broadcast.transports.object_store import object_name
 
 LOOK_S = 0.5
 """Pause between two looks at the origin's folder."""
