@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.lineage.tracking.tracked_run import TrackedRun
 
-SECTION = "broadcast"
+SECTION = "weights"
+"""By its letters after all others: what is learned comes first."""
 VERSIONS_PER_CALL = 200
 """MLflow takes 1,000 metrics in a call."""
 

@@ -23,7 +23,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.transports.lattica import FOLDER, LatticaService, multiaddress
+from antiphon.services.broadcast.transports.lattica import FOLDER, LatticaService
 from antiphon.services.broadcast.transports.lattica_node import LatticaNode
 from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.broadcast.transports.object_store_mirror import ObjectStoreMirror
@@ -177,7 +177,7 @@ def _service(order: OriginOrder) -> BroadcastService:
     store = PayloadStore(Path(order.root))
     if order.lattica_port is None:
         return BroadcastService(store, order.uplink_bytes_per_s)
-    node = LatticaNode(store.root / FOLDER, multiaddress(order.host, order.lattica_port))
+    node = LatticaNode(store.root / FOLDER, order.host, order.lattica_port)
     return LatticaService(store, order.uplink_bytes_per_s, node, order.lattica_port)
 
 

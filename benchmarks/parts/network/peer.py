@@ -28,7 +28,6 @@ from antiphon.services.broadcast.transports.lattica import (
     FOLDER,
     LatticaService,
     LatticaTransport,
-    multiaddress,
 )
 from antiphon.services.broadcast.transports.lattica_node import LatticaNode
 from antiphon.services.rpc.serving import Security, open_channel, start_server
@@ -110,14 +109,14 @@ class Peer:
     async def put_blocks(self, payload: Payload) -> None:
         """Be a peer of a Lattica network that holds a payload as blocks."""
         if self.lattica is None:
-            node = LatticaNode(self.store.root / FOLDER, multiaddress(self.host, BLOCK_PORT))
+            node = LatticaNode(self.store.root / FOLDER, self.host, BLOCK_PORT)
             self.lattica = LatticaService(self.store, None, node, BLOCK_PORT)
         await self.lattica.blocks(payload.digest)
 
     async def fetch_blocks(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Bring a payload here from the network's peers, and answer when it was complete."""
         if self.transport is None:
-            folder, listen = self.store.root / FOLDER, multiaddress(self.host, BLOCK_PORT)
+            folder, listen = self.store.root / FOLDER, (self.host, BLOCK_PORT)
             self.transport = LatticaTransport(
                 self.store, folder, 60.0, self.credentials, listen, asked["seed"]
             )

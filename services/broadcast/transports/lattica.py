@@ -5,15 +5,13 @@ worker believes neither those nor the network: a chunk is kept when it has the m
 """
 
 import asyncio
-import ipaddress
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from pathlib import Path
 
-from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
+from antiphon.core.errors import AntiphonError, IntegrityError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.core.seeds import generator
 from antiphon.services.broadcast.api import Blocks
@@ -22,7 +20,7 @@ from antiphon.services.broadcast.payload_files import IncomingPayload
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.transport import Transport
-from antiphon.services.broadcast.transports.lattica_node import LatticaNode
+from antiphon.services.broadcast.transports.lattica_node import LatticaNode, multiaddress
 from antiphon.services.security.credentials import Credentials
 
 BLOCKS_AT_ONCE = 4
@@ -68,7 +66,7 @@ class LatticaTransport(Transport):
         folder: Path,
         timeout_s: float,
         credentials: Credentials | None = None,
-        listen: str = "/ip4/0.0.0.0/tcp/0",
+        listen: tuple[str, int] = ("0.0.0.0", 0),
         seed: int = 0,
     ) -> None:
         """Fill `store`; join the network when the first payload is wanted.
@@ -78,7 +76,7 @@ class LatticaTransport(Transport):
             folder: keeps the blocks of this peer.
             timeout_s: a transfer is given up when a block does not come for so long.
             credentials: shown to origins.
-            listen: multiaddress of this peer.
+            listen: address and port of this peer; port 0 picks a free one.
             seed: decides the order in which chunks are asked for: peers that want other chunks first have
                 something to give to each other.
         """
@@ -128,7 +126,7 @@ class LatticaTransport(Transport):
         if self._node is None:
             host = origin.rpartition(":")[0].strip("[]")
             bootstrap = f"{multiaddress(host, blocks.port)}/p2p/{blocks.peer_id}"
-            self._node = LatticaNode(self._folder, self._listen, [bootstrap])
+            self._node = LatticaNode(self._folder, *self._listen, [bootstrap])
         for dropped in [one for one in self._held if not self._store.has(one)]:
             for address in self._held.pop(dropped):
                 self._node.remove(address)
@@ -177,22 +175,3 @@ class LatticaTransport(Transport):
         if self._node is not None:
             await asyncio.to_thread(self._node.close)
             self._node = None
-
-
-def multiaddress(host: str, port: int) -> str:
-    """Return where a peer listens, by the address of the host or by its name.
-
-    >>> multiaddress("127.0.0.1", 7801), multiaddress("::1", 7801)
-    ('/ip4/127.0.0.1/tcp/7801', '/ip6/::1/tcp/7801')
-
-    Raises:
-        UnavailableError: when the host's name is not known.
-    """
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        try:
-            address = ipaddress.ip_address(socket.gethostbyname(host))
-        except OSError as error:
-            raise UnavailableError(f"the name {host} is not known here: {error}") from None
-    return f"/ip{address.version}/{address}/tcp/{port}"

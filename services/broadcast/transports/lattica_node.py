@@ -8,11 +8,14 @@ the manifest as well.
 
 import base64
 import hashlib
+import ipaddress
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ConfigError, UnavailableError
+from antiphon.system.ports import is_free
 
 VERSION = "1.0.21"
 _RAW_SHA256 = bytes([0x01, 0x55, 0x12, 0x20])
@@ -37,27 +40,53 @@ def block_address(data: bytes) -> str:
     return "b" + text.lower().rstrip("=")
 
 
+def multiaddress(host: str, port: int) -> str:
+    """Return where a peer listens, by the address of the host or by its name.
+
+    >>> multiaddress("127.0.0.1", 7801), multiaddress("::1", 7801)
+    ('/ip4/127.0.0.1/tcp/7801', '/ip6/::1/tcp/7801')
+
+    Raises:
+        UnavailableError: when the host's name is not known.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.gethostbyname(host))
+        except OSError as error:
+            raise UnavailableError(f"the name {host} is not known here: {error}") from None
+    return f"/ip{address.version}/{address}/tcp/{port}"
+
+
 class LatticaNode:
     """A peer. It serves the blocks that it holds to whoever asks. Methods block; any thread may call them."""
 
-    def __init__(self, folder: Path, listen: str, bootstraps: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, host: str, port: int, bootstraps: Sequence[str] = ()) -> None:
         """Start the peer.
 
         Args:
             folder: keeps its blocks.
-            listen: multiaddress, such as ``/ip4/0.0.0.0/tcp/7801``.
+            host: address of this machine, or a name of it, to listen on.
+            port: 0 picks a free one.
             bootstraps: multiaddresses of peers to begin with, ``.../p2p/<peer id>``.
 
         Raises:
-            ConfigError: when the package is missing, or an address cannot be used.
+            ConfigError: when the package is missing, or the port cannot be listened on.
+            UnavailableError: when the host's name is not known.
         """
         if (reason := missing_reason()) is not None:
             raise ConfigError(reason)
+        if port and not is_free(port, host):  # the core would go on without listening
+            raise ConfigError(
+                f"no Lattica peer can listen on {host}:{port}: another process has that port, or the host is "
+                "not this machine's; set another broadcast.lattica_port"
+            )
         from lattica_python_core import LatticaSDK
 
         folder.mkdir(parents=True, exist_ok=True)
         settings: dict[str, Any] = {
-            "listen_addrs": [listen],
+            "listen_addrs": [multiaddress(host, port)],
             "storage_path": str(folder),
             # Workers are told of each other by the run; no one else on the network is asked.
             "with_mdns": False,
@@ -68,7 +97,7 @@ class LatticaNode:
         try:
             self._core = LatticaSDK(settings)
         except Exception as error:  # the core raises whatever came up
-            raise ConfigError(f"no Lattica peer can listen on {listen}: {error}") from error
+            raise ConfigError(f"no Lattica peer can listen on {host}:{port}: {error}") from error
         self.peer_id = str(self._core.peer_id())
 
     def put(self, data: bytes) -> str:

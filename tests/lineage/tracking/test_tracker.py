@@ -147,7 +147,7 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
         "bytes": [40, 40],
         "relayed_share": [0.25, 0],
     }.items():
-        points = client.get_metric_history(run.info.run_id, f"broadcast/{name}")
+        points = client.get_metric_history(run.info.run_id, f"weights/{name}")
         assert [(point.step, point.value) for point in points] == list(zip((1, 3), values, strict=True))
     datasets = {entry.dataset.name: entry.dataset for entry in run.inputs.dataset_inputs}
     assert set(datasets) == {"batch-t000000", "batch-t000001", "batch-t000002"}

@@ -24,7 +24,6 @@ from antiphon.services.broadcast.transports.lattica import (
     FOLDER,
     LatticaService,
     LatticaTransport,
-    multiaddress,
 )
 from antiphon.services.broadcast.transports.lattica_node import LatticaNode, block_address, missing_reason
 from antiphon.services.rollout.snapshot_source import SnapshotSource
@@ -52,8 +51,7 @@ async def serving(service: BroadcastService) -> AsyncIterator[str]:
 
 
 def transport(store: PayloadStore, timeout_s: float = LIMIT_S) -> LatticaTransport:
-    listen = multiaddress(HOST, free_port(HOST))
-    return LatticaTransport(store, store.root / FOLDER, timeout_s, listen=listen)
+    return LatticaTransport(store, store.root / FOLDER, timeout_s, listen=(HOST, free_port(HOST)))
 
 
 class FalseBlocks(LatticaService):
@@ -97,7 +95,7 @@ def test_a_block_that_is_not_the_manifests_chunk_is_named_and_not_kept(tmp_path:
     origin, here, port = PayloadStore(tmp_path / "o"), PayloadStore(tmp_path / "h"), free_port(HOST)
 
     async def body() -> None:
-        node = LatticaNode(tmp_path / FOLDER, multiaddress(HOST, port))
+        node = LatticaNode(tmp_path / FOLDER, HOST, port)
         service = FalseBlocks(origin, None, node, port)
         worker = transport(here)
         async with serving(service) as address:
@@ -118,16 +116,17 @@ def test_a_block_that_is_not_the_manifests_chunk_is_named_and_not_kept(tmp_path:
 
 @needs_lattica
 def test_a_block_has_the_address_of_its_bytes_and_one_that_nobody_has_is_given_up(tmp_path: Path) -> None:
-    node = LatticaNode(tmp_path, multiaddress(HOST, free_port(HOST)))
+    port = free_port(HOST)
+    node = LatticaNode(tmp_path, HOST, port)
     assert node.put(b"bytes") == block_address(b"bytes")
     assert node.get(block_address(b"bytes"), 1) == b"bytes"
     node.remove(block_address(b"bytes"))
     for address in (block_address(b"bytes"), block_address(b"never")):
         with pytest.raises(UnavailableError, match="no Lattica peer gave block"):
             node.get(address, 1)
+    with pytest.raises(ConfigError, match=rf"no Lattica peer can listen on {HOST}:{port}: another process"):
+        LatticaNode(tmp_path / "other", HOST, port)
     node.close()
-    with pytest.raises(ConfigError, match="no Lattica peer can listen on nowhere"):
-        LatticaNode(tmp_path / "other", "nowhere")
 
 
 @needs_lattica
@@ -135,7 +134,7 @@ def test_the_part_of_the_package_that_unpickles_is_never_imported(tmp_path: Path
     program = (
         "import sys; from pathlib import Path; "
         "from antiphon.services.broadcast.transports.lattica_node import LatticaNode; "
-        f"node = LatticaNode(Path({str(tmp_path)!r}), {multiaddress(HOST, free_port(HOST))!r}); "
+        f"node = LatticaNode(Path({str(tmp_path)!r}), {HOST!r}, {free_port(HOST)}); "
         "node.get(node.put(b'x'), 1); node.close(); "
         "print([name for name in sys.modules if name.partition('.')[0] == 'lattica'])"
     )
@@ -152,7 +151,7 @@ def test_without_the_package_one_sentence_says_how_to_get_it(
     with pytest.raises(
         ConfigError, match=r"package lattica is missing; `pip install --no-deps lattica=="
     ) as e:
-        LatticaNode(tmp_path, "/ip4/127.0.0.1/tcp/1")
+        LatticaNode(tmp_path, HOST, 1)
     assert "\n" not in str(e.value)
 
 
