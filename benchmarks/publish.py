@@ -40,7 +40,7 @@ from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.origin import OriginOrder, serving_origin
 from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.broadcast.transport import RelayTransport
 from antiphon.services.broadcast.verified_weights import VerifiedWeights, open_snapshot
 from antiphon.services.learner.publish import SnapshotPublisher
 from antiphon.services.rollout.engine.thread import EngineThread
@@ -220,7 +220,8 @@ async def fetch_and_swap(
         client = FarClient(address)
         with counts.of("worker"), anonymous_growth() as growth:
             begun = time.perf_counter()
-            await fetch_snapshot(manifest, client, mine, STALL_S)
+            transport = RelayTransport(mine, lambda address, client=client: [client], STALL_S)
+            await transport.fetch(manifest, full_payload(manifest), lambda length: None)
             found["fetch_s"].append(round(time.perf_counter() - begun, 3))
             begun = time.perf_counter()
             tensors = await asyncio.to_thread(open_snapshot, manifest, mine)

@@ -1,4 +1,4 @@
-"""worker: join a run from this machine with one command; it only dials out."""
+"""worker: join a run from this machine with one command; it dials out, and may hand weights on."""
 
 import os
 import re
@@ -26,6 +26,7 @@ def worker(
     threads: int | None = None,
     ready_file: Path | None = None,
     credentials: Path | None = None,
+    relay_address: str = "",
 ) -> int:
     """Sample for a run until it is finished; the configuration comes from its coordinator.
 
@@ -38,8 +39,12 @@ def worker(
         ready_file: file that gets {"pid", "port"} once the worker can sample.
         credentials: folder with the worker's certificate and token; by default ANTIPHON_CREDENTIALS, else
             that of the run which --run names, where it runs on this machine and is yours.
+        relay_address: HOST:PORT at which other workers reach this one and take weights from it; it listens
+            on PORT. The credentials must name HOST (`antiphon certs --relay-host`). By default none does.
     """
     check_address(coordinator, "--coordinator")
+    if relay_address:
+        check_address(relay_address, "--relay-address")
     name = name or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:48] or 'host'}-{os.getpid()}"
     if not WORKER_NAME.fullmatch(name):
         raise ConfigError(f"--name {name} is not possible; use letters, digits, dot, dash, underscore")
@@ -49,7 +54,8 @@ def worker(
         ["worker", "--coordinator", coordinator, "--name", name, "--work-dir", str(work_dir)]
         + (["--run", run] if run else [])
         + (["--ready-file", str(ready_file)] if ready_file else [])
-        + (["--credentials", str(credentials)] if credentials else []),
+        + (["--credentials", str(credentials)] if credentials else [])
+        + (["--relay-address", relay_address] if relay_address else []),
     )
     from antiphon.services.rollout.process import serve_worker
     from antiphon.system.processes import run_service, write_ready_file
@@ -58,7 +64,16 @@ def worker(
     bundle = worker_credentials(credentials, run, coordinator)
     work_dir.mkdir(parents=True, exist_ok=True)
     return run_service(
-        lambda stop: serve_worker(coordinator, name, run, work_dir, ready, credentials=bundle, stop=stop)
+        lambda stop: serve_worker(
+            coordinator,
+            name,
+            run,
+            work_dir,
+            ready,
+            credentials=bundle,
+            stop=stop,
+            relay_address=relay_address,
+        )
     )
 
 

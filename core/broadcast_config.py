@@ -19,6 +19,14 @@ class BroadcastSection(Section):
     """Port that the learner's payloads are served on; 0 picks a free one."""
     uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
     """Cap on what the origin sends, bytes per second; none by default."""
+    relay: Literal["auto", "off"] = "auto"
+    """auto: workers that others can reach (`antiphon worker --relay-address`) hand payloads on, as the
+    measured links suggest; off: every worker fetches from the origin."""
+    relay_bytes_per_s: float | None = Field(default=None, gt=0.0)
+    """Cap on what each worker hands on, bytes per second, so that its sampling keeps its share; none by
+    default."""
+    streams: int = Field(default=2, ge=1, le=4)
+    """Connections beside each other to each source: more of them fill long and lossy links."""
     snapshots_kept: int = Field(default=8, ge=2, le=MOST_KEPT)
     """Newest announced snapshots that the learner and each worker keep."""
     transfer_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)

@@ -125,7 +125,7 @@ class RunStatus:
     work_done: int = 0
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
     deliveries: tuple[DeliveryRecord, ...] = ()
-    """How the newest versions came to the workers, newest last; the journal has all (`snapshot.delivered`)."""
+    """How versions came to the workers, newest last; the journal's events `snapshot.delivered` are all."""
 
     @property
     def scored(self) -> frozenset[int]:

@@ -11,8 +11,11 @@ from functools import partial
 from typing import Any
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.loop.schedule import Stage, StageKey, schedule
+from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.environments.scoring.pool import InProcess
+from antiphon.services.broadcast.relay_service import Arrivals, RelayService
 from antiphon.services.broadcast.server import register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.coordinator.api import Coordinator
@@ -163,31 +166,43 @@ async def serve_learner(shared: SharedRun, process: Process, coordinator: Coordi
 
 def make_worker(
     shared: SharedRun,
+    process: Process,
     coordinator: Coordinator,
     name: str,
-    process_name: str,
     payloads: MemoryPayloads,
     make_engine: Callable[[], Engine] = engines.ArithmeticEngine,
 ) -> RolloutWorker:
-    """Return the worker of a process, called `name` in the run; `process_name` decides how fast it is."""
+    """Return the worker of a process, called `name` in the run; the process's name decides how fast it is."""
+    arrivals, address = Arrivals(), f"{process.name}:1"
+    server = InProcessServer()
+    guarded = GuardInterceptor(server, Guard(TOKEN_KEY, RUN_ID, shared.wall_clock, shared.loop.time))
+    register_broadcast(guarded, RelayService(payloads, arrivals))
+    shared.network.listen(address, process, server)
+
+    async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
+        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
 
     def source(config: RunConfig) -> engines.SnapshotSource:
         return engines.SnapshotSource(
             partial(shared.channel, worker=name),
             payloads,
             config.broadcast.transfer_timeout_s,
-            partial(shared.chunk_s, process_name),
-            partial(shared.alters_chunk, process_name),
+            partial(shared.chunk_s, process.name),
+            partial(shared.alters_chunk, process.name),
+            arrivals,
+            ask_plan,
         )
 
-    return RolloutWorker(
+    worker = RolloutWorker(
         coordinator,
         name,
         RUN_ID,
         lambda config: make_engine(),
         source,
-        drive=partial(engines.LoopDriver, step_s=partial(shared.engine_step_s, process_name)),
+        drive=partial(engines.LoopDriver, step_s=partial(shared.engine_step_s, process.name)),
+        relay_address=address,
     )
+    return worker
 
 
 def make_reward_service(shared: SharedRun, coordinator: Coordinator, client_id: str) -> RewardService:

@@ -228,7 +228,7 @@ class World:
         edits = partial(engines.EditingEngine, self._edits)
         engine = edits if name == EDITOR else engines.ArithmeticEngine
         told = self._told(entry, known_as)
-        worker = processes.make_worker(shared, told, known_as, name, entry.payloads, engine)
+        worker = processes.make_worker(shared, process, told, known_as, entry.payloads, engine)
         entry.worker = worker
         return worker.run(lambda: None)
 

@@ -45,6 +45,15 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """Whom a worker fetches a payload from, and where they are."""
+
+    assignment: Assignment
+    addresses: dict[str, str]
+    """Worker that the assignment names -> host:port; the origin's stands in the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Whom everyone fetches from, and how long that will take."""
 

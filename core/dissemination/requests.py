@@ -22,6 +22,8 @@ AHEAD_S = 1.0
 """Seconds' worth of chunks that a source is asked for ahead."""
 SLOW_SHARE = 0.25
 """Of the planned rate; a source below it for as long as a stall takes is helped out."""
+ALONE = 12
+"""Times as much patience has who can ask no one else: many may share the source's uplink."""
 MOST_IN_REQUEST = 64
 _RATE_WINDOW_S = 0.25
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 8.0
@@ -141,6 +143,10 @@ class Transfer:
             return {name: self._wrong.get(name) or self._culprits[name] for name in self.sources}
         return None
 
+    def all_failing(self) -> bool:
+        """Return whether every source that may be asked has failed since it last delivered."""
+        return all(s.failures for s in self.sources.values() if s.upstream and not self._avoided(s.name))
+
     def curious(self, now: float) -> list[str]:
         """Return who should be asked what it holds: in a swarm all, else others when no parent answers."""
         if not self._assignment.swarm and any(self._usable(s, now) and s.keeps_pace for s in self._parents()):
@@ -237,7 +243,9 @@ class Transfer:
         return max(0.001, min([self._stall_s / 4, *(at_s - now for at_s in due)]))
 
     def _limit_s(self, source: Source) -> float:
-        return self._stall_s if source.bytes_in else self._first_stall_s
+        limit_s = self._stall_s if source.bytes_in else self._first_stall_s
+        alone = all(self._avoided(name) for name in self.sources if name != source.name)
+        return limit_s * ALONE if alone else limit_s
 
     def _parents(self) -> list[Source]:
         return [self.sources[name] for name in self._assignment.parents]

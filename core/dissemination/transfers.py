@@ -4,9 +4,9 @@ A payload's plan is made when the first worker asks, for all who will probably w
 comes later hangs below those who are there, so that no two ever wait for each other. Who left, or sent
 something wrong, is left out of every answer.
 
-What one worker says moves little. A rate is the second highest where three or more report one. An accusation counts
-for the accuser alone until another worker says the same, and not at all against someone whom the accuser
-was never told to ask.
+What one worker says moves little. A rate is the second highest that was reported. An
+accusation counts for the accuser alone until another worker says the same, and not at all against someone
+whom the accuser was never told to ask.
 """
 
 from collections import Counter, deque
@@ -20,6 +20,7 @@ from antiphon.core.dissemination.plan import (
     ORIGIN,
     Assignment,
     Plan,
+    TransferPlan,
     plan_topology,
 )
 from antiphon.core.dissemination.predict import Link, Size
@@ -28,9 +29,11 @@ from antiphon.core.trust.worker_names import name_of_worker
 
 UNMEASURED_UP_BYTES_PER_S = 12.5e6
 """Taken for an uplink while no one reported one, bytes per second."""
+FROM_ORIGIN = TransferPlan(Assignment((ORIGIN,), (), 1, UNMEASURED_UP_BYTES_PER_S), {})
+"""The plan of a worker that no one else serves."""
 UNMEASURED_DOWN_BYTES_PER_S = 125e6
-SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e3, 1e11
-"""What is believed of a link at most and at least."""
+SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e4, 1e11
+"""Between these lies what is believed of a link."""
 LONGEST_ROUND_TRIP_S = 10.0
 SMOOTHING = 0.3
 """Share of a lower rate than before that counts at once; a higher one counts whole."""
@@ -57,7 +60,7 @@ class _Known:
     settled: int = -1
 
     def is_news(self, version: int) -> bool:
-        """Note the delivery of a version; False for one that was noted, or is older than what is remembered."""
+        """Note the delivery of a version; False for one that was noted, or is too old to be remembered."""
         if version <= self.settled or version in self.delivered:
             return False
         self.delivered.add(version)
@@ -213,14 +216,16 @@ class TransferPlans:
         """Return what a source sends, or what is usual among the workers where nobody reported it."""
         if said := self._up.get(source):
             return _agreed(said)
-        measured = [_agreed(said) for one, said in self._up.items() if said and one != ORIGIN]
-        return median_low(measured) if measured and source != ORIGIN else UNMEASURED_UP_BYTES_PER_S
+        measured = [said for one, said in self._up.items() if said and one != ORIGIN]
+        if source == ORIGIN or len({name for said in measured for name in said}) < WITNESSES:
+            return UNMEASURED_UP_BYTES_PER_S
+        return median_low(map(_agreed, measured))
 
 
 def _agreed(said: Mapping[str, float]) -> float:
-    """Return the highest of a few reports, the second highest of more: each says what it got at least."""
+    """Return the second highest of the reports: each says what it got at least, and one may be a lie."""
     rates = sorted(said.values())
-    return rates[-2] if len(rates) > WITNESSES else rates[-1]
+    return rates[-min(len(rates), WITNESSES)]
 
 
 def _believed(bytes_per_s: float) -> float:

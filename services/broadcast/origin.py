@@ -36,8 +36,10 @@ from antiphon.system.processes import PARENT_VARIABLE, run_service, write_ready_
 
 PORT_FILE = "origin.json"
 """In the payload store: JSON {pid, port}, the learner's process and the port of its origin."""
-AGAIN_S = 1.0
-"""Pause before a process that died is started again."""
+AGAIN_S, MOST_AGAIN_S = 1.0, 30.0
+"""Pause before a process that died is started again: it doubles while starts fail or do not last."""
+LASTED_S = 60.0
+"""A process that lived so long did not die of its start."""
 LEAVE_S = 5.0
 """Longest wait for it to end when it is asked to."""
 
@@ -78,16 +80,22 @@ async def serving_origin(order: OriginOrder, credentials: Credentials | None) ->
 
     async def keep() -> None:
         nonlocal process
+        clock = asyncio.get_running_loop().time
+        started_s, pause_s = clock(), AGAIN_S
         while True:
             status = await process.wait()
-            _log.warning("origin.died", status=status, port=port)
+            if clock() - started_s >= LASTED_S:
+                pause_s = AGAIN_S
+            _log.warning("origin.died", status=status, port=port, again_s=pause_s)
             while True:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MOST_AGAIN_S)
                 try:
                     process, _ = await _start(replace(order, port=port), credentials)
+                    started_s = clock()
                     break
                 except UnavailableError as error:
-                    _log.warning("origin.not_back", reason=str(error))
+                    _log.warning("origin.not_back", reason=str(error), again_s=pause_s)
 
     keeping = asyncio.create_task(keep())
     try:

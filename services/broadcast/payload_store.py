@@ -72,6 +72,11 @@ class PayloadStore:
         """Tell whether a payload is here whole."""
         return self.path(digest).is_file()
 
+    def note(self, payload: Payload) -> None:
+        """Remember what a payload is that is here, so that others find it."""
+        with self._guard:
+            self._known[payload.digest] = payload
+
     def find(self, digest: str) -> Payload:
         """Return what is known of a payload that is here, whole or in part.
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import structlog
+
 from antiphon.core.dissemination.plan import Assignment
 from antiphon.core.dissemination.requests import Request, Transfer
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
@@ -16,6 +18,8 @@ from antiphon.services.broadcast.api import Broadcast
 from antiphon.services.broadcast.payload_files import IncomingPayload
 from antiphon.services.broadcast.relay_service import Arrivals
 from antiphon.system.wakeup import Wakeup
+
+_log = structlog.get_logger(__name__)
 
 CURIOUS_S = 0.25
 """Between two questions to a holder about what it has."""
@@ -47,6 +51,8 @@ class Patience:
     """Without a byte from a source that was asked."""
     give_up_s: float = 600.0
     """Without a byte from anyone."""
+    refused_s: float = 2.0
+    """Without a byte from anyone, while every source is away or refuses: others may be known by now."""
 
 
 async def fetch_payload(
@@ -122,6 +128,8 @@ class _Receiver:
         self._questions: dict[str, asyncio.Task[None]] = {}
         self._busy = {name: [0] * len(lanes) for name, lanes in sources.items()}
         self._broken: AntiphonError | None = None
+        self._refusals: dict[str, str] = {}
+        """Source -> why it did not send, the last time."""
         self._delivery = Delivery()
 
     async def run(self) -> Delivery:
@@ -139,7 +147,7 @@ class _Receiver:
                 for name in transfer.curious(now):
                     if name not in self._questions:
                         self._questions[name] = asyncio.create_task(self._inquire(name))
-                await self._change.wait(transfer.retry_s(now))
+                await self._change.wait(min(transfer.retry_s(now), self._patience.refused_s))
         finally:
             await self._stop()
         self._delivery.seconds = self._clock() - self._begun_s
@@ -158,12 +166,19 @@ class _Receiver:
                 f"{lacking} chunks of payload {self._payload.digest} have no source left: "
                 f"{said or 'none is known'}"
             )
-        if self._clock() - self._transfer.last_byte_s > self._patience.give_up_s:
+        still_s = self._clock() - self._transfer.last_byte_s
+        patience_s = self._patience.give_up_s
+        if self._transfer.all_failing():
+            patience_s = min(patience_s, self._patience.refused_s)
+        if still_s >= patience_s:
             lacking = len(self._incoming.missing())
-            asked = ", ".join(name or "the origin" for name in self._sources)
+            asked = ", ".join(
+                f"{name or 'the origin'}" + (f" ({said})" if (said := self._refusals.get(name)) else "")
+                for name in self._sources
+            )
             raise UnavailableError(
                 f"{lacking} of {len(self._payload.chunk_digests)} chunks of payload {self._payload.digest} "
-                f"are missing, and nothing came for {self._patience.give_up_s:g} s from any of {asked}; "
+                f"are missing, and nothing came for {still_s:.3g} s from any of {asked}; "
                 "try again, what has arrived is kept"
             )
 
@@ -175,7 +190,8 @@ class _Receiver:
             await self._take(request, self._sources[name][lane])
         except _WrongError as error:
             self._wrong(name, str(error))
-        except UnavailableError:
+        except UnavailableError as error:
+            self._refusals[name] = str(error)
             self._transfer.failed(name, self._clock())
         except AntiphonError as error:
             self._wrong(name, f"answered: {error}")
@@ -246,6 +262,7 @@ class _Receiver:
             self._questions.pop(name, None)
 
     def _wrong(self, name: str, what: str) -> None:
+        _log.warning("source.wrong", source=name or "origin", payload=self._payload.digest[:12], reason=what)
         self._transfer.wrong(name, what)
         self._delivery.culprits[name] = what
         self._hang_up(name)

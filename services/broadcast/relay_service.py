@@ -1,16 +1,17 @@
 """Relay, the serving side: chunks of a payload that is still arriving are handed on as they come."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import Payload
+from antiphon.services.broadcast.api import Place
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.system.wakeup import Wakeup
 
-PIECE_BYTES = 256 << 10
-"""Of a chunk in one message, so that a slow link shows that it moves."""
+STALL_S = 30.0
+"""Longest wait for a chunk that is on its way while nothing arrives: longer than receivers have patience."""
 
 
 class Arrivals:
@@ -45,7 +46,7 @@ class RelayService(BroadcastService):
         self,
         store: PayloadStore,
         arrivals: Arrivals,
-        stall_s: float,
+        stall_s: float = STALL_S,
         uplink_bytes_per_s: float | None = None,
     ) -> None:
         """Serve `store`.
@@ -60,18 +61,9 @@ class RelayService(BroadcastService):
         self._arrivals = arrivals
         self._stall_s = stall_s
 
-    async def get_chunks(
-        self, payload_digest: str, indices: Sequence[int]
-    ) -> AsyncIterator[tuple[int, bytes]]:
-        """Yield (index, piece): each chunk in the order asked for, in consecutive pieces.
-
-        Raises:
-            ContractError: when a chunk is asked for twice, or the payload has no such chunk.
-            UnavailableError: for a payload or chunk that is neither held nor arrives.
-        """
-        async for index, data in super().get_chunks(payload_digest, indices):
-            for start in range(0, len(data), PIECE_BYTES):
-                yield index, data[start : start + PIECE_BYTES]
+    async def where(self) -> Place:
+        """Return no place: files are linked from the origin alone, and no peer learns a worker's paths."""
+        return Place(Path(), "")
 
     async def _find(self, digest: str) -> Payload:
         """Return a payload that is here, or begins to arrive in time: children may hear of it first."""

@@ -4,14 +4,37 @@ Whoever decides which payloads are needed does not know the network, and a trans
 payload is for: it brings the chunks that are missing, each checked against the manifest.
 """
 
-from collections.abc import Callable
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
+import structlog
+
+from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.plan import ORIGIN, TransferPlan
+from antiphon.core.dissemination.transfers import FROM_ORIGIN
+from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.services.broadcast.api import Broadcast, Place
 from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.service import fetch_payload_from
+from antiphon.services.broadcast.payload_store import TOKEN, PayloadStore
+from antiphon.services.broadcast.relay import Patience, fetch_payload
+from antiphon.services.broadcast.relay_service import Arrivals
+from antiphon.services.rpc.serving import open_channel
 from antiphon.services.security.credentials import Credentials
+
+ADDRESSES_KEPT = 16
+"""Sources whose connections stay open for the next payload."""
+_TOKEN_BYTES = 64
+"""Longest token that is read."""
+Connect = Callable[[str], Sequence[Broadcast]]
+"""Returns connections to host:port, beside each other."""
+AskPlan = Callable[[SnapshotManifest, Payload], Awaitable[TransferPlan | None]]
+"""Returns whom to fetch a payload from; None: from the origin."""
+
+_log = structlog.get_logger(__name__)
 
 
 class Transport(Protocol):
@@ -40,25 +63,157 @@ class Transport(Protocol):
         """Let go of connections."""
 
 
-class OriginTransport(Transport):
-    """Chunks from the origin that the manifest names, over gRPC; on its own machine a link to its file."""
+class Connections:
+    """Connections over gRPC, which stay open from one payload to the next."""
 
-    def __init__(self, store: PayloadStore, timeout_s: float, credentials: Credentials | None = None) -> None:
-        """Fill `store`; give up when nothing comes for `timeout_s`; show `credentials` to origins."""
-        self._store = store
-        self._timeout_s = timeout_s
-        self._credentials = credentials
+    def __init__(self, streams: int, timeout_s: float, credentials: Credentials | None = None) -> None:
+        """Open `streams` to each address, wait `timeout_s` for a chunk, show `credentials`."""
+        self._streams, self._timeout_s, self._credentials = streams, timeout_s, credentials
+        self._open: dict[str, list[BroadcastClient]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __call__(self, address: str) -> Sequence[BroadcastClient]:
+        lanes = self._open.pop(address, None)
+        if lanes is None:
+            lanes = [
+                BroadcastClient(
+                    address,
+                    self._timeout_s,
+                    channel=open_channel(address, self._credentials, own_connection=True),
+                )
+                for _ in range(self._streams)
+            ]
+        self._open[address] = lanes  # the newest use last
+        for old in list(self._open)[:-ADDRESSES_KEPT]:
+            task = asyncio.create_task(_close(self._open.pop(old)))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        return lanes
+
+    async def close(self) -> None:
+        while self._open:
+            await _close(self._open.popitem()[1])
+
+
+async def _close(lanes: Sequence[BroadcastClient]) -> None:
+    for lane in lanes:
+        await lane.close()
+
+
+class RelayTransport(Transport):
+    """Chunks from whoever holds them: workers that hand them on, and the origin; on its machine a link."""
+
+    def __init__(
+        self,
+        store: PayloadStore,
+        connect: Connect,
+        timeout_s: float,
+        *,
+        arrivals: Arrivals | None = None,
+        network: NetworkLog | None = None,
+        ask_plan: AskPlan | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Fill `store`.
+
+        Args:
+            store: gets the payloads.
+            connect: gives connections to an address.
+            timeout_s: a transfer is given up when nothing comes from anyone for so long.
+            arrivals: of the service that serves the same store, which hands on what arrives.
+            network: gets what is measured.
+            ask_plan: says whom to fetch from; None: the origin alone.
+            seed: makes members of a swarm choose differently.
+        """
+        self._store, self._connect, self._ask_plan, self._seed = store, connect, ask_plan, seed
+        self._patience = Patience(give_up_s=timeout_s)
+        self._arrivals = arrivals or Arrivals()
+        self._network = network or NetworkLog()
 
     async def fetch(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
     ) -> None:
-        origin = BroadcastClient(
-            manifest.origin, transfer_timeout_s=self._timeout_s, credentials=self._credentials
-        )
-        try:
-            await fetch_payload_from(manifest, payload, origin, self._store, self._timeout_s, arrived)
-        finally:
-            await origin.close()
+        if not self._store.has(payload.digest):
+            await self._bring(manifest, payload, arrived)
+        self._store.note(payload)  # a payload from before a restart is handed on too
+        held = (*(one for one in self._network.held if one != payload.digest), payload.digest)
+        self._network.held = tuple(one for one in held if self._store.has(one))
 
     async def close(self) -> None:
-        pass
+        if isinstance(self._connect, Connections):
+            await self._connect.close()
+
+    async def _bring(
+        self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
+        origin = self._connect(manifest.origin)
+        try:
+            place = await origin[0].where()
+        except UnavailableError as error:  # other holders may do without it
+            place = Place(Path(), "")
+            _log.warning("origin.away", origin=manifest.origin, reason=str(error))
+        else:
+            self._network.round_trip(clock() - begun_s)
+        if await _adopted(payload, place, self._store):
+            arrived(payload.payload_bytes)
+            self._network.delivered(manifest.version, clock() - begun_s)
+            return
+        plan = await self._plan(manifest, payload)
+        sources = {ORIGIN: origin}
+        for name, address in plan.addresses.items():
+            try:
+                sources[name] = self._connect(address)
+            except AntiphonError as error:
+                _log.warning("relay.unusable", worker=name, reason=str(error))
+        incoming = await asyncio.to_thread(self._store.receive, payload)
+        self._arrivals.notify(payload.digest)
+        delivery = await fetch_payload(
+            incoming,
+            sources,
+            plan.assignment,
+            self._arrivals,
+            self._network.culprits,
+            self._patience,
+            seed=self._seed,
+            arrived=arrived,
+        )
+        await asyncio.to_thread(incoming.finish)
+        self._network.delivered(
+            manifest.version,
+            delivery.seconds,
+            delivery.first_chunk_s,
+            delivery.bytes_from,
+            delivery.best_bytes_per_s,
+            delivery.culprits,
+        )
+
+    async def _plan(self, manifest: SnapshotManifest, payload: Payload) -> TransferPlan:
+        if self._ask_plan is None:
+            return FROM_ORIGIN
+        try:
+            return await self._ask_plan(manifest, payload) or FROM_ORIGIN
+        except AntiphonError as error:  # the origin is enough
+            _log.warning("transfer.unplanned", version=manifest.version, reason=str(error))
+            return FROM_ORIGIN
+
+
+async def _adopted(payload: Payload, place: Place, store: PayloadStore) -> bool:
+    """Link a payload of an origin that shares this machine and may be read; False where there is none."""
+
+    def adopt() -> bool:
+        try:
+            # A link that stands there is followed by no one, and a pipe is not waited for.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(place.folder / TOKEN, flags)
+            try:
+                shown = os.read(descriptor, _TOKEN_BYTES)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError):
+            return False
+        found = PayloadStore(place.folder).path(payload.digest)
+        return shown == place.token.encode() and store.adopt(payload, found)
+
+    return bool(place.token) and await asyncio.to_thread(adopt)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon.core.dissemination.plan import Assignment
+from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.reports import NetworkReport
 from antiphon.core.records import (
     BatchRef,
@@ -70,15 +70,6 @@ class KitPart:
     """The learner's, over run and digest; zeros where the run signs nothing."""
     data: bytes
     """Bytes of the archive from the offset on that was asked for; none behind its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransferPlan:
-    """Whom a worker fetches a payload from."""
-
-    assignment: Assignment
-    addresses: dict[str, str]
-    """Worker that the assignment names -> host:port; the origin's stands in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from antiphon.core.dissemination.plan import ORIGIN, Assignment
+from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.predict import Size
-from antiphon.core.dissemination.transfers import UNMEASURED_UP_BYTES_PER_S
+from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError, RefusedError
 from antiphon.core.loop import acceptance, admission, voiding
 from antiphon.core.loop import events as e
@@ -39,7 +39,6 @@ from antiphon.services.coordinator.api import (
     LeaseReply,
     LeaseRequest,
     StageReply,
-    TransferPlan,
     WorkerHeartbeat,
     WorkerHello,
     WorkerWelcome,
@@ -64,9 +63,6 @@ EVENTS_PER_READ = 500
 PAGE_BYTES = 1 << 20
 """A page of commits or events is sent once it is about so large."""
 _COMMIT_BYTES, _METRIC_BYTES, _EVENT_BYTES = 200, 16, 60
-
-FROM_ORIGIN = TransferPlan(Assignment((ORIGIN,), (), 1, UNMEASURED_UP_BYTES_PER_S), {})
-"""The plan of a worker that no one else serves."""
 
 _log = structlog.get_logger("coordinator")
 

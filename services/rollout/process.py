@@ -1,4 +1,4 @@
-"""The worker process: one engine, one coordinator, one payload store."""
+"""The worker process: one engine, one coordinator, one payload store, which other workers may fetch from."""
 
 import asyncio
 import contextlib
@@ -7,17 +7,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import structlog
 from blake3 import blake3
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
+from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
+from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.core.sampling_config import decide_rule
 from antiphon.lineage.documents.manifest import hardware, library_versions
 from antiphon.models.codec import model_folder, resolve_model_path
 from antiphon.models.directory import lacks_weights
-from antiphon.services.broadcast.payload_store import PAYLOADS
+from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
+from antiphon.services.broadcast.transport import Connections, RelayTransport
 from antiphon.services.coordinator.api import Coordinator, KitPart, WorkerWelcome
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import Engine
@@ -25,6 +30,7 @@ from antiphon.services.rollout.engine.environment import EngineSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.services.rollout.prepare import Prepare
+from antiphon.services.rollout.relaying import WorkerRelay
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.rollout.worker import RolloutWorker
@@ -187,6 +193,7 @@ async def serve_worker(
     coordinator: CoordinatorClient | None = None,
     credentials: Credentials | None = None,
     stop: StopRequest | None = None,
+    relay_address: str = "",
 ) -> None:
     """Sample for one run until it is finished or the process is asked to stop.
 
@@ -200,17 +207,21 @@ async def serve_worker(
         work_dir: folder of this worker; payloads are kept in it.
         ready: called once the worker is registered and its engine is up.
         make_engine: builds the engine, in its own thread; vLLM by default.
-        make_source: where snapshots come from; by default from the origin that each manifest names.
+        make_source: where snapshots come from; by default from the origin that each manifest names, and from
+            workers that the coordinator names.
         coordinator: a client to use instead of a new one.
         credentials: the worker's bundle; None connects without encryption, on loopback alone.
         stop: asks to stop, a second time to stop at once; None never does.
+        relay_address: HOST:PORT at which other workers take weights from this one; "": nowhere.
 
     Raises:
-        ConfigError: when the model or a setting cannot be used here.
+        ConfigError: when the model or a setting cannot be used here, or the bundle does not allow to serve.
         ContractError: when the coordinator refuses the worker.
         UnavailableError: when a peer is away for longer than services.stall_timeout_s.
         IntegrityError: when weights do not match their digest.
     """
+    store, network = PayloadStore(work_dir / PAYLOADS), NetworkLog()
+    relay, opened = WorkerRelay(store, relay_address, credentials), contextlib.AsyncExitStack()
     coordinator = coordinator or CoordinatorClient(coordinator_address, credentials=credentials)
     learner_key = None if credentials is None else credentials.learner_key
     loop = asyncio.get_running_loop()
@@ -227,16 +238,40 @@ async def serve_worker(
         watchdog.arm(config.rollout.hung_step_s, config.services.stall_timeout_s)
         return engine
 
+    kit = kit_where_needed(coordinator, work_dir / "kits", learner_key)
+
+    async def prepare(config: RunConfig, welcome: WorkerWelcome, arrived: Callable[[int], None]) -> RunConfig:
+        await relay.start(config, welcome.run_id)
+        return await kit(config, welcome, arrived)
+
+    async def ask_plan(manifest: SnapshotManifest, payload: Payload) -> TransferPlan | None:
+        return await coordinator.plan_transfer(worker.worker_id, manifest.version, payload.digest)
+
+    def relayed_source(config: RunConfig) -> WeightSource:
+        timeout_s = config.broadcast.transfer_timeout_s
+        transport = RelayTransport(
+            store,
+            Connections(config.broadcast.streams, timeout_s, credentials),
+            timeout_s,
+            arrivals=relay.arrivals,
+            network=network,
+            ask_plan=ask_plan,
+            seed=crc32(worker_name.encode()),
+        )
+        opened.push_async_callback(transport.close)
+        return SnapshotSource(store, config, credentials, transport, network)
+
     worker = RolloutWorker(
         coordinator,
         worker_name,
         run_id,
         make_watched_engine,
-        make_source or (lambda config: SnapshotSource(work_dir / PAYLOADS, config, credentials)),
+        make_source or relayed_source,
         drive=partial(EngineThread, watchdog=watchdog),
         learner_key=learner_key,
         device=device(),
-        prepare=kit_where_needed(coordinator, work_dir / "kits", learner_key),
+        prepare=prepare,
+        relay_address=relay_address,
     )
     if stop is not None:
         stop.tell(worker.stop)
@@ -244,4 +279,6 @@ async def serve_worker(
         await worker.run(ready)
     finally:
         watchdog.disarm()
+        await opened.aclose()
+        await relay.stop()
         await coordinator.close()

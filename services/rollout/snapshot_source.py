@@ -1,15 +1,15 @@
 """Snapshot source: where a worker's weights come from, and where it keeps them."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.broadcast.manifest import check_manifest, full_payload
 from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.transport import OriginTransport, Transport
+from antiphon.services.broadcast.transport import Connections, RelayTransport, Transport
 from antiphon.services.broadcast.transports.choice import configured_transport
 from antiphon.services.rollout.weights import WeightSource
 from antiphon.services.security.credentials import Credentials
@@ -20,19 +20,24 @@ class SnapshotSource(WeightSource):
 
     def __init__(
         self,
-        root: Path,
+        store: PayloadStore,
         config: RunConfig,
         credentials: Credentials | None = None,
         transport: Transport | None = None,
+        network: NetworkLog | None = None,
     ) -> None:
-        """Keep payloads in `root`; without a `transport` they come from the origin of each manifest.
+        """Keep payloads in `store`; without a `transport` they come from the origin of each manifest.
 
-        The configuration may name other ways, besides or instead.
+        The configuration may name other ways, besides or instead. `network` gets what is measured; the
+        transport writes it too.
         """
-        self._store = PayloadStore(root)
+        self._store = store
         self._store.remove_leftovers()
-        direct = transport or OriginTransport(self._store, config.broadcast.transfer_timeout_s, credentials)
-        self._transport = configured_transport(direct, self._store, config, credentials)
+        self.network = network or NetworkLog()
+        timeout_s = config.broadcast.transfer_timeout_s
+        connect = Connections(config.broadcast.streams, timeout_s, credentials)
+        direct = transport or RelayTransport(store, connect, timeout_s, network=self.network)
+        self._transport = configured_transport(direct, store, config, credentials, self.network)
         self.bytes_fetched = 0
 
     async def fetch(self, manifest: SnapshotManifest) -> None:

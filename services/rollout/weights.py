@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.records import SnapshotManifest
@@ -34,11 +35,17 @@ Delay = Callable[[], Awaitable[None]]
 _log = structlog.get_logger(__name__)
 
 
+async def no_delay() -> None:
+    """Return at once."""
+
+
 class WeightSource(Protocol):
     """Where snapshots come from and where they are kept."""
 
     bytes_fetched: int
     """Bytes of chunks that arrived so far and were kept; it grows while a transfer runs."""
+    network: NetworkLog
+    """What was measured on the way."""
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         """Bring every chunk here, verified; continues where an earlier attempt stopped.
@@ -130,6 +137,11 @@ class WeightSync:
     def bytes_fetched(self) -> int:
         """Bytes of snapshots that arrived so far."""
         return self._source.bytes_fetched
+
+    @property
+    def network(self) -> NetworkLog:
+        """What was measured while versions came and were loaded."""
+        return self._source.network
 
     @property
     def weights_digest(self) -> str | None:
@@ -237,6 +249,8 @@ class WeightSync:
             self._swapping = None
 
     async def _load(self, version: int, manifest: SnapshotManifest) -> None:
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
         try:
             tensors = await asyncio.to_thread(self._source.open, manifest)
         except (UnavailableError, IntegrityError) as error:
@@ -244,6 +258,7 @@ class WeightSync:
             self._complete.pop(version, None)  # so that it is fetched again
             await self._fail(version, str(error))
             return
+        verified_s = clock()
         async with self.held_still():
             # A lease that names the held version, or another wish, may have come in meanwhile.
             if version_to_load(replace(self._view(), complete={version}), self._mode) is None:
@@ -259,6 +274,7 @@ class WeightSync:
             await self._fail(version, report.problem)
             return
         self.failing = None
+        self.network.loaded(version, verified_s - begun_s, clock() - verified_s)
         _log.info("weights.loaded", version=version, digest=manifest.weights_digest)
         self._prune()
         self._swapped.notify()

@@ -71,3 +71,14 @@ class WorkInFlight:
         now = asyncio.get_running_loop().time()
         self.finished[group.lease.lease_id] = group.submission(self.worker_id, now)
         self._change.notify()
+
+
+def samples_with(lease: Lease, held_version: int | None) -> bool:
+    """Return whether a worker that holds a version may sample a lease."""
+    return held_version is not None and lease.version in (None, held_version)
+
+
+def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first exception in a group that is no group itself."""
+    first = group.exceptions[0]
+    return first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,8 +1,8 @@
 """Rollout worker: leases groups, samples them, hands each in exactly as it was sampled.
 
-It dials out and serves nothing. Sampling never waits for the network: leases, submissions,
-heartbeats and snapshots each have a loop of their own beside the engine's thread. The
-coordinator may vanish and return at any time; a finished group is kept until it was answered.
+It dials out. Sampling never waits for the network: leases, submissions, heartbeats and snapshots each
+have a loop of their own beside the engine's thread. The coordinator may vanish and return at any time; a
+finished group is kept until it was answered.
 A group that the coordinator refuses is logged and let go: only a refusal of the worker itself ends it.
 A lease that names a version is sampled with that version or not at all. What is unfinished goes along
 with the heartbeats, so that another worker continues it if this one is lost; asked to stop, a worker
@@ -18,7 +18,7 @@ import structlog
 
 from antiphon.core.config import RunConfig, parse_config
 from antiphon.core.errors import RefusedError, UnavailableError
-from antiphon.core.records import PROTOCOL_VERSION, Lease, LeaseProgress
+from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
 from antiphon.services.coordinator.api import (
     Coordinator,
     HeartbeatReply,
@@ -34,8 +34,8 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.prepare import Prepare, nothing_to_prepare
 from antiphon.services.rollout.progress import gather
 from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
-from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync
-from antiphon.services.rollout.work import WorkInFlight
+from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
+from antiphon.services.rollout.work import WorkInFlight, first_leaf, samples_with
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
@@ -53,10 +53,6 @@ GRACE_S = 20.0
 """What `stop` leaves a worker that does not know the run's rollout.grace_s yet."""
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
-
-
-async def no_delay() -> None:
-    """Return at once."""
 
 
 class RolloutWorker:
@@ -77,6 +73,7 @@ class RolloutWorker:
         learner_key: bytes | None = None,
         device: Literal["cpu", "gpu"] = "cpu",
         prepare: Prepare = nothing_to_prepare,
+        relay_address: str = "",
     ) -> None:
         """Prepare a worker; nothing is sent before `run`.
 
@@ -86,7 +83,7 @@ class RolloutWorker:
         says. `delay` is awaited before each lease request, submission and swap. `learner_key` is the
         public key that manifests must be signed with; None takes the one that the coordinator names.
         `device` is what the engine samples on; the first worker's decides `sampling.rule: auto`.
-        `prepare` is awaited before the engine is built.
+        `prepare` is awaited before the engine is built. `relay_address` is where others take weights.
         """
         self._coordinator = coordinator
         self._name = worker_name
@@ -99,7 +96,7 @@ class RolloutWorker:
         self._drive = drive
         self._learner_key = learner_key
         self._device = device
-        self._prepare = prepare
+        self._prepare, self._relay_address = prepare, relay_address
         self._prepared, self._prepared_bytes = asyncio.Event(), 0
         self._stall_timeout_s = REGISTER_TIMEOUT_S
         self._change = Wakeup()
@@ -129,7 +126,7 @@ class RolloutWorker:
                 serving = tasks.create_task(self._serve(ready))
                 tasks.create_task(self._cancel_when_done(serving))
         except BaseExceptionGroup as group:
-            raise _first_leaf(group) from group
+            raise first_leaf(group) from group
         finally:
             _log.info("worker.left", worker=self._name, tokens_generated=self._work.tokens_generated)
 
@@ -153,6 +150,11 @@ class RolloutWorker:
         self._shutdown.ask(grace_s)
         asyncio.get_running_loop().call_later(grace_s, self._done.set)
         self._change.notify()
+
+    @property
+    def worker_id(self) -> str:
+        """The id that the coordinator gave it last; "" before it did."""
+        return self._work.worker_id
 
     async def abandon(self) -> None:
         """Give all leases back and say that the worker leaves, without asking the engine for anything."""
@@ -230,9 +232,12 @@ class RolloutWorker:
 
     async def _register(self) -> WorkerWelcome:
         places = self._concurrent_groups or 0
-        hello = WorkerHello(self._name, PROTOCOL_VERSION, self._run_id, places, self._device)
+        told = (self._name, PROTOCOL_VERSION, self._run_id, places, self._device, self._relay_address)
+        hello = WorkerHello(*told)
         welcome = await self._reach("coordinator.register", lambda: self._coordinator.register(hello))
         self._work.worker_id, self._run_id = welcome.worker_id, welcome.run_id
+        if self._weights is not None:
+            self._weights.network.forgotten()
         _log.info("worker.registered", worker=self._name, worker_id=welcome.worker_id, run=welcome.run_id)
         return welcome
 
@@ -241,7 +246,11 @@ class RolloutWorker:
             # Made again for each attempt: what is sampled and what is held keeps changing.
             groups = list(self._work.groups.values()) if self._reports_progress else []
             progress = await gather(groups, engine, self._step_timeout_s)
-            return await self._coordinator.heartbeat(self._heartbeat(progress))
+            told = self._heartbeat(progress)
+            reply = await self._coordinator.heartbeat(told)
+            if self._weights is not None and reply.known:
+                self._weights.network.confirmed(told.network)
+            return reply
 
         while True:
             await self._give_back_unserved(engine)
@@ -297,6 +306,7 @@ class RolloutWorker:
             numerics="" if engine is None else engine.numerics,
             swap_error="" if failing is None else failing.reason[:MOST_REASON],
             swap_failing_s=0.0 if failing is None else now - failing.since_s,
+            network=None if weights is None else weights.network.report(),
         )
 
     def _apply_reply(self, reply: HeartbeatReply) -> None:
@@ -349,7 +359,7 @@ class RolloutWorker:
 
     def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightSync) -> None:
         for lease in () if self._draining else reply.leases:
-            if not _samples_with(lease, weights.held_version):
+            if not samples_with(lease, weights.held_version):
                 _log.warning(
                     "lease.unusable", lease=lease.lease_id, wants=lease.version, held=weights.held_version
                 )
@@ -385,12 +395,3 @@ class RolloutWorker:
 
     async def _reach(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         return await retry_unavailable(what, attempt, self._stall_timeout_s, self._name)
-
-
-def _samples_with(lease: Lease, held_version: int | None) -> bool:
-    return held_version is not None and lease.version in (None, held_version)
-
-
-def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

@@ -89,6 +89,27 @@ def issue(authority: Path, bundle: Path, name: str, hosts: Sequence[str], days: 
     write_private(bundle / "ca.pem", authority_pem)
 
 
+def hosts_of(certificate: bytes) -> list[str]:
+    """Return the names and addresses under which a certificate (PEM) may serve; none for a caller's."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate).extensions
+        purposes = found.get_extension_for_class(x509.ExtendedKeyUsage).value
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+    if ExtendedKeyUsageOID.SERVER_AUTH not in purposes:
+        return []
+    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+
+
+def serves_as(certificate: bytes, host: str) -> bool:
+    """Return whether a certificate (PEM) allows to serve those who dial `host`."""
+    try:
+        return str(ipaddress.ip_address(host)) in hosts_of(certificate)
+    except ValueError:
+        return host in hosts_of(certificate)
+
+
 def expires(path: Path) -> datetime:
     """Return when the certificate in a file ends.
 

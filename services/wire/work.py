@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from antiphon.core import records as r
-from antiphon.core.dissemination.plan import Assignment
+from antiphon.core.dissemination.plan import Assignment, TransferPlan
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_report
 from antiphon.core.errors import ContractError
 from antiphon.protos import coordinator_pb2, records_pb2, rollout_pb2
@@ -116,7 +116,7 @@ codec(api.KitPart, coordinator_pb2.KitPart)
 codec(api.WorkerHello, rollout_pb2.WorkerHello)
 codec(Assignment, coordinator_pb2.Assignment)
 transfer_plan_to_proto, transfer_plan_from_proto = codec(
-    api.TransferPlan, coordinator_pb2.TransferPlan, _check_assignment
+    TransferPlan, coordinator_pb2.TransferPlan, _check_assignment
 )
 codec(DeliveryRecord, rollout_pb2.DeliveryRecord)
 _, _network_report = codec(NetworkReport, rollout_pb2.NetworkReport)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import FloatArray, IntArray, Prompt, SnapshotManifest, VersionSpan
@@ -23,8 +24,9 @@ from antiphon.core.spans import spans_of_changes
 from antiphon.environments.environment import Problem
 from antiphon.services.broadcast.api import Broadcast, Place
 from antiphon.services.broadcast.client import BroadcastClient
-from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.service import fetch_snapshot
+from antiphon.services.broadcast.manifest import check_manifest, full_payload
+from antiphon.services.broadcast.relay_service import Arrivals
+from antiphon.services.broadcast.transport import AskPlan, RelayTransport
 from antiphon.services.rollout.engine.api import Engine, EngineOutput, EngineProgress, EngineRequest
 from antiphon.services.rollout.engine.driver import LoadReport
 from antiphon.simulator.standins import arithmetic
@@ -273,10 +275,13 @@ class SnapshotSource:
         timeout_s: float,
         chunk_s: Callable[[], float],
         alters: Callable[[], bool],
+        arrivals: Arrivals,
+        ask_plan: AskPlan,
     ) -> None:
         """Give up a transfer that brings nothing for `timeout_s`.
 
-        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes.
+        `chunk_s` returns the delay of a chunk, `alters` whether it arrives with other bytes; `arrivals` is
+        of who serves `payloads`, and `ask_plan` says whom to fetch from.
         """
         self._alters = alters
         self._channel_to = channel_to
@@ -284,12 +289,23 @@ class SnapshotSource:
         self._payloads = payloads
         self._timeout_s = timeout_s
         self.bytes_fetched = 0
+        self.network = NetworkLog()
+        self._transport = RelayTransport(
+            payloads,
+            self._connect,
+            timeout_s,
+            arrivals=arrivals,
+            network=self.network,
+            ask_plan=ask_plan,
+        )
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
-        channel = self._channel_to(manifest.origin)
-        origin = BroadcastClient(manifest.origin, transfer_timeout_s=self._timeout_s, channel=channel)
-        link = _Link(origin, self._chunk_s, self._alters)
-        await fetch_snapshot(manifest, link, self._payloads, self._timeout_s, self._arrived)
+        check_manifest(manifest)
+        await self._transport.fetch(manifest, full_payload(manifest), self._arrived)
+
+    def _connect(self, address: str) -> Sequence[Broadcast]:
+        origin = BroadcastClient(address, self._timeout_s, channel=self._channel_to(address))
+        return [_Link(origin, self._chunk_s, self._alters)]
 
     def _arrived(self, length: int) -> None:
         self.bytes_fetched += length

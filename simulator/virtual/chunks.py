@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
@@ -61,6 +62,12 @@ class MemoryPayloads(PayloadStore):
 
     def has(self, digest: str) -> bool:
         return digest in self._held and self._held[digest].whole
+
+    def note(self, payload: Payload) -> None:
+        pass  # what is held here says what it is
+
+    def held(self, payload: Payload) -> npt.NDArray[np.bool_]:
+        return self._find(payload.digest).held
 
     def find(self, digest: str) -> Payload:
         return self._find(digest).payload

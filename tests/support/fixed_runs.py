@@ -181,7 +181,7 @@ async def run_once(config: RunConfig, folder: Path, engine: KeptEngine, manner: 
         "w0",
         RUN_ID,
         lambda config: engine,
-        lambda config: SnapshotSource(folder / "worker", config),
+        lambda config: SnapshotSource(PayloadStore(folder / "worker"), config),
         concurrent_groups=manner.concurrent_groups,
         delay=pauses(None if manner.delays is None else manner.delays + 1),
     )

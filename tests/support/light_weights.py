@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.core.digests import digest_bytes
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.records import SnapshotManifest
 from antiphon.core.seeds import generator
 from tests.support.light_engine import END_TOKEN, VOCABULARY
@@ -50,6 +51,7 @@ class LightSource:
         self.kept: list[int] = []
         self._end = end
         self.bytes_fetched = 0
+        self.network = NetworkLog()
         self.arriving = 0
         """Bytes that come with each fetch, whole or not."""
 

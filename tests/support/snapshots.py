@@ -1,16 +1,18 @@
 """Snapshots for tests: tensors written into a store and listed there, as a publisher does it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from antiphon.core.records import SnapshotManifest
-from antiphon.services.broadcast.api import Place
+from antiphon.services.broadcast.api import Broadcast, Place
+from antiphon.services.broadcast.manifest import check_manifest, full_payload
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
+from antiphon.services.broadcast.transport import RelayTransport
 
 
 def publish(
@@ -34,3 +36,16 @@ class FarService(BroadcastService):
 
     async def where(self) -> Place:
         return Place(Path(), "")
+
+
+async def fetch_snapshot(
+    manifest: SnapshotManifest,
+    source: Broadcast,
+    store: PayloadStore,
+    timeout_s: float,
+    arrived: Callable[[int], None] = lambda length: None,
+) -> None:
+    """Bring a snapshot's file into `store` from one holder, as a worker does that no one else serves."""
+    check_manifest(manifest)
+    transport = RelayTransport(store, lambda address: [source], timeout_s)
+    await transport.fetch(manifest, full_payload(manifest), arrived)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.benchmarks.parts.kills.standins import WitnessClient
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.records import SnapshotManifest
 from antiphon.services.rollout.engine.api import EngineOutput
 from antiphon.services.rollout.weights import WeightSource
@@ -50,6 +51,7 @@ class NoWeights(WeightSource):
     """Snapshots without a byte: the digest is all that the engine takes."""
 
     bytes_fetched = 0
+    network = NetworkLog()
 
     async def fetch(self, manifest: SnapshotManifest) -> None:
         """Bring nothing."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.client import BroadcastClient
@@ -67,15 +68,56 @@ class OriginOrObjectStore(Transport):
         await self._object_store.close()
 
 
+class MeasuredTransport(Transport):
+    """Notes what another transport brings, and that the worker can hand it on."""
+
+    def __init__(self, transport: Transport, source: str, store: PayloadStore, network: NetworkLog) -> None:
+        """Note in `network` what `transport` brings into `store`; all of it comes from `source`."""
+        self._transport, self._source, self._store, self._network = transport, source, store, network
+
+    async def fetch(
+        self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        begun_s, came, first_s = clock(), 0, 0.0
+        was_here = self._store.has(payload.digest)
+
+        def note(length: int) -> None:
+            nonlocal came, first_s
+            first_s = first_s or clock() - begun_s
+            came += length
+            arrived(length)
+
+        await self._transport.fetch(manifest, payload, note)
+        if not was_here:
+            sent = {self._source: came} if came else {}
+            self._network.delivered(manifest.version, clock() - begun_s, first_s, sent)
+        self._store.note(payload)
+        held = (*(one for one in self._network.held if one != payload.digest), payload.digest)
+        self._network.held = tuple(one for one in held if self._store.has(one))
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
 def configured_transport(
-    direct: Transport, store: PayloadStore, config: RunConfig, credentials: Credentials | None = None
+    direct: Transport,
+    store: PayloadStore,
+    config: RunConfig,
+    credentials: Credentials | None = None,
+    network: NetworkLog | None = None,
 ) -> Transport:
-    """Return `direct`, which needs the origin, or what the run's configuration says instead or beside it."""
-    section = config.broadcast
+    """Return `direct`, which needs the origin, or what the run's configuration says instead or beside it.
+
+    `network` gets what the others measure.
+    """
+    section, network = config.broadcast, network or NetworkLog()
     if section.lattica_port is not None:
-        direct = LatticaTransport(store, store.root / FOLDER, section.transfer_timeout_s, credentials)
+        blocks = LatticaTransport(store, store.root / FOLDER, section.transfer_timeout_s, credentials)
+        direct = MeasuredTransport(blocks, "Lattica", store, network)
     if section.object_store is None:
         return direct
     place = object_place(section.object_store, section.object_endpoint)
-    from_store = ObjectStoreTransport(store, place, section.transfer_timeout_s)
+    objects = ObjectStoreTransport(store, place, section.transfer_timeout_s)
+    from_store = MeasuredTransport(objects, "object store", store, network)
     return from_store if section.object_store_first else OriginOrObjectStore(direct, from_store, credentials)

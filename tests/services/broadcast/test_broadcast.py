@@ -20,13 +20,13 @@ from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
+from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.snapshot import weights_of, write_snapshot
 from antiphon.services.broadcast.verified_weights import VerifiedWeights, open_snapshot, verify
 from antiphon.services.rpc.serving import start_server, stop_server
 from antiphon.simulator.virtual.loop import VirtualLoop
 from tests.support import snapshots
-from tests.support.snapshots import FarService
+from tests.support.snapshots import FarService, fetch_snapshot
 
 CHUNK_BYTES = 4096
 

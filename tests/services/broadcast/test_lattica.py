@@ -20,6 +20,7 @@ from antiphon.services.broadcast.origin import OriginOrder, serving_origin
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.transports.choice import MeasuredTransport
 from antiphon.services.broadcast.transports.lattica import (
     FOLDER,
     LatticaService,
@@ -74,8 +75,10 @@ def test_workers_take_blocks_from_the_origins_process_and_what_is_dropped_leaves
     async def body() -> None:
         async with serving_origin(order, None) as served, AsyncExitStack() as stack:
             manifest, payload = make(origin, f"{HOST}:{served}")
-            source = SnapshotSource(tmp_path / "w0", build_config({"broadcast": {"lattica_port": port}}))
-            assert isinstance(source._transport, LatticaTransport)
+            source = SnapshotSource(
+                PayloadStore(tmp_path / "w0"), build_config({"broadcast": {"lattica_port": port}})
+            )
+            assert isinstance(source._transport, MeasuredTransport)
             stack.push_async_callback(source._transport.close)
             await source.fetch(manifest)
             assert source.bytes_fetched == payload.payload_bytes

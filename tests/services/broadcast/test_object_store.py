@@ -20,9 +20,13 @@ from antiphon.services.broadcast.origin import OriginOrder, serving_origin
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
-from antiphon.services.broadcast.transport import OriginTransport
+from antiphon.services.broadcast.transport import Connections, RelayTransport
 from antiphon.services.broadcast.transports import object_store
-from antiphon.services.broadcast.transports.choice import OriginOrObjectStore, configured_transport
+from antiphon.services.broadcast.transports.choice import (
+    MeasuredTransport,
+    OriginOrObjectStore,
+    configured_transport,
+)
 from antiphon.services.broadcast.transports.object_store import (
     SPAN_BYTES,
     ObjectStoreTransport,
@@ -306,9 +310,14 @@ def test_a_worker_uses_the_store_while_the_origin_is_away_and_returns_to_it(tmp_
         )
         away, there = make(origin, 1), make(origin, 2, f"127.0.0.1:{port}")
         copy_all(origin, shared(folder), away.run_id)
-        source = SnapshotSource(tmp_path / "worker", config(object_store=str(folder)))
+        source = SnapshotSource(PayloadStore(tmp_path / "worker"), config(object_store=str(folder)))
         await source.fetch(away)
         assert source.bytes_fetched == full_payload(away).payload_bytes
+        source.network.loaded(1, 0.0, 0.0)
+        report = source.network.report()
+        assert report is not None
+        assert report.held_payloads == (full_payload(away).digest,)
+        assert report.deliveries[0].bytes_from == {"object store": full_payload(away).payload_bytes}
         assert source.open(away)["a"][0] == 1.0
         # Here only the origin has it: asked beside that transfer, it answers for the next but one at most.
         (folder / object_name(there.run_id, full_payload(there).digest)).unlink()
@@ -327,10 +336,10 @@ def test_a_worker_uses_the_store_while_the_origin_is_away_and_returns_to_it(tmp_
 
 def test_a_run_may_have_all_workers_use_the_store_and_none_without_one(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path)
-    direct = OriginTransport(store, 1.0)
+    direct = RelayTransport(store, Connections(1, 1.0), 1.0)
     assert configured_transport(direct, store, config()) is direct
     first = config(object_store=str(tmp_path), object_store_first=True)
-    assert isinstance(configured_transport(direct, store, first), ObjectStoreTransport)
+    assert isinstance(configured_transport(direct, store, first), MeasuredTransport)
     with pytest.raises(ConfigError, match=r"broadcast\.object_store_first is set, but"):
         config(object_store_first=True)
     with pytest.raises(ConfigError, match=r"broadcast\.object_store is neither s3://"):

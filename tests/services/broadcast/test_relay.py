@@ -16,8 +16,9 @@ from antiphon.core.records import Payload
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.relay import Patience, fetch_payload
-from antiphon.services.broadcast.relay_service import PIECE_BYTES, Arrivals, RelayService
+from antiphon.services.broadcast.relay_service import Arrivals, RelayService
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.broadcast.service import PIECE_BYTES
 from antiphon.services.rpc.serving import Security, open_channel, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard

@@ -34,7 +34,7 @@ from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.payload_files import OutgoingPayload
 from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.broadcast.server import register_broadcast
-from antiphon.services.broadcast.service import BroadcastService, fetch_snapshot
+from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.snapshot import weights_digest, weights_of, write_snapshot
 from antiphon.services.broadcast.verified_weights import open_snapshot
 from antiphon.services.coordinator.api import StageReply
@@ -49,6 +49,7 @@ from antiphon.services.learner.service import LearnerService
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rpc.serving import start_server, stop_server
+from tests.support.snapshots import fetch_snapshot
 
 pytestmark = pytest.mark.engine
 VOCABULARY = 32

@@ -33,7 +33,7 @@ def test_fetched_snapshots_are_opened_and_pruned(tmp_path: Path) -> None:
         server, port = await start_server(
             "127.0.0.1", 0, lambda s: register_broadcast(s, BroadcastService(origin)), [SERVICE_NAME]
         )
-        source = SnapshotSource(tmp_path / "w0", RunConfig())
+        source = SnapshotSource(PayloadStore(tmp_path / "w0"), RunConfig())
         manifests = [publish(origin, version, port) for version in range(3)]
         for manifest in manifests:
             await source.fetch(manifest)
@@ -55,7 +55,7 @@ def test_a_payload_altered_on_disk_is_not_loaded_and_can_be_fetched_again(tmp_pa
         server, port = await start_server(
             "127.0.0.1", 0, lambda s: register_broadcast(s, BroadcastService(origin)), [SERVICE_NAME]
         )
-        source = SnapshotSource(tmp_path / "w0", RunConfig())
+        source = SnapshotSource(PayloadStore(tmp_path / "w0"), RunConfig())
         manifest = publish(origin, 1, port)
         await source.fetch(manifest)
         victim = PayloadStore(tmp_path / "w0").path(manifest.payloads[0].digest)
