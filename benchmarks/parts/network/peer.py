@@ -133,7 +133,7 @@ class _Service(RelayService):
 
     async def blocks(self, payload_digest: str) -> Blocks:
         service = self.lattica()
-        return await (super() if service is None else service).blocks(payload_digest)
+        return await (super().blocks if service is None else service.blocks)(payload_digest)
 
 
 async def _close(clients: dict[str, list[BroadcastClient]]) -> None:

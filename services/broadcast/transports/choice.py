@@ -7,7 +7,7 @@ import structlog
 
 from antiphon.core.config import RunConfig
 from antiphon.core.dissemination.network_log import NetworkLog
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import AntiphonError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.payload_store import PayloadStore
@@ -54,7 +54,7 @@ class OriginOrObjectStore(Transport):
         client = BroadcastClient(origin, credentials=self._credentials)
         try:
             await client.where()
-        except UnavailableError as error:
+        except AntiphonError as error:
             _log.info("origin.unreached", origin=origin, error=str(error))
             return False
         finally:

@@ -16,12 +16,13 @@ from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
 from antiphon.services.broadcast.payload_files import IncomingPayload
 from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.service import ATTEMPTS
 from antiphon.services.broadcast.transport import Transport
 
 SPAN_BYTES = 8 << 20
 """Chunks that lie beside each other are read together up to this size; one that is larger is read alone."""
 SPANS_AT_ONCE = 8
+ATTEMPTS = 2
+"""A chunk that does not match its digest is read once more, then the transfer fails."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
 """Pauses between two questions whether an object is there; they double."""
 
