@@ -55,19 +55,19 @@ class ObjectStoreMirror:
             try:
                 versions = self._store.versions()
                 if versions != copied:
-                    while not self._stopped.is_set() and self.copy_next():
-                        pass
+                    while not self._stopped.is_set() and (name := self.copy_next()) is not None:
+                        _log.info("object_store.uploaded", object=name)
                     copied = versions
                 pause_s = LOOK_S
             except AntiphonError as error:
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
                 _log.warning("object_store.not_uploaded", reason=str(error), again_in_s=pause_s)
 
-    def copy_next(self) -> bool:
+    def copy_next(self) -> str | None:
         """Copy the payload that is wanted most; where none is missing, remove those that were dropped.
 
         Returns:
-            Whether one was copied, so that another may be missing.
+            The name of the object that was made; another may be missing. None when none was.
 
         Raises:
             ConfigError: when the place refuses, or is absent.
@@ -83,11 +83,10 @@ class ObjectStoreMirror:
                     if self._store.has(payload.digest):
                         raise  # otherwise it was dropped meanwhile
                 else:
-                    _log.info("object_store.uploaded", object=name, bytes=payload.payload_bytes)
-                return True
+                    return name
         for name in there.keys() - wanted.keys():
             self._place.remove(name)
-        return False
+        return None
 
     def _held(self) -> list[Payload]:
         found: list[Payload] = []
