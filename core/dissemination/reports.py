@@ -11,13 +11,13 @@ from math import isfinite
 from antiphon.core.digests import check_digest
 from antiphon.core.errors import ContractError
 
-MOST_SOURCES = 32
+MOST_SOURCES = 16
 """Sources in one report; a worker is named fewer."""
 MOST_HELD = 64
 """Payloads that a worker says it holds."""
 MOST_DELIVERIES = 16
 """In one report; others follow with the next."""
-LONGEST_TEXT = 300
+LONGEST_TEXT = 200
 """Characters of a name, or of what a source did."""
 MOST_NUMBER = 1e15
 _ADDRESS = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")

@@ -81,20 +81,19 @@ async def serving_origin(order: OriginOrder, credentials: Credentials | None) ->
     async def keep() -> None:
         nonlocal process
         clock = asyncio.get_running_loop().time
-        started_s, pause_s = clock(), AGAIN_S
+        started_s, pause_s = clock(), 0.0
         while True:
             status = await process.wait()
-            if clock() - started_s >= LASTED_S:
-                pause_s = AGAIN_S
+            pause_s = next_pause_s(pause_s, clock() - started_s)
             _log.warning("origin.died", status=status, port=port, again_s=pause_s)
             while True:
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MOST_AGAIN_S)
                 try:
                     process, _ = await _start(replace(order, port=port), credentials)
                     started_s = clock()
                     break
                 except UnavailableError as error:
+                    pause_s = next_pause_s(pause_s, 0.0)
                     _log.warning("origin.not_back", reason=str(error), again_s=pause_s)
 
     keeping = asyncio.create_task(keep())
@@ -105,6 +104,11 @@ async def serving_origin(order: OriginOrder, credentials: Credentials | None) ->
         with contextlib.suppress(asyncio.CancelledError):
             await keeping
         await _end(process)
+
+
+def next_pause_s(before_s: float, lived_s: float) -> float:
+    """Return the pause before the next start, from the pause before the last one and how long that lived."""
+    return AGAIN_S if lived_s >= LASTED_S else min(max(AGAIN_S, 2 * before_s), MOST_AGAIN_S)
 
 
 def _last_port(known: Path, host: str) -> int:

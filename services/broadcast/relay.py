@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 
 import structlog
 
@@ -51,7 +52,7 @@ class Patience:
     """Without a byte from a source that was asked."""
     give_up_s: float = 600.0
     """Without a byte from anyone."""
-    refused_s: float = 2.0
+    refused_s: float = inf
     """Without a byte from anyone, while every source is away or refuses: others may be known by now."""
 
 
@@ -173,12 +174,12 @@ class _Receiver:
         if still_s >= patience_s:
             lacking = len(self._incoming.missing())
             asked = ", ".join(
-                f"{name or 'the origin'}" + (f" ({said})" if (said := self._refusals.get(name)) else "")
+                f"{name or 'the origin'}" + (f" ({self._refusals[name]})" if name in self._refusals else "")
                 for name in self._sources
             )
             raise UnavailableError(
                 f"{lacking} of {len(self._payload.chunk_digests)} chunks of payload {self._payload.digest} "
-                f"are missing, and nothing came for {still_s:.3g} s from any of {asked}; "
+                f"are missing, and nothing came for {patience_s:g} s from any of {asked}; "
                 "try again, what has arrived is kept"
             )
 

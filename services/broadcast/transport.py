@@ -27,6 +27,8 @@ from antiphon.services.security.credentials import Credentials
 
 ADDRESSES_KEPT = 16
 """Sources whose connections stay open for the next payload."""
+REFUSED_S = 2.0
+"""A transfer is begun anew, with another manifest and plan, after so long without a source that answers."""
 _TOKEN_BYTES = 64
 """Longest token that is read."""
 Connect = Callable[[str], Sequence[Broadcast]]
@@ -126,7 +128,7 @@ class RelayTransport(Transport):
             seed: makes members of a swarm choose differently.
         """
         self._store, self._connect, self._ask_plan, self._seed = store, connect, ask_plan, seed
-        self._patience = Patience(give_up_s=timeout_s)
+        self._patience = Patience(give_up_s=timeout_s, refused_s=REFUSED_S)
         self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
 

@@ -119,7 +119,7 @@ transfer_plan_to_proto, transfer_plan_from_proto = codec(
     TransferPlan, coordinator_pb2.TransferPlan, _check_assignment
 )
 codec(DeliveryRecord, rollout_pb2.DeliveryRecord)
-_, _network_report = codec(NetworkReport, rollout_pb2.NetworkReport)
+_network_report = codec(NetworkReport, rollout_pb2.NetworkReport)[1]
 codec(api.WorkerWelcome, rollout_pb2.WorkerWelcome)
 worker_heartbeat_to_proto, worker_heartbeat_from_proto = codec(
     api.WorkerHeartbeat, rollout_pb2.WorkerHeartbeat, _check_network

@@ -20,6 +20,7 @@ from antiphon.core.loop.events import (
     JournalEvent,
     LeaseExpired,
     LeaseGranted,
+    SnapshotDelivered,
     load_event,
 )
 from antiphon.services.coordinator.journal.store import StoredEvent
@@ -187,6 +188,22 @@ def test_a_joiner_a_straggler_and_a_hung_engine_hold_up_no_one(mode: str) -> Non
         assert longest_recovery_s(world, "worker-2", 3.0) <= 2 * 10.0 + SAMPLING_S
         if mode == "fixed":
             assert outcome.weights == simulate(scenario, seed + 100, []).weights
+
+
+@pytest.mark.parametrize("mode", ["elastic", "fixed"])
+def test_workers_hand_weights_on_whatever_happens_to_them(mode: str) -> None:
+    # The cap makes the plan want relays; nothing keeps to it here.
+    run = {"loop": {"mode": mode}, "broadcast": {"uplink_bytes_per_s": 2000.0}}
+    relayed = copies = 0
+    for seed in range(6):
+        world = World(Scenario(run=run, workers=4), seed)
+        outcome = world.run()
+        assert not outcome.violations, outcome.violations
+        for _, event in told(world):
+            if isinstance(event, SnapshotDelivered):
+                relayed += sum(count for name, count in event.bytes_from.items() if name)
+                copies += sum(event.bytes_from.values())
+    assert relayed > copies / 3
 
 
 def told(world: World) -> list[tuple[float, JournalEvent]]:

@@ -113,7 +113,7 @@ class LinkedSource(LightSource):
 
     def __init__(self, root: Path, config: RunConfig, link_s: float | None) -> None:
         """`link_s` is what a snapshot takes; None: it never arrives."""
-        super().__init__(root, config)
+        super().__init__(PayloadStore(root), config)
         self._link_s = link_s
 
     async def fetch(self, manifest: SnapshotManifest) -> None:

@@ -10,7 +10,7 @@ import torch
 from antiphon.core.errors import UnavailableError
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.manifest import full_payload
-from antiphon.services.broadcast.origin import OriginOrder, serving_origin
+from antiphon.services.broadcast.origin import LASTED_S, OriginOrder, next_pause_s, serving_origin
 from antiphon.services.broadcast.payload_store import PayloadStore
 from tests.support.snapshots import publish
 
@@ -61,3 +61,11 @@ def test_a_killed_origin_comes_back_on_its_port_and_ends_with_its_learner(tmp_pa
             assert again == port
 
     asyncio.run(asyncio.wait_for(body(), DEADLINE_S))
+
+
+def test_an_origin_that_keeps_dying_is_started_less_and_less_often() -> None:
+    pauses = [0.0]
+    for _ in range(7):
+        pauses.append(next_pause_s(pauses[-1], 0.5))
+    assert pauses[1:] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert next_pause_s(30.0, LASTED_S) == 1.0

@@ -16,18 +16,23 @@ from antiphon.core.dissemination.network_log import NetworkLog
 from antiphon.core.dissemination.plan import ORIGIN, Assignment, TransferPlan
 from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import TransferPlans
-from antiphon.core.errors import AntiphonError, ConfigError
+from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.transport import Connections, RelayTransport
+from antiphon.services.rollout.process import serve_worker
 from antiphon.services.rollout.relaying import WorkerRelay
 from antiphon.services.rpc.serving import start_server, stop_server
 from antiphon.services.security.credentials import Credentials, load_credentials
 from antiphon.system.ports import free_port
-from tests.support.secured import RUN_ID, House, make_house
+from tests.support.light_engine import LightEngine
+from tests.support.light_parties import served
+from tests.support.light_weights import light_bias
+from tests.support.loop_model import RUN_ID, make_config
+from tests.support.secured import House, make_house
 from tests.support.snapshots import FarService, publish
 
 DEADLINE_S = 300.0
@@ -184,6 +189,41 @@ def test_when_the_origin_is_gone_the_others_have_it(tmp_path: Path) -> None:
     _run(body())
 
 
+def test_an_origin_that_dies_in_the_middle_and_comes_back_sends_only_the_rest(tmp_path: Path) -> None:
+    async def body() -> None:
+        origin, plans = PayloadStore(tmp_path / "origin"), Plans()
+        only, port = Member(tmp_path, "w0", plans), free_port()
+        killing: list[asyncio.Task[None]] = []
+        came: list[int] = []
+
+        def kill(length: int) -> None:
+            came.append(length)
+            if len(came) == 5:
+                killing.append(asyncio.ensure_future(stop_server(server, 0.0)))
+
+        manifest = _publish(origin, f"127.0.0.1:{port}")
+        payload = full_payload(manifest)
+        async with _serving(only):
+            service = FarService(origin, uplink_bytes_per_s=2e6)
+            server, _ = await start_server(
+                "127.0.0.1", port, lambda s: register_broadcast(s, service), [SERVICE_NAME]
+            )
+            with pytest.raises(UnavailableError, match="what has arrived is kept"):
+                await only.transport.fetch(manifest, payload, kill)
+            await asyncio.gather(*killing)
+            missing = len(only.store.receive(payload).missing())
+            assert 0 < missing < len(payload.chunk_digests)
+            server, _ = await start_server(
+                "127.0.0.1", port, lambda s: register_broadcast(s, FarService(origin)), [SERVICE_NAME]
+            )
+            found = await only.fetch(manifest)
+            await stop_server(server, 0.0)
+            assert found[ORIGIN] <= missing * payload.chunk_bytes
+            assert bytes(only.store.map(payload.digest)) == bytes(origin.map(payload.digest))
+
+    _run(body())
+
+
 def test_a_relay_that_dies_costs_no_chunk_that_had_come(tmp_path: Path) -> None:
     async def body() -> None:
         origin, plans = PayloadStore(tmp_path / "origin"), Plans()
@@ -225,6 +265,61 @@ def test_a_payload_from_before_a_restart_is_handed_on(tmp_path: Path) -> None:
                 await client.close()
 
     _run(body())
+
+
+def test_whole_workers_serve_each_other_and_the_coordinator_knows_it(tmp_path: Path) -> None:
+    # The cap makes the plan a chain; nothing keeps to it here.
+    config = make_config(steps=2, max_staleness=1, filter_="none", prompts_per_step=2)
+    config = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": str(tmp_path)}),
+            "broadcast": config.broadcast.model_copy(update={"uplink_bytes_per_s": 1e5}),
+        }
+    )
+
+    async def body() -> None:
+        origin = PayloadStore(tmp_path / "origin")
+        async with served(config, tmp_path) as site, _origin(origin) as (address, _):
+            client = site.client()
+            bias = torch.from_numpy(np.tile(light_bias(0), (1000, 1)))
+            manifest = publish(origin, {"bias": bias}, 0, run_id=RUN_ID, chunk_bytes=4096, origin=address)
+            await client.announce_snapshot(manifest)
+            workers = [
+                asyncio.ensure_future(
+                    serve_worker(
+                        site.address,
+                        f"w{number}",
+                        RUN_ID,
+                        tmp_path / f"w{number}",
+                        lambda: None,
+                        make_engine=lambda config: TiledEngine(),
+                        relay_address=f"127.0.0.1:{free_port()}",
+                    )
+                )
+                for number in range(3)
+            ]
+            came = 0
+            async for event in client.watch_events(0, follow=True):
+                came += event.kind == "snapshot.delivered"
+                if came == len(workers):
+                    break
+            deliveries = (await client.status()).deliveries
+            assert {one.worker_id for one in deliveries} == {"w0-1", "w1-1", "w2-1"}
+            assert any(name for one in deliveries for name in one.bytes_from)
+            copies = sum(one.bytes_from.get(ORIGIN, 0) for one in deliveries)
+            assert copies < 2 * full_payload(manifest).payload_bytes
+            assert all(one.verify_s > 0 and one.seconds >= one.first_chunk_s > 0 for one in deliveries)
+            await client.finish()
+            await asyncio.gather(*workers)
+
+    _run(body())
+
+
+class TiledEngine(LightEngine):
+    """Takes many copies of the toy policy, so that there is something to send."""
+
+    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
+        super().load_weights(version, {"bias": np.asarray(tensors["bias"])[0]}, weights_digest)
 
 
 @pytest.fixture(scope="module")
