@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from antiphon.core.algorithm import AlgorithmSection
-from antiphon.core.broadcast_config import BroadcastSection
+from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import (
     CoordinatorSection,
