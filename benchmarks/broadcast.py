@@ -5,6 +5,7 @@ and server over gRPC with mutual TLS. What a host sends passes a token bucket (t
 divided by M / B, the time of one copy over one link; headers alone make that 1.05 at an MTU of 1500.
 
 - `star`, `chain`, `tree`, `swarm`: 7 workers, uplinks of 100 Mbit/s, 32 MB.
+- `lattica`: the same over a Lattica network, in blocks of 1 MiB; skipped with a reason without the package.
 - `chain_by_n`: the chain with 2, 4, 8 and 15 workers.
 - `slow_peer`: one of the 7 has 10 Mbit/s; the time is that of the last of the others.
 - `relay_killed`: the middle one of the 7 is killed halfway.
@@ -34,6 +35,7 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.dissemination.plan import Plan, Topology, plan_topology
 from antiphon.core.dissemination.predict import Link, Size
 from antiphon.services.broadcast.manifest import auto_chunk_bytes
+from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.system.logs import configure_logs
 
 UPLINK = 100e6 / 8
@@ -43,6 +45,7 @@ WORKERS, BY_N = 7, (2, 4, 8, 15)
 PAYLOAD_BYTES = 32_000_000
 WAN_UPLINK, WAN_DELAY_S, WAN_LOSS, WAN_WORKERS, WAN_BYTES = 20e6 / 8, 0.040, 0.01, 4, 8_000_000
 LOOPBACK_BYTES = 512_000_000
+BLOCK_BYTES = 1 << 20
 DOWNLINK = 1e9 / 8
 MOST_OVER = {"chain": 1.15, "slow_peer": 1.15, "relay_killed": 1.3, "wan_loss": 1.5}
 MOST_SPREAD_BY_N, MOST_COPIES, LEAST_LOOPBACK = 1.15, 1.2, 300.0
@@ -54,7 +57,9 @@ def main() -> int:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=3, help="broadcasts of each kind; the median counts")
     parser.add_argument("--streams", type=int, default=24, help="connections of each hop of the far network")
-    parser.add_argument("--only", default="", help="comma-separated: equal, by_n, slow_peer, far, loopback")
+    parser.add_argument(
+        "--only", default="", help="comma-separated: equal, lattica, by_n, slow_peer, far, loopback"
+    )
     args = parser.parse_args()
     configure_logs(level="error")
     if (reason := missing()) is not None:
@@ -77,14 +82,13 @@ async def _until_terminated(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[s
 
 async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
-        "lattica": None,
-        "lattica_reason": "Antiphon has no Lattica transport",
         "streams": {"near": 1, "far": args.streams},
         "mtu": MTU,
         "chunk_bytes": {"near": auto_chunk_bytes(PAYLOAD_BYTES), "far": auto_chunk_bytes(WAN_BYTES)},
     }
     parts: dict[str, Callable[[int, int], Coroutine[Any, Any, dict[str, Any]]]] = {
         "equal": _equal,
+        "lattica": _lattica,
         "by_n": _by_n,
         "slow_peer": _slow_peer,
         "far": _far,
@@ -115,6 +119,18 @@ async def _equal(repeat: int, streams: int) -> dict[str, Any]:
         runs = await _repeated(hosts, plan, PAYLOAD_BYTES, repeat, killed=killed)
         found["relay_killed"] = _row("relay_killed", [run.last_s for run in runs], ideal_s, plan.seconds)
     return found
+
+
+async def _lattica(repeat: int, streams: int) -> dict[str, Any]:
+    """Measure a Lattica network with equal links."""
+    if (reason := missing_reason()) is not None:
+        print(f"lattica: skipped, {reason}", flush=True)
+        return {"lattica": None, "lattica_reason": reason}
+    async with fleet([UPLINK] * (1 + WORKERS)) as hosts:
+        runs = [await hosts.broadcast_blocks(PAYLOAD_BYTES, BLOCK_BYTES) for _ in range(repeat)]
+    row = _row("lattica", [run.last_s for run in runs], PAYLOAD_BYTES / UPLINK, None)
+    copies = median(run.source_bytes / PAYLOAD_BYTES for run in runs)
+    return {"lattica": {**row, "source_copies": round(copies, 3)}}
 
 
 async def _by_n(repeat: int, streams: int) -> dict[str, Any]:
@@ -186,17 +202,18 @@ async def _repeated(
     return [await hosts.broadcast(plan, size, auto_chunk_bytes(size), streams, killed) for _ in range(repeat)]
 
 
-def _row(name: str, seconds: Sequence[float], ideal_s: float, predicted_s: float) -> dict[str, Any]:
+def _row(name: str, seconds: Sequence[float], ideal_s: float, predicted_s: float | None) -> dict[str, Any]:
     """Return a row of the table, and print it."""
     took_s = median(seconds)
     over = took_s / ideal_s
-    print(f"{name}: {took_s:.2f} s, {over:.2f} of {ideal_s:.2f} s; predicted {predicted_s:.2f} s", flush=True)
-    return {
+    predicted = "" if predicted_s is None else f"; predicted {predicted_s:.2f} s"
+    print(f"{name}: {took_s:.2f} s, {over:.2f} of {ideal_s:.2f} s{predicted}", flush=True)
+    row = {
         "seconds": round(took_s, 3),
         "over_ideal": round(over, 3),
-        "predicted_s": round(predicted_s, 3),
         "spread_s": [round(min(seconds), 3), round(max(seconds), 3)],
     }
+    return row if predicted_s is None else {**row, "predicted_s": round(predicted_s, 3)}
 
 
 def _violated(report: dict[str, Any]) -> list[str]:

@@ -25,6 +25,25 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+def check_place(url_key: str, url: str | None, endpoint_key: str, endpoint: str | None) -> None:
+    """Check where a folder or a bucket is said to be.
+
+    Raises:
+        ValueError: naming the key. Values are not repeated: people who put keys into an address would find
+            them in a log.
+    """
+    keys = "keys belong in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if url is not None and not _STORE.fullmatch(url):
+        raise ValueError(f"{url_key} is neither s3://bucket/prefix nor the absolute path of a folder; {keys}")
+    if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+        raise ValueError(f"{endpoint_key} is no address such as http://127.0.0.1:8333; {keys}")
+    if endpoint is not None and not (url or "").startswith("s3://"):
+        raise ValueError(
+            f"{endpoint_key}={endpoint} is for a {url_key} that begins with s3://, but that is {url}; "
+            "correct either"
+        )
+
+
 class RunSection(Section):
     """Who the run is and how long it lasts."""
 
@@ -316,23 +335,9 @@ class RecordSection(Section):
 
     @model_validator(mode="after")
     def _check_store(self) -> Self:
-        # Values are not repeated: people who put keys into an address would find them in a log.
-        store, endpoint = self.artifact_url, self.artifact_endpoint
-        if store is not None and not _STORE.fullmatch(store):
-            raise ValueError(
-                "record.artifact_url is neither s3://bucket/prefix nor the absolute path of a folder; keys "
-                "belong in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
-        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
-            raise ValueError(
-                "record.artifact_endpoint is no address such as http://127.0.0.1:8333; keys belong in "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            )
-        if endpoint is not None and not (store or "").startswith("s3://"):
-            raise ValueError(
-                f"record.artifact_endpoint={endpoint} is for a record.artifact_url that begins with s3://, "
-                f"but that is {store}; correct either"
-            )
+        check_place(
+            "record.artifact_url", self.artifact_url, "record.artifact_endpoint", self.artifact_endpoint
+        )
         return self
 
 

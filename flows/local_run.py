@@ -53,7 +53,8 @@ def run_post_train(
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     surroundings = Surroundings(view, options or RunOptions(), checked=True, interrupt=interrupt)
     preflight(config, home, surroundings.options.results)
-    run_directory.check_place(run_directory.choose_run(config, run_id, home, surroundings.options.fresh))
+    place = run_directory.choose_run(config, run_id, home, surroundings.options.fresh)
+    run_directory.check_place(place, config)
     with ExitStack() as stack:
         stack.enter_context(surrounded(surroundings))
         server = None

@@ -6,7 +6,7 @@ holds; what was written before is skipped, so records lost in a crash are made u
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import structlog
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
+from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.core.reporting.figures import FiguresFold, RunFigures
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.documents.artifacts import run_document
@@ -168,11 +169,14 @@ class Recorder:
             if self._ledger_writer is not None:
                 self._queue([*self._order.release(), _Record("run files", pin, None)])
 
-    def attach(self, path: Path, plots: Mapping[str, str] | None = None) -> None:
-        """Attach a file, such as the report, to the MLflow run, and its plots (file name -> SVG)."""
+    def attach(
+        self, path: Path, plots: Mapping[str, str] | None = None, versions: Sequence[VersionDeliveries] = ()
+    ) -> None:
+        """Attach the report to MLflow, its plots (name -> SVG), and how versions came to the workers."""
         with self._timed:
             if self._tracker is not None:
                 self._tracker.attach(path, plots)
+                self._tracker.deliveries(versions)
 
     def figures(self) -> RunFigures:
         """Return the run's figures up to the last step that was recorded without a gap."""

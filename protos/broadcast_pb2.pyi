@@ -47,3 +47,19 @@ class Place(_message.Message):
     folder: str
     token: str
     def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class BlocksRequest(_message.Message):
+    __slots__ = ("payload_digest",)
+    PAYLOAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    payload_digest: str
+    def __init__(self, payload_digest: _Optional[str] = ...) -> None: ...
+
+class Blocks(_message.Message):
+    __slots__ = ("peer_id", "port", "addresses")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    port: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -49,6 +49,11 @@ class BroadcastStub:
                 request_serializer=antiphon_dot_protos_dot_broadcast__pb2.PlaceRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_broadcast__pb2.Place.FromString,
                 _registered_method=True)
+        self.GetBlocks = channel.unary_unary(
+                '/antiphon.Broadcast/GetBlocks',
+                request_serializer=antiphon_dot_protos_dot_broadcast__pb2.BlocksRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_broadcast__pb2.Blocks.FromString,
+                _registered_method=True)
 
 
 class BroadcastServicer:
@@ -72,6 +77,12 @@ class BroadcastServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetBlocks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BroadcastServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +100,11 @@ def add_BroadcastServicer_to_server(servicer, server):
                     servicer.Where,
                     request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.PlaceRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_broadcast__pb2.Place.SerializeToString,
+            ),
+            'GetBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBlocks,
+                    request_deserializer=antiphon_dot_protos_dot_broadcast__pb2.BlocksRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_broadcast__pb2.Blocks.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,6 +188,33 @@ class Broadcast:
             '/antiphon.Broadcast/Where',
             antiphon_dot_protos_dot_broadcast__pb2.PlaceRequest.SerializeToString,
             antiphon_dot_protos_dot_broadcast__pb2.Place.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Broadcast/GetBlocks',
+            antiphon_dot_protos_dot_broadcast__pb2.BlocksRequest.SerializeToString,
+            antiphon_dot_protos_dot_broadcast__pb2.Blocks.FromString,
             options,
             channel_credentials,
             insecure,

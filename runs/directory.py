@@ -8,7 +8,6 @@ import difflib
 import fcntl
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.ledger.layout import find_project, shard_directories
 from antiphon.system.files import flush_folder, write_atomically
+from antiphon.system.free_space import free_bytes
 
 FREE_BYTES = 512 << 20
-"""Least free space a run starts with."""
+"""Least free space a run starts with, where record.free_mib does not say another."""
 
 
 def home_directory() -> Path:
@@ -123,7 +123,7 @@ def create(place: RunPlace, config: RunConfig) -> None:
     Raises:
         ConfigError: when there is too little space, or another process just made it.
     """
-    check_place(place)
+    check_place(place, config)
     if place.resumed:
         return
     place.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -137,18 +137,19 @@ def create(place: RunPlace, config: RunConfig) -> None:
     flush_folder(place.directory.parent)
 
 
-def check_place(place: RunPlace) -> None:
+def check_place(place: RunPlace, config: RunConfig) -> None:
     """Check that a run could begin or continue at a place, before anything is started for it.
 
     Raises:
         ConfigError: when there is too little space, or another process runs it.
     """
     home = place.directory.parent.parent
-    free = shutil.disk_usage(home).free
-    if free < FREE_BYTES:
+    free, floor = free_bytes(home), config.record.free_bytes
+    needed = FREE_BYTES if floor is None else floor
+    if free < needed:
         raise ConfigError(
-            f"only {free >> 20} MiB are free under {home}; a run needs {FREE_BYTES >> 20} MiB: "
-            "free some space or set ANTIPHON_HOME to a larger disk"
+            f"only {free >> 20} MiB are free under {home}; a run needs {needed >> 20} MiB (record.free_mib): "
+            "free some space, or set ANTIPHON_HOME to a larger disk"
         )
     if place.resumed:
         lock(place.directory).close()

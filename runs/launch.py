@@ -150,7 +150,7 @@ class LiveRun:
         for name, text in plots.items():
             write_atomically(run.run_dir / "plots" / name, text.encode())
         if run.recorder is not None:
-            run.recorder.attach(report, plots)
+            run.recorder.attach(report, plots, picture.deliveries.in_order())
         for folder in (run.run_dir, self.options.results):
             if folder is not None:
                 write_results(outcome, folder, commits, status, run.spans)

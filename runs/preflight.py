@@ -14,6 +14,8 @@ from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import end_tokens, expected_tensors
 from antiphon.runs.directory import make_usable
 from antiphon.runs.prefect_server import check_port
+from antiphon.services.broadcast.transports.lattica_node import missing_reason
+from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
 from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
@@ -31,8 +33,9 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> Non
         ConfigError: for a missing model or one without weights, a tokenizer that does not match, an
             unknown environment or one that breaks its contract, impossible parameters, prompts too long
             for the engine, prompts that the tokenizer loses, an address that cannot be listened on, a
-            ledger outside a DVC project, a remote store that refuses, or a folder that cannot be written.
-        UnavailableError: when the remote store does not answer.
+            ledger outside a DVC project, a remote or object store that refuses, or a folder that cannot be
+            written.
+        UnavailableError: when such a store does not answer.
     """
     services = config.services
     credentials = find_credentials(services.credentials)
@@ -51,6 +54,10 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> Non
         find_project(None, home)
     if config.record.artifact_url is not None:
         RemoteStore(config.record.artifact_url, config.record.artifact_endpoint).check()
+    if config.broadcast.object_store is not None:
+        object_place(config.broadcast.object_store, config.broadcast.object_endpoint).check()
+    if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:
+        raise ConfigError(f"broadcast.lattica_port={config.broadcast.lattica_port}: {reason}")
     model = Path(resolve_model_path(config.model.path))
     codec = TextCodec.load(str(model))
     if model.is_dir():

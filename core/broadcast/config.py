@@ -1,10 +1,10 @@
 """Broadcast config: how weights come to the workers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from antiphon.core.config_sections import MOST_KEPT, YEAR_S, Section
+from antiphon.core.config_sections import MOST_KEPT, YEAR_S, Section, check_place
 
 MOST_RUNGS = 16
 """A manifest lists each patch, and is sent to every worker."""
@@ -43,6 +43,18 @@ class BroadcastSection(Section):
     compress_full: bool = False
     """Publish each snapshot compressed too, for workers that hold no earlier version; under the same
     conditions as patches. Costs the disk about two thirds of each snapshot in bfloat16."""
+    object_store: str | None = None
+    """Where the origin keeps copies of its payloads for workers that do not reach it: `s3://bucket/prefix`,
+    or the absolute path of a shared folder; null keeps none. Keys come from each machine's environment."""
+    object_endpoint: str | None = None
+    """Address of the S3 server of broadcast.object_store, as the origin and the workers reach it; null takes
+    each machine's AWS_ENDPOINT_URL_S3, else Amazon's."""
+    object_store_first: bool = False
+    """Workers take payloads from broadcast.object_store even where they reach the origin, which spares its
+    uplink; otherwise only those do that the origin does not answer."""
+    lattica_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port on which the origin is a peer of a Lattica network; workers then take payloads as blocks from it
+    and from each other. Needs the package lattica on every machine; null uses gRPC."""
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
     """Elastic mode: share of the fleet's tokens per second whose workers must hold an announced version
     before it counts as broadcast; 0: one worker that holds it is enough."""
@@ -56,3 +68,15 @@ class BroadcastSection(Section):
                 "numbers, the smallest first, or broadcast.patches=off for none"
             )
         return value
+
+    @model_validator(mode="after")
+    def _check_object_store(self) -> Self:
+        check_place(
+            "broadcast.object_store", self.object_store, "broadcast.object_endpoint", self.object_endpoint
+        )
+        if self.object_store_first and self.object_store is None:
+            raise ValueError(
+                "broadcast.object_store_first is set, but broadcast.object_store names none; set that, or "
+                "leave broadcast.object_store_first out"
+            )
+        return self

@@ -1,6 +1,6 @@
 """Network log: what a worker measured of its network, until the coordinator has it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -33,6 +33,10 @@ class NetworkLog:
     _ended: set[int] = field(default_factory=set)
     """Versions whose delivery is complete: they were loaded, or will never be."""
     _told: NetworkReport | None = None
+
+    def holds(self, digest: str, has: Callable[[str], bool]) -> None:
+        """Note that a payload is here whole, and forget those that no longer are, as `has` says."""
+        self.held = tuple(one for one in (*self.held, digest) if one != digest and has(one)) + (digest,)
 
     def round_trip(self, seconds: float) -> None:
         """Note how long the origin took for a short answer."""

@@ -23,6 +23,7 @@ from antiphon.lineage.report.learner_panels import learner_panels
 from antiphon.lineage.report.render import render, standalone
 from antiphon.lineage.report.samples_section import samples_section
 from antiphon.lineage.report.timeline import RunPicture, find_value
+from antiphon.lineage.report.weights_section import COLUMNS, deliveries_plot, deliveries_rows
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.samples import Explain
 from antiphon.lineage.starts import read_starts
@@ -60,6 +61,7 @@ def build_report(
         "throughput": draw.throughput(picture),
         "work": draw.work(status.worker_seconds, status.tokens_by_use),
         "drafting": draw.drafting(picture),
+        "deliveries": deliveries_plot(picture.deliveries),
     }
     learner = learner_panels(picture)
     page = render(
@@ -75,6 +77,8 @@ def build_report(
         starting=_starting(status),
         samples=samples_section(run_dir, store, explain),
         drafting=_drafting(picture),
+        delivery_columns=COLUMNS,
+        deliveries=deliveries_rows(picture.deliveries),
         versions=_versions(picture),
         configuration=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
         notes=_notes(picture, status, store, figures),

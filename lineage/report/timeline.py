@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.drafting.statistics import StatisticsSum
 from antiphon.core.records import DraftingStatistics
+from antiphon.core.reporting.deliveries import Deliveries
 from antiphon.core.run_clock import RunClock
 from antiphon.core.status import Event
 
@@ -95,6 +97,8 @@ class RunPicture:
     """Digest of the weights of version 0, once its snapshot was announced."""
     breaks: list[float] = field(default_factory=list)
     """Seconds at which the clock stood still, since the run was interrupted."""
+    deliveries: Deliveries = field(default_factory=Deliveries)
+    """How versions came to the workers."""
     offered_again: Counter[str] = field(default_factory=Counter)
     """Why leases ended without a hand-in, numbers left out -> groups that were offered again for it."""
 
@@ -219,6 +223,8 @@ class RunDrawer:
         self._picture.counts[event.kind] += 1
         data = json.loads(event.data_json)
         at = self._instant(event, data)
+        if event.kind == "snapshot.delivered":
+            self._picture.deliveries.add(DeliveryRecord(**data), event.at)
         handler = getattr(self, "_on_" + event.kind.replace(".", "_"), None)
         if handler is not None:
             handler(at, data)

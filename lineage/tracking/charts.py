@@ -87,7 +87,7 @@ def _comparison() -> dict[str, Any]:
     prepared = [*sections, "Parameters that differ"]
     figures = [f"metrics.`summary/{name}`" for name in ("reward_last", "wall_s", "tokens", "dollars")]
     # MLflow adds a chart for each further metric; its sections stand below these, closed.
-    others = ["heldout", *SECTIONS, "staleness", "summary", "Model metrics", "System metrics"]
+    others = ["heldout", *SECTIONS, "staleness", "summary", "weights", "Model metrics", "System metrics"]
     return {
         "searchFilter": 'tags.`antiphon.run_id` != ""',
         "compareRunCharts": cards,

@@ -5,18 +5,20 @@ trajectories that are shown, and sums the run up at its end. Everything is writt
 of `MlflowWriter`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop.schedule import is_evaluated
+from antiphon.core.reporting.deliveries import VersionDeliveries
 from antiphon.core.reporting.figures import FiguresFold
 from antiphon.lineage.documents.manifest import flatten_config
 from antiphon.lineage.run_log import RunLog
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.tracking.champion import crown
 from antiphon.lineage.tracking.charts import HELDOUT, chart_name, comparison_tag
+from antiphon.lineage.tracking.delivery_metrics import log_deliveries
 from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.lineage.tracking.model_files import Exporter
@@ -132,6 +134,10 @@ class Tracker:
         self.mlflow.write(
             f"{label} champion", lambda run: crown(run, experiment, version, reward, prompts, *files)
         )
+
+    def deliveries(self, versions: Sequence[VersionDeliveries]) -> None:
+        """Log how versions came to the workers."""
+        self.mlflow.write("deliveries", lambda run: log_deliveries(run, versions))
 
     def attach(self, path: Path, plots: Mapping[str, str] | None = None) -> None:
         """Attach a file, and plots (file name -> SVG) under `plots/`."""

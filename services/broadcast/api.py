@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.errors import UnavailableError
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -20,6 +22,18 @@ class Place:
     folder: Path
     token: str
     """What the file `token` in the folder holds; who reads another one, or none, is elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A payload as blocks of a Lattica network."""
+
+    peer_id: str
+    """Of a peer that holds them."""
+    port: int
+    """On which that peer is reached, on the machine of whoever answers."""
+    addresses: tuple[str, ...]
+    """Of each chunk's block, in their order."""
 
 
 class Broadcast(Protocol):
@@ -42,3 +56,11 @@ class Broadcast(Protocol):
 
     async def where(self) -> Place:
         """Return where the payloads lie on the holder's machine."""
+
+    async def blocks(self, payload_digest: str) -> Blocks:
+        """Return under which addresses the chunks are blocks of a Lattica network.
+
+        Raises:
+            UnavailableError: when the holder is no peer of one, or does not hold the payload.
+        """
+        raise UnavailableError("whoever was asked for blocks is no peer of a Lattica network")

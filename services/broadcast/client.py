@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
-from antiphon.services.broadcast.api import Broadcast, Place
+from antiphon.services.broadcast.api import Blocks, Broadcast, Place
 from antiphon.services.rpc.serving import call, stream
 from antiphon.services.rpc.unary import Client
 from antiphon.services.security.credentials import Credentials
@@ -49,3 +49,9 @@ class BroadcastClient(Client, Broadcast):
     async def where(self) -> Place:
         place = await call(self._stub.Where, broadcast_pb2.PlaceRequest(), _ANSWER_S)
         return Place(Path(place.folder), place.token)
+
+    async def blocks(self, payload_digest: str) -> Blocks:
+        request = broadcast_pb2.BlocksRequest(payload_digest=payload_digest)
+        # The holder may have to read all of the payload first.
+        said = await call(self._stub.GetBlocks, request, self._transfer_timeout_s)
+        return Blocks(said.peer_id, said.port, tuple(said.addresses))

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,10 @@ from antiphon.core.errors import UnavailableError
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.transports.lattica import FOLDER, LatticaService
+from antiphon.services.broadcast.transports.lattica_node import LatticaNode
+from antiphon.services.broadcast.transports.object_store import object_place
+from antiphon.services.broadcast.transports.object_store_mirror import ObjectStoreMirror
 from antiphon.services.rpc.serving import Security, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
@@ -54,6 +58,11 @@ class OriginOrder:
     """0 picks a free one."""
     uplink_bytes_per_s: float | None
     start_timeout_s: float
+    object_store: str | None = None
+    """Where copies of the payloads are kept, as `broadcast.object_store` says."""
+    object_endpoint: str | None = None
+    lattica_port: int | None = None
+    """Where it is a peer of a Lattica network, too."""
 
 
 @asynccontextmanager
@@ -163,16 +172,48 @@ async def _serve(order: OriginOrder, credentials: Credentials | None) -> None:
         clock = asyncio.get_running_loop().time
         guard = Guard(needed_token_key(credentials), order.run_id, wall_clock, clock)
         security = Security(credentials, guard)
-    service = BroadcastService(PayloadStore(Path(order.root)), order.uplink_bytes_per_s)
+    service = _service(order)
     server, port = await start_server(
         order.host, order.port, lambda s: register_broadcast(s, service), [SERVICE_NAME], security
     )
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
     try:
-        await asyncio.Event().wait()  # until the learner ends it, or ends
+        with _mirrored(order, service):
+            await asyncio.Event().wait()  # until the learner ends it, or ends
     finally:
         await stop_server(server)
+
+
+def _service(order: OriginOrder) -> BroadcastService:
+    store = PayloadStore(Path(order.root))
+    if order.lattica_port is None:
+        return BroadcastService(store, order.uplink_bytes_per_s)
+    node = LatticaNode(store.root / FOLDER, order.host, order.lattica_port)
+    return LatticaService(store, order.uplink_bytes_per_s, node, order.lattica_port)
+
+
+@contextlib.contextmanager
+def _mirrored(order: OriginOrder, service: BroadcastService) -> Iterator[None]:
+    """Keep copies in the object store, where there is one, for as long as the block lasts."""
+    if order.object_store is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def pace(length: int) -> None:
+        # The cap holds for copies and receivers together.
+        asyncio.run_coroutine_threadsafe(service.uplink.take(length), loop).result()
+
+    place = object_place(order.object_store, order.object_endpoint)
+    capped = order.uplink_bytes_per_s is not None
+    store = PayloadStore(Path(order.root))
+    mirror = ObjectStoreMirror(store, place, order.run_id, pace if capped else None)
+    mirror.start()
+    try:
+        yield
+    finally:
+        mirror.stop()
 
 
 def _main() -> int:

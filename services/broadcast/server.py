@@ -38,6 +38,12 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
         place = await self._service.where()
         return broadcast_pb2.Place(folder=str(place.folder), token=place.token)
 
+    @answers_errors
+    async def GetBlocks(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Answer where the chunks are blocks."""
+        found = await self._service.blocks(request.payload_digest)
+        return broadcast_pb2.Blocks(peer_id=found.peer_id, port=found.port, addresses=found.addresses)
+
 
 def register_broadcast(server: grpc.aio.Server, service: Broadcast) -> None:
     """Add the service to a server that was not started yet."""

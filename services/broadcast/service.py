@@ -43,7 +43,8 @@ class BroadcastService(Broadcast):
 
     def __init__(self, store: PayloadStore, uplink_bytes_per_s: float | None = None) -> None:
         self._store = store
-        self._uplink = Uplink(uplink_bytes_per_s)
+        self.uplink = Uplink(uplink_bytes_per_s)
+        """Of everything that is sent from here."""
 
     async def get_chunks(
         self, payload_digest: str, indices: Sequence[int]
@@ -69,11 +70,11 @@ class BroadcastService(Broadcast):
                 )
             await self._until_held(payload, index)
             length = payload.span(index)[1]
-            await self._uplink.take(min(PIECE_BYTES, length))
+            await self.uplink.take(min(PIECE_BYTES, length))
             data = await asyncio.to_thread(self._store.read_chunk, payload, index)
             for start in range(0, length, PIECE_BYTES):
                 if start:
-                    await self._uplink.take(min(PIECE_BYTES, length - start))
+                    await self.uplink.take(min(PIECE_BYTES, length - start))
                 yield index, data[start : start + PIECE_BYTES]
 
     async def _find(self, digest: str) -> Payload:

@@ -163,8 +163,7 @@ class RelayTransport(Transport):
     def _note(self, payload: Payload) -> None:
         """Remember that a payload is here, so that it is handed on, also after a restart."""
         self._store.note(payload)
-        held = (*(one for one in self._network.held if one != payload.digest), payload.digest)
-        self._network.held = tuple(one for one in held if self._store.has(one))
+        self._network.holds(payload.digest, self._store.has)
 
     async def _bring(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]

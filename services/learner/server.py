@@ -162,6 +162,9 @@ async def serve_learner(
         config.broadcast.origin_port,
         config.broadcast.uplink_bytes_per_s,
         config.services.start_timeout_s,
+        config.broadcast.object_store,
+        config.broadcast.object_endpoint,
+        config.broadcast.lattica_port,
     )
     server = announcing = auditing = None
     leaving = asyncio.create_task(leave.wait())

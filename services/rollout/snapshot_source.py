@@ -21,6 +21,7 @@ from antiphon.services.broadcast.manifest import check_manifest, full_payload
 from antiphon.services.broadcast.patch_payloads import restore_full, spare_threads
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.transport import Connections, RelayTransport, Transport
+from antiphon.services.broadcast.transports.choice import configured_transport
 from antiphon.services.rollout.weights import Find, WeightSource
 from antiphon.services.security.credentials import Credentials
 
@@ -47,14 +48,16 @@ class SnapshotSource(WeightSource):
     ) -> None:
         """Keep payloads in `store`; without a `transport` they come from the origin of each manifest.
 
-        `network` gets what is measured; the transport writes it too.
+        The configuration may name other ways, besides or instead. `network` gets what is measured; the
+        transport writes it too.
         """
         self._store = store
         self._store.remove_leftovers()
         self.network = network or NetworkLog()
         timeout_s = config.broadcast.transfer_timeout_s
         connect = Connections(config.broadcast.streams, timeout_s, credentials)
-        self._transport = transport or RelayTransport(store, connect, timeout_s, network=self.network)
+        direct = transport or RelayTransport(store, connect, timeout_s, network=self.network)
+        self._transport = configured_transport(direct, store, config, credentials, self.network)
         self._threads = spare_threads(config.rollout.threads)
         self._refused: set[str] = set()
         """Payloads that made something else than their manifest says."""
@@ -163,6 +166,7 @@ class SnapshotSource(WeightSource):
                 self._store.drop(payload.digest)
             return False
         await asyncio.to_thread(self._store.put_manifest, manifest)
+        self.network.holds(full_payload(manifest).digest, self._store.has)  # it may be handed on
         return True
 
     def _is_sound(self, parent: SnapshotManifest) -> bool:

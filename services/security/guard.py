@@ -25,7 +25,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
         "SubmitAudit",
     },
-    "Broadcast": {Scope.PULL: "GetChunks GetHeld Where"},
+    "Broadcast": {Scope.PULL: "GetChunks GetHeld Where GetBlocks"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
 }
 SCOPE_OF: dict[str, Scope] = {

@@ -17,16 +17,16 @@ Usage = namedtuple("Usage", "total used free")
 
 def test_a_run_that_another_process_has_is_refused_and_a_free_one_is_not(tmp_path: Path) -> None:
     place = choose_run(CONFIG, None, tmp_path, fresh=False)
-    check_place(place)
+    check_place(place, CONFIG)
     assert not list(tmp_path.iterdir())
     create(place, CONFIG)
     again = choose_run(CONFIG, None, tmp_path, fresh=False)
     assert again.resumed
-    check_place(again)
+    check_place(again, CONFIG)
     with lock(again.directory), pytest.raises(ConfigError, match=r"is already running \(process \d+\)"):
-        check_place(again)
-    check_place(again)
-    check_place(choose_run(CONFIG, None, tmp_path, fresh=True))
+        check_place(again, CONFIG)
+    check_place(again, CONFIG)
+    check_place(choose_run(CONFIG, None, tmp_path, fresh=True), CONFIG)
 
 
 def test_a_full_disk_is_named_with_the_space_that_is_needed(
@@ -34,8 +34,12 @@ def test_a_full_disk_is_named_with_the_space_that_is_needed(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 3 << 20))
     with pytest.raises(ConfigError, match=r"only 3 MiB are free under .*; a run needs 512 MiB"):
-        check_place(choose_run(CONFIG, None, tmp_path, fresh=False))
+        check_place(choose_run(CONFIG, None, tmp_path, fresh=False), CONFIG)
     assert not list(tmp_path.iterdir())
+    lower, higher = (RunConfig.model_validate({"record": {"free_mib": mib}}) for mib in (3, 4))
+    check_place(choose_run(CONFIG, None, tmp_path, fresh=False), lower)
+    with pytest.raises(ConfigError, match=r"a run needs 4 MiB \(record\.free_mib\)"):
+        check_place(choose_run(CONFIG, None, tmp_path, fresh=False), higher)
 
 
 def test_an_unknown_run_names_those_that_are_near(tmp_path: Path) -> None:

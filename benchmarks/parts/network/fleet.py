@@ -128,6 +128,29 @@ class Fleet:
         seconds = {name: delivery["ended_s"] - begun_s for name, delivery in deliveries.items()}
         return Broadcasted(seconds, sent, deliveries)
 
+    async def broadcast_blocks(self, payload_bytes: int, chunk_bytes: int) -> Broadcasted:
+        """Make a payload at the origin and bring it to every worker over a Lattica network, as blocks.
+
+        Args:
+            payload_bytes: size of the payload, of new random bytes.
+            chunk_bytes: of its chunks, each of which is a block.
+        """
+        self._seed += 1
+        made = {"payload_bytes": payload_bytes, "chunk_bytes": chunk_bytes, "seed": self._seed}
+        payload = await self._ask(ORIGIN, {"do": "make", **made})
+        await self._ask(ORIGIN, {"do": "put_blocks", "payload": payload})
+        workers = [name for name in self._processes if name != ORIGIN]
+        origin = f"{self._hosts[ORIGIN].address}:{PORT}"
+        before, begun_s = self._hosts[ORIGIN].sent_bytes(), time.monotonic()
+        question = {"do": "fetch_blocks", "payload": payload, "origin": origin}
+        asked = [self._ask(name, {**question, "seed": number}) for number, name in enumerate(workers)]
+        deliveries = dict(zip(workers, await asyncio.gather(*asked), strict=True))
+        sent = self._hosts[ORIGIN].sent_bytes() - before
+        for name in self._processes:
+            await self._ask(name, {"do": "drop", "digest": payload["digest"]})
+        seconds = {name: delivery["ended_s"] - begun_s for name, delivery in deliveries.items()}
+        return Broadcasted(seconds, sent, deliveries)
+
     async def _ask(self, name: str, question: Mapping[str, Any]) -> dict[str, Any]:
         stdin = self._processes[name].stdin
         assert stdin is not None

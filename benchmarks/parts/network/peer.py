@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,27 @@ from typing import Any
 import numpy as np
 
 from antiphon.core.dissemination.plan import Assignment
-from antiphon.core.records import Payload
+from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.services.broadcast.api import Blocks
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.relay import Patience, fetch_payload
 from antiphon.services.broadcast.relay_service import Arrivals, RelayService
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.broadcast.transports.lattica import (
+    FOLDER,
+    LatticaService,
+    LatticaTransport,
+)
+from antiphon.services.broadcast.transports.lattica_node import LatticaNode
 from antiphon.services.rpc.serving import Security, open_channel, start_server
 from antiphon.services.security.credentials import load_credentials, needed_token_key
 from antiphon.services.security.guard import Guard
 from antiphon.system.clock import wall_clock
 
 RUN_ID = "benchmark"
+BLOCK_PORT = 7702
+"""Of the peer of a Lattica network."""
 
 
 class Peer:
@@ -38,12 +48,17 @@ class Peer:
         self.store = PayloadStore(folder)
         self.arrivals = Arrivals()
         self.culprits: dict[str, str] = {}
+        self.host = ""
+        self.lattica: LatticaService | None = None
+        self.transport: LatticaTransport | None = None
 
     async def serve(self, address: str) -> Any:
         """Start to answer; the server is to be kept."""
         host, _, port = address.rpartition(":")
         guard = Guard(needed_token_key(self.credentials), RUN_ID, wall_clock, time.monotonic)
-        service = RelayService(self.store, self.arrivals, stall_s=30.0)
+        self.host = host
+        service = _Service(self.store, self.arrivals, stall_s=30.0)
+        service.lattica = lambda: self.lattica
         server, _ = await start_server(
             host,
             int(port),
@@ -91,6 +106,35 @@ class Peer:
         asyncio.get_running_loop().call_later(5.0, lambda: asyncio.ensure_future(_close(clients)))
         return {"ended_s": ended_s, "cpu_s": time.process_time() - cpu_s, **asdict(delivery)}
 
+    async def put_blocks(self, payload: Payload) -> None:
+        """Be a peer of a Lattica network that holds a payload as blocks."""
+        if self.lattica is None:
+            node = LatticaNode(self.store.root / FOLDER, self.host, BLOCK_PORT)
+            self.lattica = LatticaService(self.store, None, node, BLOCK_PORT)
+        await self.lattica.blocks(payload.digest)
+
+    async def fetch_blocks(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Bring a payload here from the network's peers, and answer when it was complete."""
+        if self.transport is None:
+            folder, listen = self.store.root / FOLDER, (self.host, BLOCK_PORT)
+            self.transport = LatticaTransport(
+                self.store, folder, 60.0, self.credentials, listen, asked["seed"]
+            )
+        payload = _payload(asked["payload"])
+        manifest = SnapshotManifest(RUN_ID, 0, "", (), 0, (payload,), asked["origin"])
+        await self.transport.fetch(manifest, payload, lambda length: None)
+        return {"ended_s": time.monotonic()}
+
+
+class _Service(RelayService):
+    """Serves the store, and says which blocks it is made of where that was asked for."""
+
+    lattica: Callable[[], LatticaService | None] = staticmethod(lambda: None)
+
+    async def blocks(self, payload_digest: str) -> Blocks:
+        service = self.lattica()
+        return await (super().blocks if service is None else service.blocks)(payload_digest)
+
 
 async def _close(clients: dict[str, list[BroadcastClient]]) -> None:
     for lanes in clients.values():
@@ -111,6 +155,11 @@ async def _main() -> None:
         asked = json.loads(line)
         if asked["do"] == "make":
             answer = peer.make(asked["payload_bytes"], asked["chunk_bytes"], asked["seed"])
+        elif asked["do"] == "put_blocks":
+            await peer.put_blocks(_payload(asked["payload"]))
+            answer = {}
+        elif asked["do"] == "fetch_blocks":
+            answer = await peer.fetch_blocks(asked)
         elif asked["do"] == "drop":
             peer.store.drop(asked["digest"])
             answer = {}

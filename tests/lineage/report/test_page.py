@@ -24,6 +24,7 @@ from antiphon.core.loop.events import (
     RunOpened,
     RunResumed,
     SnapshotAnnounced,
+    SnapshotDelivered,
     StepCommitted,
     WorkerLoaded,
     dump_event,
@@ -149,6 +150,28 @@ def test_the_page_is_complete_and_needs_nothing_else(make: Callable[..., str]) -
         assert words in page, words
     assert page.count("<tr>") == 22 and f"{19:064x}" in page
     assert not re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", page), "a colour that follows no palette"
+
+
+def test_the_page_shows_how_weights_came_to_the_workers(make: Callable[..., str]) -> None:
+    assert "<h2>Weights</h2>" not in make(5)
+    lying = {"w1": "sent <b>other</b> bytes"}
+    delivered = (
+        SnapshotDelivered(2, "w0", 2.5, 0.5, {"": 3_000_000, "w1": 1_000_000}, {}, lying, 0.25, 0.125),
+        SnapshotDelivered(2, "w1", 4.5, 0.5, {name: 1_000_000 for name in "abcdef"}),
+        SnapshotDelivered(3, "w0"),
+    )
+    told = [Event(1000 + i, 1.7e9 + 30, e.kind, dump_event(e)) for i, e in enumerate(delivered)]
+    picture = fold([*journal(5), *told])
+    assert [(v.version, v.seconds_to_last) for v in picture.deliveries.in_order()] == [(2, 4.5), (3, 0.0)]
+    page = make(5, picture)
+    assert "<h2>Weights</h2>" in page and 'id="deliveries-wide-figure_1"' in page
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(<td>.*?)</tr>", page)]
+    wrong = "w1 sent &lt;b&gt;other&lt;/b&gt; bytes"
+    assert rows[:3] == [
+        ["3", "w0", "0.0", "linked on the origin&#39;s machine", "0.00", "0.00", "", "", ""],
+        ["2", "w1", "6.0", "a 1.0, b 1.0, c 1.0, d 1.0, 2 others 2.0", "0.50", "4.50", "", "", ""],
+        ["2", "w0", "4.0", "origin 3.0, w1 1.0", "0.50", "2.50", "0.25", "0.12", wrong],
+    ]
 
 
 def test_the_versions_begin_with_the_one_that_the_run_began_with(make: Callable[..., str]) -> None:

@@ -68,7 +68,7 @@ def test_an_object_that_was_altered_there_is_not_believed(server: S3Server, tmp_
     remote = place(server, "altered")
     (tmp_path / "false").write_bytes(b"something else")
     digest = digest_bytes(b"payload")
-    remote._filesystem().put_file(
+    remote._place._filesystem().put_file(
         str(tmp_path / "false"), f"{server.bucket}/altered/objects/{digest[:2]}/{digest}"
     )
     with pytest.raises(IntegrityError, match=digest):

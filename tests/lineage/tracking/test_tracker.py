@@ -14,8 +14,10 @@ import torch
 import yaml
 
 from antiphon.core.config import RunConfig, build_config
+from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
+from antiphon.core.reporting.deliveries import Deliveries
 from antiphon.core.status import EvaluationRecord
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch
@@ -123,7 +125,11 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
     page = tmp_path / "report.html"
     page.write_text("<html></html>")
     assert second.flush(120).complete
-    second.attach(page)
+    deliveries = Deliveries()
+    deliveries.add(DeliveryRecord(1, "w0", 2.0, bytes_from={"": 30, "w1": 10}), 1.7e9)
+    second.attach(page, versions=deliveries.in_order())
+    deliveries.add(DeliveryRecord(3, "w0", 4.0, bytes_from={"": 40}), 1.7e9)
+    second.attach(page, versions=deliveries.in_order())
     report = second.close(120)
     assert report.complete, report
 
@@ -136,6 +142,13 @@ def test_a_run_is_recorded_everywhere_and_goes_on_after_a_break(project: Project
     assert [(point.step, point.value) for point in drafted] == [(0, 0.0), (1, 0.25), (2, 0.5)]
     heldout = client.get_metric_history(run.info.run_id, "heldout/pass_at_1")
     assert [(point.step, point.value) for point in heldout] == [(0, 0.25), (3, 0.75)]
+    for name, values in {
+        "seconds_to_last": [2.0, 4.0],
+        "bytes": [40, 40],
+        "relayed_share": [0.25, 0],
+    }.items():
+        points = client.get_metric_history(run.info.run_id, f"weights/{name}")
+        assert [(point.step, point.value) for point in points] == list(zip((1, 3), values, strict=True))
     datasets = {entry.dataset.name: entry.dataset for entry in run.inputs.dataset_inputs}
     assert set(datasets) == {"batch-t000000", "batch-t000001", "batch-t000002"}
     assert json.loads(datasets["batch-t000001"].source)["digest"] == project.batch(1).digest
