@@ -36,7 +36,7 @@ class NetworkLog:
 
     def holds(self, digest: str, has: Callable[[str], bool]) -> None:
         """Note that a payload is here whole, and forget those that no longer are, as `has` says."""
-        self.held = tuple(one for one in (*self.held, digest) if one != digest and has(one)) + (digest,)
+        self.held = (*tuple(one for one in (*self.held, digest) if one != digest and has(one)), digest)
 
     def round_trip(self, seconds: float) -> None:
         """Note how long the origin took for a short answer."""
