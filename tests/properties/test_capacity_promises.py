@@ -67,4 +67,6 @@ def test_a_small_bound_costs_what_the_model_says(
     # So many slots that a batch takes one completion: collecting is as long as a group.
     schedule = Schedule(shape, interval, (8 * 12,), max_staleness=bound, steps=40)
     walked = walk(schedule, np.random.default_rng(0))
-    assert walked.step_s == pytest.approx(pace(shape, bound, interval, 8 * 12 / group_s).step_s, rel=0.05)
+    # Where broadcasts are longer than the interval, which versions are sent depends on when they end.
+    rel = 0.12 if broadcast_s > interval * shape.train_s else 0.03
+    assert walked.step_s == pytest.approx(pace(shape, bound, interval, 8 * 12 / group_s).step_s, rel=rel)
