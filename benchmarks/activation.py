@@ -39,7 +39,9 @@ def main() -> None:
     gaps, broken = gaps_of(arguments.fleets, arguments.seed)
     print(f"{len(gaps)} fleets: {fmean(gaps):.2%} above the optimum on average, {max(gaps):.1%} at most")
     spare, spare_broken = gaps_with_losses(max(1, arguments.fleets // 4), arguments.seed)
-    print(f"{len(spare)} fleets with losses and zones: {fmean(spare):.2%} on average, {max(spare):.1%} at most")
+    print(
+        f"{len(spare)} fleets with losses and zones: {fmean(spare):.2%} on average, {max(spare):.1%} at most"
+    )
     flips = max(
         most_flips(np.random.default_rng([arguments.seed, 2, n]), arguments.hours)
         for n in range(arguments.noisy)

@@ -166,5 +166,9 @@ class Activator:
         if left_s <= join_s:
             return Orders()
         self._spare_since, self._ordered_at = math.inf, now
-        saved = "" if math.isinf(left_s) else f", which saves ${spare.usd_per_hour * left_s / _SECONDS_PER_HOUR:.2f}"
+        saved = (
+            ""
+            if math.isinf(left_s)
+            else f", which saves ${spare.usd_per_hour * left_s / _SECONDS_PER_HOUR:.2f}"
+        )
         return Orders((), (spare.name,), f"{need:.4g} are sampled without {spare.name} as well{saved}")

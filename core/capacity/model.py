@@ -56,7 +56,9 @@ class LoopShape:
 
     def __post_init__(self) -> None:
         if self.completions < 1:
-            raise InfeasibleError(f"a step of {self.completions} completions trains on nothing; give 1 or more")
+            raise InfeasibleError(
+                f"a step of {self.completions} completions trains on nothing; give 1 or more"
+            )
         for name, least in (("train_s", _SMALL), ("broadcast_s", 0.0), ("group_s", _SMALL)):
             value = getattr(self, name)
             if not least <= value < math.inf:
@@ -161,14 +163,18 @@ def pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: fl
     [35.0, 17.5, 11.67, 10.0, 10.0]
     """
     if not supply > 0.0:
-        raise InfeasibleError(f"a supply of {supply:g} completions per second never fills a batch; add workers")
+        raise InfeasibleError(
+            f"a supply of {supply:g} completions per second never fills a batch; add workers"
+        )
     if max_staleness < publish_interval - 1:
         raise InfeasibleError(
             f"a publish interval of {publish_interval} needs a staleness bound of {publish_interval - 1}, but it "
             f"is {max_staleness}; publish more often, or raise the bound"
         )
     most = max(publish_interval, min(max_staleness + 1, MOST_INTERVAL))
-    sent = [_pace(shape, max_staleness, k, supply) for k in range(publish_interval, most + 1, publish_interval)]
+    sent = [
+        _pace(shape, max_staleness, k, supply) for k in range(publish_interval, most + 1, publish_interval)
+    ]
     return replace(min(sent, key=lambda one: one.step_s), publish_interval=publish_interval)
 
 

@@ -34,7 +34,13 @@ def test_the_gate_holds_the_bound_and_nothing_deadlocks(test_seed: int) -> None:
 @pytest.mark.parametrize(
     ("interval", "broadcast", "pauses", "acceptance"),
     [(1, 0.2, True, 1.0), (1, 0.5, True, 1.0), (2, 0.5, True, 1.0), (2, 1.2, True, 1.0), (3, 0.5, True, 1.0)]
-    + [(1, 0.5, False, 1.0), (2, 1.2, False, 1.0), (4, 4.0, False, 1.0), (1, 0.5, False, 0.7), (1, 0.5, False, 0.5)],
+    + [
+        (1, 0.5, False, 1.0),
+        (2, 1.2, False, 1.0),
+        (4, 4.0, False, 1.0),
+        (1, 0.5, False, 0.7),
+        (1, 0.5, False, 0.5),
+    ],
 )
 def test_the_rule_is_where_the_learner_stops_waiting(
     interval: int, broadcast: float, pauses: bool, acceptance: float
