@@ -1,7 +1,7 @@
 """The antiphon command: one verb a file, errors in one sentence, exit codes that mean something.
 
-0 done, 1 failed, 2 usage or configuration, 3 nothing can meet what was asked, 130 interrupted. Verbs import what is
-heavy only when they run, so help and mistakes answer at once.
+0 done, 1 failed, 2 usage or configuration, 3 nothing can meet what was asked, 130 interrupted. Verbs import
+what is heavy only when they run, so help and mistakes answer at once.
 """
 
 import errno

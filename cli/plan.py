@@ -112,8 +112,8 @@ def _local(config: "RunConfig", measured: "Measured | None") -> "Offers":
     if measured is None or measured.tokens_per_s is None:
         raise InfeasibleError(
             f"no run with model.path={config.model.path} and environment.name={config.environment.name} was "
-            "measured here, and no offers were given; run it for a few steps first, or give --offers FILE as in "
-            "examples/plan/"
+            "measured here, and no offers were given; run it for a few steps first, or give --offers "
+            "FILE as in examples/plan/"
         )
     record = config.record
     worker = {"name": "worker", "usd_per_hour": record.worker_usd_per_hour, "most": MOST_LOCAL}
@@ -133,9 +133,10 @@ def lines(config: "RunConfig", made: "Plan", notes: Sequence[str]) -> list[str]:
         else f"the learner waits {pace.wait_s:,.1f} s of each step; from S = {need} on it need not"
     )
     found = [
-        f"workers            {fleet}: {one.supply:.3g} completions/s; {made.required:.3g}/s keep the learner busy "
-        f"({paused}, if workers paused for broadcasts)",
-        f"regime             {pace.regime.value}-bound: {pace.step_s:,.1f} s a step, learner idle {pace.idle_share:.1%}",
+        f"workers            {fleet}: {one.supply:.3g} completions/s; {made.required:.3g}/s keep the "
+        f"learner busy ({paused}, if workers paused for broadcasts)",
+        f"regime             {pace.regime.value}-bound: {pace.step_s:,.1f} s a step, "
+        f"learner idle {pace.idle_share:.1%}",
         f"staleness          S = {bound}, S_min = {need}: {verdict}; at most {made.staleness_reached} occurs",
         f"publish interval   {pace.publish_interval}, with {shape.run_ahead:.2g} batches in flight",
         f"a step             train {shape.train_s:,.1f} s, broadcast {shape.broadcast_s:,.1f} s, "

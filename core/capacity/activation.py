@@ -32,8 +32,8 @@ class Hysteresis:
         if not 0.0 <= self.shortage < 1.0 or self.surplus < 0.0 or not 0.0 <= self.add_after_s <= self.hold_s:
             raise InfeasibleError(
                 f"shortage={self.shortage:g}, surplus={self.surplus:g}, add_after_s={self.add_after_s:g} and "
-                f"hold_s={self.hold_s:g} make workers come and go; a shortage is below 1, a surplus not negative, "
-                "and workers are held for no less time than they are waited for"
+                f"hold_s={self.hold_s:g} make workers come and go; a shortage is below 1, a surplus not "
+                "negative, and workers are held for no less time than they are waited for"
             )
 
 

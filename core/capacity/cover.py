@@ -2,8 +2,8 @@
 
 A worker is there with probability A and then gives rate mu. The supply of a set is enough when
 
-    sum A mu - z sqrt(sum A (1 - A) mu^2)  >=  need              with the chosen confidence (normal quantile z)
-    sum A mu outside g                     >=  survives * need   for each group g that can vanish at once
+    sum A mu - z sqrt(sum A (1 - A) mu^2)  >=  need            with the chosen confidence (normal quantile z)
+    sum A mu outside g                     >=  survives need   for each group g that can vanish at once
 
 The set is found greedily, by price per unit of what still lacks; after each worker taken this way it is also
 completed by the one worker that makes it enough most cheaply. What is superfluous is dropped, dearest first,
@@ -73,7 +73,7 @@ class Redundancy:
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1.0:
             raise InfeasibleError(
-                f"a confidence of {self.confidence:g} cannot be planned for; give 0.5 or more, and less than 1"
+                f"a confidence of {self.confidence:g} cannot be planned for; give 0.5 or more, below 1"
             )
         if not 0.0 <= self.survives <= 1.0:
             raise InfeasibleError(f"a surviving share of {self.survives:g} is not from 0 to 1")

@@ -4,7 +4,7 @@ Decoding is bound by memory: each step reads all weights and the caches of all c
 
     tokens per second = n / t,   t = max((W + n k c) / (u B),  2 P n / (v F))
 
-with n completions at once, W bytes of weights, k cache bytes per token, c tokens of live context, bandwidth B,
+with n completions at once, W bytes of weights, k cache bytes per token, c tokens of live context, B bytes/s,
 P active parameters and F operations per second; u and v are shares of the data sheet that engines reach.
 As many completions run as the memory holds, and no more than the configuration allows. One public vLLM figure
 (Qwen3-8B on two RTX 3090) was 40% above the formula, which is why estimates carry `RATE_BAND`.
@@ -91,7 +91,8 @@ def find_gpu(name: str) -> Gpu:
     found = known.get("".join(c for c in name.upper() if c.isalnum()))
     if found is None:
         raise InfeasibleError(
-            f"nothing is known of the GPU {name}; give tokens_per_s of its worker, or one of {', '.join(GPUS)}"
+            f"nothing is known of the GPU {name}; give tokens_per_s of its worker, or one of "
+            f"{', '.join(GPUS)}"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Capacity model: how long a learner step takes with so much rollout, and what would let the learner never wait.
+"""Capacity model: how long a learner step takes with so much rollout, and what keeps the learner busy.
 
 A loop is described by a few seconds and rates (`LoopShape`). Of a step's lower bounds the largest one holds:
 
@@ -67,8 +67,8 @@ class LoopShape:
                 )
         if not 0.0 < self.acceptance <= 1.0:
             raise InfeasibleError(
-                f"an acceptance of {self.acceptance:g} is not above 0 and at most 1: no supply would ever fill "
-                "a batch; look at the rewards, or give another value"
+                f"an acceptance of {self.acceptance:g} is not above 0 and at most 1: no supply would ever "
+                "fill a batch; look at the rewards, or give another value"
             )
 
     @property
@@ -137,8 +137,8 @@ def largest_staleness(shape: LoopShape, publish_interval: int, run_ahead: float)
 def least_staleness(shape: LoopShape) -> int:
     """Return S_min, (5): the bound from which on the learner never waits, given `required_supply`.
 
-    >>> least_staleness(LoopShape(2048, 120.0, 840.0, 60.0)), least_staleness(LoopShape(2048, 120.0, 60.0, 60.0))
-    (15, 2)
+    >>> [least_staleness(LoopShape(2048, 120.0, seconds, 60.0)) for seconds in (840.0, 60.0)]
+    [15, 2]
     """
     return largest_staleness(shape, shape.least_interval, shape.run_ahead)
 
@@ -168,8 +168,8 @@ def pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: fl
         )
     if max_staleness < publish_interval - 1:
         raise InfeasibleError(
-            f"a publish interval of {publish_interval} needs a staleness bound of {publish_interval - 1}, but it "
-            f"is {max_staleness}; publish more often, or raise the bound"
+            f"a publish interval of {publish_interval} needs a staleness bound of {publish_interval - 1}, "
+            f"but it is {max_staleness}; publish more often, or raise the bound"
         )
     most = max(publish_interval, min(max_staleness + 1, MOST_INTERVAL))
     sent = [
@@ -195,7 +195,7 @@ def _pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: f
 
 
 def _round_trip_s(shape: LoopShape, collect_s: float, max_staleness: int, publish_interval: int) -> float:
-    """Return the seconds per step of the slowest way round: version -> broadcast -> collect -> step -> version.
+    """Return the seconds per step of the slowest way round: version, broadcast, collect, step, version.
 
     A batch may be sampled with a version that is 0 to kappa - 1 steps newer than the oldest allowed one, as
     the next published one is. Such a way covers d steps and ends at a step whose version is not published
@@ -227,28 +227,6 @@ def best_pace(shape: LoopShape, max_staleness: int, supply: float, interval: int
     found = [_pace(shape, max_staleness, k, supply) for k in range(1, most + 1)]
     fastest = min(one.step_s for one in found)
     return next(one for one in found if one.step_s <= fastest * (1.0 + _SMALL))
-
-
-def supply_for(shape: LoopShape, max_staleness: int, step_s: float, interval: int | None = None) -> float:
-    """Return the least completions per second with which a step takes at most `step_s`; infinity where none do.
-
-    >>> shape = LoopShape(64, train_s=10.0, broadcast_s=5.0, group_s=20.0)
-    >>> round(supply_for(shape, 4, 10.0), 3), supply_for(shape, 1, 10.0)
-    (6.4, inf)
-    """
-    low, high = shape.raw_completions / step_s, 1e12
-    aim = step_s * (1.0 + _SMALL)
-    if best_pace(shape, max_staleness, high, interval).step_s > aim:
-        return math.inf
-    if best_pace(shape, max_staleness, low, interval).step_s <= aim:
-        return low
-    while high / low > 1.0 + 1e-7:
-        middle = math.sqrt(low * high)
-        if best_pace(shape, max_staleness, middle, interval).step_s <= aim:
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def preemption_efficiency(losses_per_s: float, unsafe_s: float) -> float:

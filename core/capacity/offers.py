@@ -1,4 +1,4 @@
-"""Offers: what a run can rent, and what is known of its task, as one YAML file for `antiphon plan --offers`."""
+"""Offers: what a run can rent, and what is known of its task: the YAML file of `antiphon plan --offers`."""
 
 import math
 from pathlib import Path
@@ -92,7 +92,8 @@ class Offers(Section):
         for name, price, gpus in priced:
             if price is None:
                 raise ValueError(
-                    f"{name} has no usd_per_hour; give its price in US dollars per hour, 0 for a machine of your own"
+                    f"{name} has no usd_per_hour; give its price in US dollars per hour, 0 for a "
+                    "machine of your own"
                 )
             if not 0.0 <= price <= min(MOST_USD_PER_HOUR * max(1, gpus), math.inf):
                 raise ValueError(
@@ -112,8 +113,8 @@ class Offers(Section):
             raise ValueError(f"learner.train_s={self.learner.train_s:g} is no number of seconds of a step")
         if not 0.0 < self.task.acceptance <= 1.0:
             raise ValueError(
-                f"task.acceptance={self.task.acceptance:g} is not above 0 and at most 1: no supply would ever "
-                "fill a batch"
+                f"task.acceptance={self.task.acceptance:g} is not above 0 and at most 1: no supply would "
+                "ever fill a batch"
             )
         return self
 

@@ -172,8 +172,8 @@ class Planner:
         else:
             if one.gpu is None:
                 raise InfeasibleError(
-                    f"the rate of workers {one.name} is not known; give gpu to have it estimated, tokens_per_s, "
-                    "or a run that measured it"
+                    f"the rate of workers {one.name} is not known; give gpu to have it estimated, "
+                    "tokens_per_s, or a run that measured it"
                 )
             # Of lognormal lengths the mean live completion holds E[n^2] / (2 E[n]) tokens.
             live = task.prompt_tokens + self.tokens * math.exp(task.spread**2) / 2.0
@@ -307,8 +307,8 @@ class Planner:
                 cheapest = min(steps * pair[0].usd_per_step for pair in assessed)
                 raise InfeasibleError(
                     f"{steps} steps cost at least ${cheapest:,.2f} with these offers"
-                    f"{' and that idle share' if max_idle is not None else ''}, more than ${max_usd:,.2f}; train "
-                    "fewer steps, or find cheaper workers"
+                    f"{' and that idle share' if max_idle is not None else ''}, more than ${max_usd:,.2f}; "
+                    "train fewer steps, or find cheaper workers"
                 )
         if chosen not in allowed:
             chosen = min(allowed, key=lambda pair: _worth(pair[0]))
@@ -346,8 +346,9 @@ class Planner:
             else f"offer more than {best.workers} workers"
         )
         return (
-            f"the learner would wait {best.pace.idle_share:.1%} of the time at least ({best.pace.wait_s:,.1f} s of "
-            f"each {best.pace.step_s:,.1f} s), more than the demanded {max_idle:.1%}; {way}"
+            f"the learner would wait {best.pace.idle_share:.1%} of the time at least "
+            f"({best.pace.wait_s:,.1f} s of each {best.pace.step_s:,.1f} s), more than the "
+            f"demanded {max_idle:.1%}; {way}"
         )
 
     def _notes(self, fleet: Assessment, need: float, enough: bool) -> list[str]:
@@ -363,12 +364,12 @@ class Planner:
                 )
         if not enough and fleet.supply < need:
             found.append(
-                f"all {fleet.workers} workers that are offered sample {fleet.supply:.3g} completions per second, "
+                f"the {fleet.workers} workers offered sample {fleet.supply:.3g} completions per second, "
                 f"and {need:.3g} keep the learner busy"
             )
         if fleet.shape.broadcast_s == 0.0:
             found.append(
-                "nothing is known of a broadcast's time, so none is counted; name the model's size in the offers"
+                "nothing is known of a broadcast's time, so none is counted; name the model in the offers"
             )
         if not self.train_measured:
             found.append(f"the seconds of a learner step are an estimate, +-{TRAIN_BAND:.0%}")
@@ -394,6 +395,6 @@ def staleness_warning(config: RunConfig, before: RunConfig) -> str | None:
     if bound <= max(1, earlier) or rate <= fit * (1.0 + 1e-9):
         return None
     return (
-        f"loop.max_staleness rises from {earlier} to {bound}, and learner.learning_rate={rate:g} is not lowered to "
-        f"match; the bias of stale data grows with their product, so {fit:.2g} is as safe as before"
+        f"loop.max_staleness rises from {earlier} to {bound}, and learner.learning_rate={rate:g} is not "
+        f"lowered to match; the bias of stale data grows with their product, so {fit:.2g} is as safe as before"
     )

@@ -39,5 +39,5 @@ def capacity_plot(plan: Plan, max_staleness: int) -> Plot:
             whole=True,
         ),
     ]
-    label = "Seconds per step by staleness bound and by number of workers, and dollars per step by number of workers"
+    label = "Seconds per step by staleness bound; seconds and dollars per step by number of workers"
     return draw_panels("capacity", label, panels)

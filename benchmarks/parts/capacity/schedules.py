@@ -1,4 +1,4 @@
-"""Schedules: the overlapped loop in virtual time, completion by completion, to hold the capacity model against.
+"""Schedules: the overlapped loop in virtual time, by single completions, to hold the capacity model against.
 
 Completions have a place in the line and train in this order. A worker that dies loses what it samples; the
 places are offered again. A filtered completion gives its place back. Workers hold versions, which reach them
@@ -28,7 +28,7 @@ class Schedule:
     slots: tuple[int, ...]
     """Completions that each worker samples at once."""
     run_ahead: float = math.inf
-    """b: completions queued or in flight are at most so many batches; the batch in training is not counted."""
+    """b: completions queued or in flight are at most so many batches, without the one in training."""
     max_staleness: int | None = None
     """S: completions are admitted by the production gate, with the version that the worker holds."""
     jitter: float = 0.0
