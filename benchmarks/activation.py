@@ -3,7 +3,7 @@
 Random fleets of 5 to 30 workers are covered, and the exact optimum is found by scipy's mixed-integer solver
 (HiGHS). Fleets of up to 12 workers that are lost at times, in zones that vanish at once, are compared with
 all their subsets. Then an activator runs for hours on rates with 20% of noise; a flip is a change of
-direction: a worker that is drained and fetched back, or fetched and drained. The last line is one JSON object.
+direction: a worker is drained and fetched back, or the other way round. The last line is one JSON object.
 
     .venv/bin/python benchmarks/activation.py
 """

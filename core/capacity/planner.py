@@ -396,5 +396,5 @@ def staleness_warning(config: RunConfig, before: RunConfig) -> str | None:
         return None
     return (
         f"loop.max_staleness rises from {earlier} to {bound}, and learner.learning_rate={rate:g} is not "
-        f"lowered to match; the bias of stale data grows with their product, so {fit:.2g} is as safe as before"
+        f"lowered to match; the bias of stale data grows with their product, so {fit:.2g} is as safe"
     )
