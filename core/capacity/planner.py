@@ -126,8 +126,8 @@ class Planner:
             raise InfeasibleError("no workers are offered; name classes under workers in the offers")
         loop, task = config.loop, offers.task
         self.completions = loop.prompts_per_step * loop.group_size
-        self.tokens = measured.completion_tokens if measured else task.completion_tokens
-        self.tokens = self.tokens or config.sampling.max_tokens / 2.0
+        told = measured.completion_tokens if measured else task.completion_tokens
+        self.tokens: float = told or config.sampling.max_tokens / 2.0
         self.acceptance = measured.acceptance if measured else task.acceptance
         self.longest = longest_of_group(task.spread, loop.group_size) * self.tokens
         self.train_s, self.train_measured = self._train_s()
