@@ -9,7 +9,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from antiphon.core.capacity.cover import Redundancy, WorkerOffer, cover
+import numpy as np
+
+from antiphon.core.capacity.cover import Fleet, Redundancy, WorkerOffer, cover
 from antiphon.core.errors import InfeasibleError
 
 _SECONDS_PER_HOUR = 3600.0
@@ -121,7 +123,8 @@ class Activator:
         return now - self._short_since >= self.hysteresis.add_after_s
 
     def _is_enough(self, workers: Sequence[WorkerOffer], need: float) -> bool:
-        return bool(workers) and cover(workers, need, self.redundancy).enough
+        everyone = np.ones(len(workers), dtype=np.bool_)
+        return bool(workers) and Fleet(workers, need, self.redundancy).is_enough(everyone)
 
     def _add(
         self, now: float, known: Sequence[WorkerOffer], mine: Sequence[WorkerOffer], need: float

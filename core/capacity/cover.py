@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from antiphon.core.errors import InfeasibleError
 
-MOST_USD_PER_HOUR = 1000.0
+MOST_USD_PER_HOUR = 100_000.0
 """Nobody asks more for one worker."""
 MOST_EXCHANGED = 48
 """Offers up to which exchanges are tried: with more of them the greedy set is within a percent anyway."""

@@ -1,17 +1,17 @@
 """Offers: what a run can rent, and what is known of its task: the YAML file of `antiphon plan --offers`."""
 
-import math
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from antiphon.core.capacity.cover import MOST_USD_PER_HOUR
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import Section
 from antiphon.core.errors import ConfigError, InfeasibleError
 
+MOST_USD_PER_GPU_HOUR = 100.0
+"""Nobody asks more for one GPU."""
 _BYTES_PER_MBIT = 1e6 / 8
 
 
@@ -95,10 +95,10 @@ class Offers(Section):
                     f"{name} has no usd_per_hour; give its price in US dollars per hour, 0 for a "
                     "machine of your own"
                 )
-            if not 0.0 <= price <= min(MOST_USD_PER_HOUR * max(1, gpus), math.inf):
+            if not 0.0 <= price <= MOST_USD_PER_GPU_HOUR * gpus:
                 raise ValueError(
                     f"{name} costs usd_per_hour={price:g}; a price is from 0 to "
-                    f"{MOST_USD_PER_HOUR * max(1, gpus):g} for {gpus} GPU(s), so look at its unit"
+                    f"{MOST_USD_PER_GPU_HOUR * gpus:g} for {gpus} GPU(s), so look at its unit"
                 )
         for one in self.workers:
             if one.tokens_per_s is not None and not 0.0 < one.tokens_per_s < 1e9:

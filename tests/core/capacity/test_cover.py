@@ -57,7 +57,7 @@ def test_too_little_is_all_of_it_and_said() -> None:
     [
         (-1.0, 1.0, 1.0, "costs -1 US dollars"),
         (float("nan"), 1.0, 1.0, "costs nan"),
-        (5000.0, 1.0, 1.0, "costs 5000"),
+        (5e6, 1.0, 1.0, "costs 5e"),
         (1.0, 0.0, 1.0, "a rate of 0"),
         (1.0, float("inf"), 1.0, "a rate of inf"),
         (1.0, 1.0, 0.0, "a share of 0"),
