@@ -1,7 +1,7 @@
 """The antiphon command: one verb a file, errors in one sentence, exit codes that mean something.
 
-0 done, 1 failed, 2 usage or configuration, 130 interrupted. Verbs import what is
-heavy only when they run, so help and mistakes answer at once.
+0 done, 1 failed, 2 usage or configuration, 3 nothing can meet what was asked, 130 interrupted. Verbs import
+what is heavy only when they run, so help and mistakes answer at once.
 """
 
 import errno
@@ -29,6 +29,7 @@ _groups = {name: Group(name, sort_key=place) for place, name in enumerate((*GROU
 for _verb, _place, _help in (
     ("demo", "demo:demo", "Train the shipped small model and show what came of it."),
     ("run", "run:run", "Post-train a policy as a configuration says."),
+    ("plan", "plan:plan", "Say how many workers a configuration needs, and what a run takes and costs."),
     ("config", "config:config", "Print the tree that a configuration resolves to."),
     ("status", "status:status", "Show a run as it is now."),
     ("events", "events:events", "Print what happened to a run."),

@@ -10,7 +10,7 @@ PAGES = "docs/guides/README.md"
 """Where a reader goes on, in the source tree."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("demo", "run", "config", "environments"),
+    "Start": ("demo", "plan", "run", "config", "environments"),
     "Look": ("runs", "status", "report", "compare", "samples", "evaluate", "events"),
     "Take away and check": ("export", "lineage", "replay", "keep", "push"),
     "Pages and services": ("up", "down", "deploy", "serve"),
@@ -27,6 +27,11 @@ _WORDS: dict[str, tuple[str, ...]] = {
         "run my.yaml run.seed=7 loop.mode=fixed",
     ),
     "config": ("[OPTIONS] PATH [OVERRIDES...]", "config examples/quickstart.yaml loop.max_staleness=4"),
+    "plan": (
+        "[OPTIONS] PATH [OVERRIDES...]",
+        "plan examples/plan/eight-billion.yaml --offers examples/plan/rented-gpus.yaml",
+        "plan my.yaml loop.max_staleness=4 --run RUN --json",
+    ),
     "environments": ("[OPTIONS] [TASK]", "environments", "environments reasoning/chain_sum"),
     "runs": ("[OPTIONS]", "runs", "runs --json"),
     "status": ("[OPTIONS] [RUN]", "status --watch", "status RUN --json"),

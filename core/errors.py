@@ -17,6 +17,12 @@ class ConfigError(AntiphonError):
     exit_code = 2
 
 
+class InfeasibleError(AntiphonError):
+    """Numbers that nothing can be planned from, or a demand that nothing can meet; exit code 3."""
+
+    exit_code = 3
+
+
 class ContractError(AntiphonError):
     """A peer broke the contract: wrong protocol version, wrong run, malformed message."""
 

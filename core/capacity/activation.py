@@ -1,0 +1,177 @@
+"""Activation: which workers are started and which are drained, as rates, prices and losses change.
+
+Supply is smoothed before anything is decided of it, and what it has to lack, or to exceed, must last: workers
+are added after `add_after_s` of shortage, one is drained after `hold_s` in which it was not needed, and no
+sooner than `hold_s` after any other order. So noise moves no worker back and forth.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from antiphon.core.capacity.cover import Fleet, Redundancy, WorkerOffer, cover
+from antiphon.core.errors import InfeasibleError
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hysteresis:
+    """When a difference between supply and need counts."""
+
+    shortage: float = 0.05
+    """Share of the need that the supply must lack."""
+    surplus: float = 0.15
+    """Share of the need that must be left over without the worker that is drained."""
+    add_after_s: float = 30.0
+    hold_s: float = 600.0
+    smoothing_s: float = 120.0
+    """Time constant of the moving average of measured rates."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.shortage < 1.0 or self.surplus < 0.0 or not 0.0 <= self.add_after_s <= self.hold_s:
+            raise InfeasibleError(
+                f"shortage={self.shortage:g}, surplus={self.surplus:g}, add_after_s={self.add_after_s:g} and "
+                f"hold_s={self.hold_s:g} make workers come and go; a shortage is below 1, a surplus not "
+                "negative, and workers are held for no less time than they are waited for"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What shall change."""
+
+    activate: tuple[str, ...] = ()
+    drain: tuple[str, ...] = ()
+    reason: str = ""
+    """A sentence; empty when nothing changes."""
+
+
+@dataclass(slots=True)
+class _Smoothed:
+    rate: float
+    at_s: float
+
+
+@dataclass(slots=True)
+class Activator:
+    """Decides from what is offered and measured; keeps the averages and the times of its last orders.
+
+    Times are on the clock of whoever passes `now`.
+    """
+
+    redundancy: Redundancy = field(default_factory=Redundancy)
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
+    _rates: dict[str, _Smoothed] = field(default_factory=dict)
+    _short_since: float = math.inf
+    _spare_since: float = math.inf
+    _ordered_at: float = -math.inf
+
+    def measured(self, name: str, rate: float, now: float) -> None:
+        """Take in the rate of a worker; what is no rate is refused and changes nothing.
+
+        Raises:
+            InfeasibleError: for a rate that is negative or no number.
+        """
+        if not 0.0 <= rate < math.inf:
+            raise InfeasibleError(f"worker {name} reports a rate of {rate:g}; it is not counted")
+        last = self._rates.get(name)
+        if last is None:
+            self._rates[name] = _Smoothed(rate, now)
+            return
+        weight = -math.expm1(-max(0.0, now - last.at_s) / self.hysteresis.smoothing_s)
+        self._rates[name] = _Smoothed(last.rate + weight * (rate - last.rate), now)
+
+    def decide(
+        self,
+        now: float,
+        offers: Sequence[WorkerOffer],
+        active: Collection[str],
+        need: float,
+        *,
+        left_s: float = math.inf,
+        join_s: float = 0.0,
+        relays: Collection[str] = (),
+    ) -> Orders:
+        """Return what shall change now.
+
+        Args:
+            now: seconds.
+            offers: every worker that runs or could, at today's price; measured rates replace its own.
+            active: names of those that run or were ordered to.
+            need: supply wanted, in the unit of the rates.
+            left_s: seconds until the run ends, as far as known.
+            join_s: seconds from an order until a worker samples.
+            relays: workers that pass a broadcast on at the moment; none of them is drained.
+        """
+        known = [self._as_measured(one) for one in offers]
+        mine = [one for one in known if one.name in active]
+        if self._lasts_short(now, mine, need):
+            return self._add(now, known, mine, need)
+        return self._drain(now, mine, need, left_s, join_s, relays)
+
+    def _as_measured(self, offer: WorkerOffer) -> WorkerOffer:
+        smoothed = self._rates.get(offer.name)
+        # A worker that samples nothing keeps a trace of a rate: it is the last one to be wanted.
+        return offer if smoothed is None else replace(offer, rate=max(smoothed.rate, 1e-9 * offer.rate))
+
+    def _lasts_short(self, now: float, mine: Sequence[WorkerOffer], need: float) -> bool:
+        lacking = not self._is_enough(mine, need * (1.0 - self.hysteresis.shortage))
+        self._short_since = min(self._short_since, now) if lacking else math.inf
+        return now - self._short_since >= self.hysteresis.add_after_s
+
+    def _is_enough(self, workers: Sequence[WorkerOffer], need: float) -> bool:
+        everyone = np.ones(len(workers), dtype=np.bool_)
+        return bool(workers) and Fleet(workers, need, self.redundancy).is_enough(everyone)
+
+    def _add(
+        self, now: float, known: Sequence[WorkerOffer], mine: Sequence[WorkerOffer], need: float
+    ) -> Orders:
+        running = {one.name for one in mine}
+        # Those that run are paid for already: beside them, others are chosen by their price.
+        free = [replace(one, usd_per_hour=0.0) if one.name in running else one for one in known]
+        chosen = cover(free, need * (1.0 + self.hysteresis.shortage), self.redundancy) if free else None
+        added = tuple(name for name in chosen.names if name not in running) if chosen else ()
+        if not added:
+            return Orders()
+        self._short_since, self._spare_since, self._ordered_at = math.inf, math.inf, now
+        supply = sum(one.rate * one.availability for one in mine)
+        rest = "" if chosen is not None and chosen.enough else "; that is all there is, and not enough"
+        return Orders(added, (), f"{supply:.4g} are sampled where {need:.4g} are needed{rest}")
+
+    def _drain(
+        self,
+        now: float,
+        mine: Sequence[WorkerOffer],
+        need: float,
+        left_s: float,
+        join_s: float,
+        relays: Collection[str],
+    ) -> Orders:
+        wanted = need * (1.0 + self.hysteresis.surplus)
+        spare = next(
+            (
+                one
+                for one in sorted(mine, key=lambda one: (-one.usd_per_hour, one.rate, one.name))
+                if one.name not in relays and self._is_enough([o for o in mine if o is not one], wanted)
+            ),
+            None,
+        )
+        if spare is None:
+            self._spare_since = math.inf
+            return Orders()
+        self._spare_since = min(self._spare_since, now)
+        if now - max(self._spare_since, self._ordered_at) < self.hysteresis.hold_s:
+            return Orders()
+        # To fetch it back would cost its start; where less time is left than that, it may as well stay.
+        if left_s <= join_s:
+            return Orders()
+        self._spare_since, self._ordered_at = math.inf, now
+        saved = (
+            ""
+            if math.isinf(left_s)
+            else f", which saves ${spare.usd_per_hour * left_s / _SECONDS_PER_HOUR:.2f}"
+        )
+        return Orders((), (spare.name,), f"{need:.4g} are sampled without {spare.name} as well{saved}")

@@ -1,0 +1,400 @@
+"""Planner: how many workers of which class a configuration needs, what a run then takes and costs.
+
+A fleet is assessed as a whole: its supply with losses, the broadcast along the planned topology, the longest
+completion on its slowest class, and from these the seconds per step, by the capacity model. Fleets for
+several needs are covered and assessed. Where the staleness bound lets the learner never wait, the one that
+keeps it busy is taken; where it is smaller, the one that costs least per step.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from antiphon.core.capacity.cover import Redundancy, WorkerOffer, cover
+from antiphon.core.capacity.estimate import (
+    MODELS,
+    RATE_BAND,
+    TRAIN_BAND,
+    ModelSize,
+    SamplingRate,
+    find_gpu,
+    longest_of_group,
+    sampling_rate,
+    train_seconds,
+)
+from antiphon.core.capacity.measured import Measured
+from antiphon.core.capacity.model import (
+    LoopShape,
+    Pace,
+    availability,
+    best_pace,
+    largest_staleness,
+    least_staleness,
+    pace,
+    preemption_efficiency,
+    required_supply,
+)
+from antiphon.core.capacity.offers import Offers, WorkerClass, bytes_per_s
+from antiphon.core.config import RunConfig
+from antiphon.core.dissemination.plan import plan_topology
+from antiphon.core.dissemination.predict import Link, Size
+from antiphon.core.errors import InfeasibleError
+
+_SECONDS_PER_HOUR = 3600.0
+_CHUNK_BYTES = 16 << 20
+_FEWEST_CHUNKS = 128
+_NEEDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+"""Needs that are covered, in units of what keeps the learner busy."""
+_BUSY = 1.0
+_IDLE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRate:
+    """What one worker of a class gives."""
+
+    sampling: SamplingRate
+    measured: bool
+    longest_s: float
+    """Seconds of the longest completion of a group."""
+    completions_per_s: float
+    """While it lives, work that is lost with its end taken off."""
+    availability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What a fleet does with a configuration."""
+
+    counts: dict[str, int]
+    """Class -> workers to have."""
+    supply: float
+    """Completions per second on average, losses taken off."""
+    shape: LoopShape
+    pace: Pace
+    usd_per_hour: float
+    usd_per_step: float
+    """With egress."""
+
+    @property
+    def workers(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer to a configuration."""
+
+    chosen: Assessment
+    required: float
+    """Completions per second that keep the learner busy, (3)."""
+    required_paused: float
+    """The same if workers paused for each broadcast, (2); infinity where none would do."""
+    least_staleness: int
+    staleness_reached: int
+    """Largest staleness that occurs when as much is in flight as needed, (4); at most S."""
+    run_hours: float
+    run_usd: float
+    by_bound: tuple[Assessment, ...]
+    """The chosen fleet with S = 0, 1, ..."""
+    by_workers: tuple[Assessment, ...]
+    """Fleets of other sizes with the configuration's S, smallest first."""
+    rates: dict[str, ClassRate]
+    survives: float
+    """Share of the need that is left when the largest zone vanishes."""
+    train_measured: bool
+    notes: tuple[str, ...]
+
+
+class Planner:
+    """Plans one configuration with one set of offers.
+
+    Raises:
+        InfeasibleError: when the numbers do not say what is needed.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        offers: Offers,
+        measured: Measured | None = None,
+        redundancy: Redundancy | None = None,
+    ) -> None:
+        self.config, self.offers, self.measured = config, offers, measured
+        self.redundancy = redundancy or Redundancy()
+        if not offers.workers:
+            raise InfeasibleError("no workers are offered; name classes under workers in the offers")
+        loop, task = config.loop, offers.task
+        self.completions = loop.prompts_per_step * loop.group_size
+        told = measured.completion_tokens if measured else task.completion_tokens
+        self.tokens: float = told or config.sampling.max_tokens / 2.0
+        self.acceptance = measured.acceptance if measured else task.acceptance
+        self.longest = longest_of_group(task.spread, loop.group_size) * self.tokens
+        self.train_s, self.train_measured = self._train_s()
+        self.rates = {one.name: self._rate(one) for one in offers.workers}
+        self.classes = {one.name: one for one in offers.workers}
+        self.pool = [offer for one in offers.workers for offer in self._offers_of(one)]
+
+    def _model(self) -> ModelSize:
+        offers = self.offers
+        name = offers.model or self.config.model.path
+        known = MODELS.get(name)
+        parameters = offers.parameters or (known.parameters if known else None)
+        cache = offers.cache_bytes_per_token or (known.cache_bytes_per_token if known else None)
+        if parameters is None or cache is None:
+            raise InfeasibleError(
+                f"nothing is known of the size of {name}; give model as one of {', '.join(MODELS)}, or "
+                "parameters and cache_bytes_per_token, or measured rates, in the offers"
+            )
+        active = offers.active_parameters or (known.active_parameters if known else parameters)
+        return ModelSize(parameters, active, cache)
+
+    def _train_s(self) -> tuple[float, bool]:
+        learner = self.offers.learner
+        if learner.train_s is not None:
+            return learner.train_s, True
+        if self.measured is not None:
+            return self.measured.train_s, True
+        if learner.gpu is None:
+            raise InfeasibleError(
+                "the seconds of a learner step are not known; give learner.gpu to have them estimated, "
+                "learner.train_s, or a run that measured them"
+            )
+        tokens = self.completions * (self.tokens + self.offers.task.prompt_tokens)
+        return train_seconds(self._model(), find_gpu(learner.gpu), learner.gpus, tokens), False
+
+    def _rate(self, one: WorkerClass) -> ClassRate:
+        loop, task, rollout = self.config.loop, self.offers.task, self.config.rollout
+        at_once = rollout.concurrent_groups * loop.group_size
+        given = one.tokens_per_s or (self.measured.tokens_per_s if self.measured else None)
+        if given is not None:
+            sampling = SamplingRate(given, at_once)
+        else:
+            if one.gpu is None:
+                raise InfeasibleError(
+                    f"the rate of workers {one.name} is not known; give gpu to have it estimated, "
+                    "tokens_per_s, or a run that measured it"
+                )
+            # Of lognormal lengths the mean live completion holds E[n^2] / (2 E[n]) tokens.
+            live = task.prompt_tokens + self.tokens * math.exp(task.spread**2) / 2.0
+            sampling = sampling_rate(
+                self._model(), find_gpu(one.gpu), one.gpus, live, at_once, self.offers.weight_bytes
+            )
+        longest_s = self.longest * sampling.at_once / sampling.tokens_per_s
+        losses = one.losses_per_hour / _SECONDS_PER_HOUR
+        coordinator = self.config.coordinator
+        unsafe_s = min(longest_s, coordinator.heartbeat_s) if coordinator.partials_mib else longest_s
+        kept = preemption_efficiency(losses, unsafe_s)
+        return ClassRate(
+            sampling,
+            given is not None,
+            longest_s,
+            sampling.tokens_per_s / self.tokens * kept,
+            availability(losses, one.replaced_s),
+        )
+
+    def _offers_of(self, one: WorkerClass) -> list[WorkerOffer]:
+        rate = self.rates[one.name]
+        return [
+            WorkerOffer(
+                f"{one.name} {number}",
+                one.usd_per_hour or 0.0,
+                rate.completions_per_s,
+                rate.availability,
+                f"{one.name}/{number % one.zones}" if one.losses_per_hour else "",
+            )
+            for number in range(one.most)
+        ]
+
+    def broadcast_s(self, counts: dict[str, int]) -> float:
+        """Return the seconds in which a fleet has a published version, along the best topology."""
+        if self.measured is not None and self.measured.broadcast_s is not None:
+            return self.measured.broadcast_s
+        if all(rate.measured for rate in self.rates.values()) and not self._model_known():
+            return 0.0
+        payload = int(self._model().parameters * self.offers.weight_bytes * self.offers.payload_share) or 1
+        size = Size(payload, min(_CHUNK_BYTES, max(1, payload // _FEWEST_CHUNKS)))
+        learner = self.offers.learner
+        links = {
+            f"{name} {number}": Link(
+                bytes_per_s(self.classes[name].up_mbit_per_s), bytes_per_s(self.classes[name].down_mbit_per_s)
+            )
+            for name, count in counts.items()
+            for number in range(count)
+        }
+        origin = Link(bytes_per_s(learner.up_mbit_per_s), bytes_per_s(learner.down_mbit_per_s))
+        return plan_topology(size, origin, links).seconds
+
+    def _model_known(self) -> bool:
+        return (self.offers.model or self.config.model.path) in MODELS or bool(self.offers.parameters)
+
+    def assess(
+        self, counts: dict[str, int], max_staleness: int | None = None, interval: int | None = None
+    ) -> Assessment:
+        """Return what a fleet does; with the best publish interval where none is named."""
+        counts = {name: count for name, count in counts.items() if count}
+        bound = self.config.loop.max_staleness if max_staleness is None else max_staleness
+        supply = sum(
+            count * self.rates[name].completions_per_s * self.rates[name].availability
+            for name, count in counts.items()
+        )
+        slowest = max(self.rates[name].longest_s for name in counts)
+        shape = LoopShape(
+            self.completions,
+            self.train_s,
+            self.broadcast_s(counts),
+            slowest + self.offers.task.reward_s,
+            self.acceptance,
+        )
+        found = best_pace(shape, bound, supply, interval)
+        rented = {name: (self.classes[name].usd_per_hour or 0.0) * n for name, n in counts.items()}
+        per_hour = (self.offers.learner.usd_per_hour or 0.0) + sum(
+            usd * self.rates[name].availability for name, usd in rented.items()
+        )
+        return Assessment(
+            counts,
+            supply,
+            shape,
+            found,
+            per_hour,
+            per_hour * found.step_s / _SECONDS_PER_HOUR
+            + self._egress_usd(sum(counts.values())) / found.publish_interval,
+        )
+
+    def _egress_usd(self, workers: int) -> float:
+        if not self.offers.egress_usd_per_gb:
+            return 0.0
+        payload = self._model().parameters * self.offers.weight_bytes * self.offers.payload_share
+        return workers * payload / 1e9 * self.offers.egress_usd_per_gb
+
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Return class -> how many of the offered workers that have these names."""
+        found = dict.fromkeys(self.classes, 0)
+        for name in names:
+            found[name.rpartition(" ")[0]] += 1
+        return found
+
+    def plan(self, max_idle: float | None = None, max_usd: float | None = None) -> Plan:
+        """Return the plan.
+
+        Args:
+            max_idle: largest share of time that the learner may wait, 0..1.
+            max_usd: most US dollars that the run may cost.
+
+        Raises:
+            InfeasibleError: when no offered fleet meets what is demanded.
+        """
+        bound, steps = self.config.loop.max_staleness, self.config.run.steps
+        need = required_supply(LoopShape(self.completions, self.train_s, 0.0, 1.0, self.acceptance))
+        covers = [cover(self.pool, share * need, self.redundancy) for share in _NEEDS]
+        fleets = {one.names: one for one in covers}
+        assessed = [(self.assess(self.counts(names)), one) for names, one in fleets.items()]
+        busy = next(
+            (pair for share, pair in zip(_NEEDS, covers, strict=True) if math.isclose(share, _BUSY)),
+            covers[-1],
+        )
+        chosen = next(pair for pair in assessed if pair[1].names == busy.names)
+        if bound < least_staleness(chosen[0].shape):
+            chosen = min(assessed, key=lambda pair: _worth(pair[0]))
+        allowed = assessed
+        if max_idle is not None:
+            allowed = [p for p in allowed if p[0].pace.idle_share <= max_idle + _IDLE_TOLERANCE]
+            if not allowed:
+                raise InfeasibleError(self._too_idle(max_idle, [pair[0] for pair in assessed]))
+        if max_usd is not None:
+            allowed = [p for p in allowed if steps * p[0].usd_per_step <= max_usd]
+            if not allowed:
+                cheapest = min(steps * pair[0].usd_per_step for pair in assessed)
+                raise InfeasibleError(
+                    f"{steps} steps cost at least ${cheapest:,.2f} with these offers"
+                    f"{' and that idle share' if max_idle is not None else ''}, more than ${max_usd:,.2f}; "
+                    "train fewer steps, or find cheaper workers"
+                )
+        if chosen not in allowed:
+            chosen = min(allowed, key=lambda pair: _worth(pair[0]))
+        fleet, covered = chosen
+        shape, step_s = fleet.shape, fleet.pace.step_s
+        least = least_staleness(shape)
+        most = max(bound, least) + 2
+        waited = replace(shape, train_s=step_s)
+        reached = largest_staleness(waited, fleet.pace.publish_interval, waited.run_ahead)
+        return Plan(
+            chosen=fleet,
+            required=need,
+            required_paused=required_supply(replace(shape, pauses=True), fleet.pace.publish_interval),
+            least_staleness=least,
+            staleness_reached=min(bound, reached),
+            run_hours=steps * step_s / _SECONDS_PER_HOUR,
+            run_usd=steps * fleet.usd_per_step,
+            by_bound=tuple(self.assess(fleet.counts, s) for s in range(most + 1)),
+            by_workers=tuple(
+                sorted((p[0] for p in assessed), key=lambda one: (one.workers, one.usd_per_hour))
+            ),
+            rates={name: rate for name, rate in self.rates.items()},
+            survives=covered.survives,
+            train_measured=self.train_measured,
+            notes=tuple(self._notes(fleet, need, covered.enough)),
+        )
+
+    def _too_idle(self, max_idle: float, assessed: Sequence[Assessment]) -> str:
+        best = min(assessed, key=lambda one: one.pace.idle_share)
+        least = least_staleness(best.shape)
+        bound = self.config.loop.max_staleness
+        way = (
+            f"raise loop.max_staleness from {bound} to {least}"
+            if bound < least
+            else f"offer more than {best.workers} workers"
+        )
+        return (
+            f"the learner would wait {best.pace.idle_share:.1%} of the time at least "
+            f"({best.pace.wait_s:,.1f} s of each {best.pace.step_s:,.1f} s), more than the "
+            f"demanded {max_idle:.1%}; {way}"
+        )
+
+    def _notes(self, fleet: Assessment, need: float, enough: bool) -> list[str]:
+        found = []
+        loop = self.config.loop
+        best = fleet.pace
+        if loop.max_staleness >= loop.publish_interval - 1 and loop.publish_interval != best.publish_interval:
+            here = pace(fleet.shape, loop.max_staleness, loop.publish_interval, fleet.supply)
+            if here.step_s > best.step_s * 1.005:
+                found.append(
+                    f"loop.publish_interval={loop.publish_interval} gives {here.step_s:,.1f} s a step; "
+                    f"{best.publish_interval} gives {best.step_s:,.1f} s"
+                )
+        if not enough and fleet.supply < need:
+            found.append(
+                f"the {fleet.workers} workers offered sample {fleet.supply:.3g} completions per second, "
+                f"and {need:.3g} keep the learner busy"
+            )
+        if fleet.shape.broadcast_s == 0.0:
+            found.append(
+                "nothing is known of a broadcast's time, so none is counted; name the model in the offers"
+            )
+        if not self.train_measured:
+            found.append(f"the seconds of a learner step are an estimate, +-{TRAIN_BAND:.0%}")
+        if not all(rate.measured for rate in self.rates.values()):
+            found.append(f"rates of workers are estimates from data sheets, +-{RATE_BAND:.0%}")
+        return found
+
+
+def _worth(one: Assessment) -> tuple[float, float, int]:
+    """Order fleets by their price per step; machines of one's own by their speed and number."""
+    return (round(one.usd_per_step, 9), round(one.pace.step_s, 6), one.workers)
+
+
+def staleness_warning(config: RunConfig, before: RunConfig) -> str | None:
+    """Return a sentence where S was raised and the learning rate was not lowered as much, else None.
+
+    Stale data biases each update by about S times the learning rate (arXiv 2607.01083), so the product is
+    what should stay.
+    """
+    bound, earlier = config.loop.max_staleness, before.loop.max_staleness
+    rate, old_rate = config.learner.learning_rate, before.learner.learning_rate
+    fit = old_rate * max(1, earlier) / max(1, bound)
+    if bound <= max(1, earlier) or rate <= fit * (1.0 + 1e-9):
+        return None
+    return (
+        f"loop.max_staleness rises from {earlier} to {bound}, and learner.learning_rate={rate:g} is not "
+        f"lowered to match; the bias of stale data grows with their product, so {fit:.2g} is as safe"
+    )

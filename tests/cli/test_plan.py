@@ -1,0 +1,81 @@
+"""plan: what it prints is what the page shows; errors are one sentence, with exit code 3."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from antiphon.cli.app import execute
+
+ROOT = Path(__file__).parents[2]
+COMMAND = "antiphon plan examples/plan/eight-billion.yaml --offers examples/plan/rented-gpus.yaml"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+
+
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "concepts" / "capacity.md").read_text(encoding="utf-8")
+    assert execute(COMMAND.split()[1:]) == 0
+    assert f"$ ./{COMMAND}\n{capsys.readouterr().out}" in page
+
+
+def test_json_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    drawing = tmp_path / "plan.svg"
+    assert execute([*COMMAND.split()[1:], "--json", "--plot", str(drawing)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["least_staleness"] == 2 and told["learner_idle_share"] == 0.0
+    assert {"regime", "publish_interval", "run_ahead", "required_supply", "workers", "run_usd"} <= told.keys()
+    assert drawing.read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["loop.max_staleness=0", "--idle", "0.05"], "of the time at least"),
+        (["--budget", "10"], "more than $10.00"),
+        (["--idle", "-1"], "--idle -1 cannot be met"),
+        (["--confidence", "1.5"], "a confidence of 1.5"),
+    ],
+)
+def test_what_nothing_can_meet_has_exit_code_3(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute([*COMMAND.split()[1:], *arguments]) == 3
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_without_a_run_or_offers_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["plan", "examples/quickstart.yaml"]) == 3
+    assert "give --offers FILE" in capsys.readouterr().err
+
+
+def test_a_recorded_run_gives_the_rates(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "quickstart-1"
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_bytes((ROOT / "examples" / "quickstart.yaml").read_bytes())
+    batch = {
+        "trajectories": 128,
+        "groups_filtered": 16,
+        "groups_dropped_stale": 0,
+        "completion_tokens_mean": 60.0,
+    }
+    with (directory / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step in range(5):
+            timings = {"train_s": 1.5, "wall_s": 2.0 * step, "workers": {"a": 128}}
+            file.write(json.dumps({"step": step, "batch": batch, "timings": timings}) + "\n")
+    assert execute(["plan", "examples/quickstart.yaml", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["train_s"] == 1.5 and told["acceptance"] == 0.5
+    assert told["classes"]["worker"]["source"] == "measured"
+    assert told["classes"]["worker"]["tokens_per_s"] == pytest.approx(256 * 60 / 2.0)
+    assert "measured by run quickstart-1, 5 steps" in told["notes"]
+
+
+def test_a_raised_bound_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute([*COMMAND.split()[1:], "loop.max_staleness=6"]) == 0
+    assert "learner.learning_rate=1e-06 is not lowered" in capsys.readouterr().out
