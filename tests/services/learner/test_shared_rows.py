@@ -77,7 +77,7 @@ def summed(policy: torch.nn.Module, batches: list[Any], proximal: bool) -> tuple
     loss = 0.0
     for batch in batches:
         with torch.no_grad():
-            old = policy(batch) - 0.3 * batch.advantages[:, None].sign() if proximal else None
+            old = policy(batch) + 0.3 * batch.advantages[:, None].sign() if proximal else None
         share, _ = policy(batch, totals, old)
         share.backward()
         loss += float(share)
