@@ -11,6 +11,7 @@ of the micro-batch, T completion tokens of the longest of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +60,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the same on a device."""
-        moved = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return MicroBatch(**{n: v if isinstance(v, tuple) else v.to(device) for n, v in moved.items()})
 
 

@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
 from antiphon.models.codec import resolve_model_path
+from antiphon.services.learner.norms import quicken_norms
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.shared_rows import ATTENTION, SharedRows, share_rows
@@ -31,6 +32,7 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.causal_model = causal_model
         self._objective = objective
+        quicken_norms(causal_model)
         self._shares = _share_attention(causal_model)
 
     def forward(

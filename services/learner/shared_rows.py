@@ -101,7 +101,8 @@ def share_rows(sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[SharedRows, 
         sequences: token ids, none empty, in lexicographic order: what two have in common at their
             beginning, those between them have too.
     """
-    ids, depths, positions = [], [], []
+    ids, depths = [], []
+    positions: list[npt.NDArray[np.int64]] = []
     count, before = 0, np.zeros(0, dtype=np.int64)
     for sequence in sequences:
         shared = common_length(before, sequence)
@@ -175,23 +176,22 @@ def attend(
     unknown = [name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT]
     if unknown or others.get("is_causal") is False:
         raise NotImplementedError(f"attention over shared rows knows no {', '.join(unknown) or 'other side'}")
-    heads = [part.shape[1] for part in (query, key, value)]
-    flat = [part[0].transpose(0, 1).flatten(1) for part in (query, key, value)]
-    slots = shared_rows.slots.take(torch.cat(flat, 1))
-    widths = [part.shape[1] for part in flat]
+    sizes = [rows * length for rows, length in shared_rows.blocks]
+    slots = [
+        shared_rows.slots.take(part[0].transpose(0, 1).flatten(1))
+        .unflatten(1, (part.shape[1], -1))
+        .split(sizes)
+        for part in (query, key, value)
+    ]
+    grouped = query.shape[1] != key.shape[1]
     found = []
-    for (rows, _length), block in zip(
-        shared_rows.blocks, slots.split([rows * length for rows, length in shared_rows.blocks]), strict=True
-    ):
-        parts = [
-            part.unflatten(0, (rows, -1)).unflatten(2, (count, -1)).transpose(1, 2)
-            for part, count in zip(block.split(widths, 1), heads, strict=True)
-        ]
+    for (rows, _), *parts in zip(shared_rows.blocks, *slots, strict=True):
+        queries, keys, values = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in parts)
         out = functional.scaled_dot_product_attention(
-            *parts, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=heads[0] != heads[1]
+            queries, keys, values, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=grouped
         )
         found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
-    return shared_rows.collect(torch.cat(found)).unflatten(1, (heads[0], -1))[None], None
+    return shared_rows.collect(torch.cat(found)).unflatten(1, (query.shape[1], -1))[None], None
 
 
 class _Take(torch.autograd.Function):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, p
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner import policy as policy_module
+from antiphon.services.learner.norms import quicken_norms
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.policy import Policy
@@ -164,3 +165,27 @@ def test_neither_length_nor_order_of_rows_changes_the_gradient(seed: int) -> Non
     renamed = [dataclasses.replace(row, group_id=f"z{row.group_id}") for row in rows]
     _, split = summed(model, make_micro_batches(renamed, 0, 500), False)
     assert float((found - split).norm() / split.norm()) < 1e-5
+
+
+def test_quick_norms_are_the_models_own_and_others_are_left() -> None:
+    plain, quick = make_model(), make_model()
+    norms = [m for m in quick.modules() if type(m).__name__ == "Qwen3RMSNorm"]
+    for model in (plain, quick):
+        torch.manual_seed(2)
+        for module in model.modules():
+            if type(module).__name__ == "Qwen3RMSNorm":
+                torch.nn.init.uniform_(module.weight, 0.5, 2.0)
+    # Its weight is an offset from 1, as in some models: another norm under the same kind of name.
+    norms[0].forward = lambda values, own=norms[0]: torch.nn.functional.rms_norm(
+        values, values.shape[-1:], 1.0 + own.weight, own.variance_epsilon
+    )
+    assert quicken_norms(quick) == len(norms) - 1
+    assert quicken_norms(make_model().bfloat16()) == 0
+    pairs = zip((m for m in plain.modules() if type(m).__name__ == "Qwen3RMSNorm"), norms, strict=True)
+    for one, other in list(pairs)[1:]:
+        values = torch.randn(5, 3, len(one.weight), requires_grad=True)
+        weights = torch.randn_like(values)
+        expected = torch.autograd.grad((one(values) * weights).sum(), [values, one.weight])
+        found = torch.autograd.grad((other(values) * weights).sum(), [values, other.weight])
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
