@@ -10,7 +10,7 @@ of the micro-batch, T completion tokens of the longest of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,13 @@ import torch
 from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow
 from antiphon.core.spans import check_cover, token_versions
-from antiphon.services.learner.shared_rows import Copies, SharedRows, common_length, copies_of, share_rows
+from antiphon.services.learner.layers.shared_rows import (
+    Copies,
+    SharedRows,
+    common_length,
+    copies_of,
+    share_rows,
+)
 
 SLOTS_PER_POSITION = 4
 """Attention sees rows whole: at most so many of their tokens for each position of the budget."""
@@ -60,8 +66,9 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the same on a device."""
-        moved: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return MicroBatch(**{n: v if isinstance(v, tuple) else v.to(device) for n, v in moved.items()})
+        names = [field.name for field in fields(self) if field.name != "rows"]
+        moved: Any = {name: getattr(self, name).to(device) for name in names}
+        return replace(self, **moved)
 
 
 def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -> list[MicroBatch]:

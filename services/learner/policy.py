@@ -14,10 +14,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
 from antiphon.models.codec import resolve_model_path
-from antiphon.services.learner.norms import quicken_norms
+from antiphon.services.learner.layers.norms import quicken_norms
+from antiphon.services.learner.layers.shared_rows import ATTENTION, SharedRows, share_rows
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
-from antiphon.services.learner.shared_rows import ATTENTION, SharedRows, share_rows
 
 _PROBE_TOKENS = 8
 _PROBE_TOLERANCE = 1e-3

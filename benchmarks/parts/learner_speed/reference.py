@@ -8,7 +8,7 @@ Legend: N rows and S positions of the model's input, R = N trajectories, T compl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class PaddedBatch:
     behaviour_logprobs: torch.Tensor
     advantages: torch.Tensor
     staleness: torch.Tensor
-    rows: tuple[tuple[str, int], ...] = field(default=())
+    rows: tuple[tuple[str, int], ...]
 
     @property
     def completion_tokens(self) -> int:
@@ -76,10 +76,14 @@ def _pad(part: list[BatchRow], step: int) -> PaddedBatch:
         behaviour[place, :count] = row.logprobs
         staleness[place, :count] = step - token_versions(row)
     return PaddedBatch(
-        *(torch.from_numpy(array) for array in (inputs, states, tokens, mask, behaviour)),
-        torch.tensor([row.advantage for row in part], dtype=torch.float32),
-        torch.from_numpy(staleness),
-        tuple((row.group_id, row.sample_index) for row in part),
+        input_ids=torch.from_numpy(inputs),
+        states=torch.from_numpy(states),
+        token_ids=torch.from_numpy(tokens),
+        mask=torch.from_numpy(mask),
+        behaviour_logprobs=torch.from_numpy(behaviour),
+        advantages=torch.tensor([row.advantage for row in part], dtype=torch.float32),
+        staleness=torch.from_numpy(staleness),
+        rows=tuple((row.group_id, row.sample_index) for row in part),
     )
 
 

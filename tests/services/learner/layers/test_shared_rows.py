@@ -12,11 +12,11 @@ from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, p
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner import policy as policy_module
-from antiphon.services.learner.norms import quicken_norms
+from antiphon.services.learner.layers.norms import quicken_norms
+from antiphon.services.learner.layers.shared_rows import ATTENTION
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import make_micro_batches
 from antiphon.services.learner.policy import Policy
-from antiphon.services.learner.shared_rows import ATTENTION
 
 VOCABULARY, MAX_TOKENS = 8, 32
 
