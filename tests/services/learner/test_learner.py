@@ -194,7 +194,7 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     ids=[
         *(f"stage{stage}" for stage in range(4)),
         *(f"stage{stage}-bf16" for stage in range(4)),
-        "two-updates-packed",
+        "two-updates",
         "bf16-snapshots",
     ],
 )
