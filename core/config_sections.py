@@ -171,10 +171,8 @@ class LearnerSection(Section):
     """Precision of the learner's forward and backward; masters stay float32."""
     threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of the learner; part of the numerics, so it is recorded."""
-    batching: Literal["bucket", "pack"] = "bucket"
-    """Micro-batches: length-sorted and padded (fast on CPU), or packed without padding."""
     micro_batch_tokens: int = Field(default=2048, ge=64, le=MOST_TOKENS)
-    """Padded tokens of one micro-batch."""
+    """Positions of one micro-batch; what its trajectories have in common at their beginning counts once."""
     checkpoint_interval: int = Field(default=5, ge=1, le=MOST_STEPS)
     """Steps between checkpoints; a restarted learner repeats the recorded steps after the last."""
     checkpoints_kept: int = Field(default=2, ge=1, le=MOST_KEPT)

@@ -75,6 +75,7 @@ MEASUREMENTS = {
     "reward_parity": Measurement("reward_parity.py", 75),
     "learning": Measurement("learning.py", 180),
     "gradient_sums": Measurement("gradient_sums.py", 5),
+    "learner_speed": Measurement("learner_speed.py", 8),
     "sampling_rules": Measurement("sampling_rules.py", 3),
     "sandbox": Measurement("sandbox.py", 2),
     "exhaustion": Measurement("exhaustion.py --pairs 3", 4),

@@ -82,8 +82,12 @@ def _open_deepspeed() -> Any:
 class DeepSpeedEngine:
     """Weights, optimizer and learning-rate schedule of one policy."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, make_policy: Callable[[Any, Objective], Policy] = Policy) -> None:
         """Load the base weights and make the engine.
+
+        Args:
+            config: of the run.
+            make_policy: what computes the loss from the causal model and the objective.
 
         Raises:
             ConfigError: when `model.path` cannot be loaded or trained.
@@ -99,7 +103,7 @@ class DeepSpeedEngine:
         self._names = published_names(causal_model)
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._stage = _zero_stage(config)
-        policy = Policy(causal_model, objective)
+        policy = make_policy(causal_model, objective)
         optimizer = torch.optim.AdamW(
             policy.parameters(),
             lr=section.learning_rate,
@@ -157,7 +161,7 @@ class DeepSpeedEngine:
         for place, batch in enumerate(batches):
             proximal = None if proximal_logprobs is None else proximal_logprobs[place].to(self._engine.device)
             failpoints.reach("learner.forward")
-            share, found = self._engine(self._on_device(batch), totals, proximal)
+            share, found = self._engine(batch.to(self._engine.device), totals, proximal)
             loss += float(share.detach())
             if not math.isfinite(loss):
                 raise IntegrityError(
@@ -201,7 +205,7 @@ class DeepSpeedEngine:
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Return the logprobs [R, T] of the completion tokens, float32 nats, on the CPU."""
         with torch.no_grad():
-            found: torch.Tensor = self._engine(self._on_device(batch))
+            found: torch.Tensor = self._engine(batch.to(self._engine.device))
         return found.cpu()
 
     def weights(self) -> Weights:
@@ -252,16 +256,6 @@ class DeepSpeedEngine:
         self._engine.destroy()
         del self._engine
         gc.collect()
-
-    def _on_device(self, batch: MicroBatch) -> MicroBatch:
-        device = self._engine.device
-        if device.type == "cpu":
-            return batch
-        moved = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        for name, value in moved.items():
-            if isinstance(value, torch.Tensor):
-                moved[name] = value.to(device)
-        return MicroBatch(**moved)
 
 
 @contextmanager

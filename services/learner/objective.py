@@ -1,23 +1,25 @@
 """Objective: one policy-gradient loss, whichever way the batch was cut into micro-batches.
 
-The loss itself is liger-kernel's fused GRPO loss, which never holds all logits at once. Here
-stand the importance weights for stale or mismatched data, and the factors that make the sum
-over micro-batches equal the loss of the whole update.
+The loss itself is liger-kernel's GRPO loss, and so are the logprobs where the logits of a micro-batch are too
+many to be held at once. Here stand the importance weights for stale or mismatched data, and the factors that
+make the sum over micro-batches equal the loss of the whole update. The output head works once on each pair of
+a state and the token that follows; trajectories that have a pair in common have its logprob in common.
 
 The decoupled objective clips exp(learner - proximal) and weighs each token by
 exp(proximal - behaviour), where the proximal policy is the learner at the start of the step.
 With one update a step the two are the same weights, so no second forward pass is needed. Formulas and
 sources: docs/concepts/objectives.md.
 
-Legend: R trajectories of a micro-batch, T completion tokens, H hidden, V vocabulary.
+Legend: P pairs, R trajectories of a micro-batch, T completion tokens, H hidden, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
-from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOLoss
+from liger_kernel.chunked_loss.grpo_loss import LigerFusedLinearGRPOFunction
+from torch.nn import functional
 
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.services.learner.packing import MicroBatch
@@ -25,6 +27,9 @@ from antiphon.services.learner.packing import MicroBatch
 LOG_RATIO_LIMIT = 20.0
 """Nats. No policy moves a token's probability e^20-fold between two versions: a log-probability is wrong
 there. Ratios and weights are bounded by it, and such a token gets no gradient."""
+
+LOGITS_AT_ONCE = 2**22
+"""Logits of float32 held from the forward to the backward pass, 16 MiB; more are made anew in parts."""
 
 _LOSS_TYPE = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grpo", "cispo": "cispo"}
 
@@ -56,6 +61,17 @@ class TokenMetrics:
     ratio times weight after cap, mask and clip. 0 where it was masked or clipped away, and on padding."""
 
 
+class LossBatch(Protocol):
+    """What the loss asks of a micro-batch's trajectories; as in `MicroBatch`."""
+
+    @property
+    def mask(self) -> torch.Tensor: ...
+    @property
+    def behaviour_logprobs(self) -> torch.Tensor: ...
+    @property
+    def advantages(self) -> torch.Tensor: ...
+
+
 class Objective:
     """The loss of a micro-batch as its share of the whole update's loss."""
 
@@ -68,13 +84,11 @@ class Objective:
             temperature: the one the behaviour policy sampled with; 0 (greedy) counts as 1.
         """
         self._algorithm = algorithm
-        self._temperature = temperature or 1.0
+        self.temperature = temperature or 1.0
         name = algorithm.objective
         low, high = algorithm.clips
-        self._options: dict[str, Any] = {
+        self.options: dict[str, Any] = {
             "beta": 0.0,
-            "compiled": False,
-            "use_ref_model": False,
             "epsilon_low": low,
             # liger takes cispo's upper bound as the cap itself, and the others' as its distance from 1.
             "epsilon_high": high + 1.0 if name == "cispo" else high,
@@ -82,22 +96,27 @@ class Objective:
             "loss_type": _LOSS_TYPE[name],
             "importance_sampling_level": "sequence" if name == "gspo" else "token",
             "max_completion_length": max_completion_tokens,
-            "temperature": self._temperature,
         }
 
     def logprobs(self, hidden: torch.Tensor, head: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        """Return the learner's logprobs [R, T], nats, without a gradient.
+        """Return the learner's logprobs [R, T], nats, with a gradient where autograd records.
 
         Args:
-            hidden: [R, T, H] states that predict the completion tokens.
+            hidden: [P, H] states that predict the tokens of the batch's pairs.
             head: [V, H] output embedding.
             batch: the micro-batch.
         """
-        with torch.no_grad():
-            found: torch.Tensor = LigerFusedLinearPPOBase.chunk_forward(
-                hidden.detach(), head.detach(), batch.token_ids, temperature=self._temperature
-            )
-        return found
+        if hidden.dtype == torch.float32 and len(hidden) * len(head) <= LOGITS_AT_ONCE:
+            logits = hidden @ head.T
+            if self.temperature != 1.0:
+                logits = logits / self.temperature
+            found = -functional.cross_entropy(logits, batch.pair_ids, reduction="none")
+        else:
+            found = LigerFusedLinearPPOBase.chunk_forward(
+                hidden[None], head, batch.pair_ids[None], temperature=self.temperature
+            )[0]
+        taken: torch.Tensor = found.index_select(0, batch.token_index.flatten()).view_as(batch.mask)
+        return taken
 
     def loss(
         self,
@@ -110,14 +129,44 @@ class Objective:
         """Return the micro-batch's share of the update's loss, and the metrics behind it.
 
         Args:
-            hidden: [R, T, H] with gradient.
+            hidden: [P, H] with gradient.
             head: [V, H] with gradient.
             batch: the micro-batch.
             totals: of the whole update; the shares of its micro-batches add up to its loss.
             proximal_logprobs: [R, T] logprobs at the start of the step, or None when no update
                 of the step came before this one.
         """
-        learner = self.logprobs(hidden, head, batch)
+        logprobs = self.logprobs(hidden, head, batch)
+        old, weight, found = self.ingredients(logprobs.detach(), batch, proximal_logprobs)
+        loss, _ = LigerFusedLinearGRPOFunction.ppo_loss_fn(
+            logprobs,
+            batch.mask,
+            batch.advantages,
+            batch.mask,
+            old_per_token_logps=old,
+            vllm_is_ratio=weight,
+            num_items_in_batch=totals.tokens,
+            **self.options,
+        )
+        return self.share(loss, len(batch.advantages), totals), found
+
+    def share(self, loss: torch.Tensor, trajectories: int, totals: UpdateTotals) -> torch.Tensor:
+        """Return the share of the update's loss that liger's loss of so many of its trajectories is."""
+        if self.options["loss_type"] in ("grpo", "dr_grpo"):
+            # These two average over the trajectories they see; make it the update's average.
+            return loss * (trajectories / totals.trajectories)
+        return loss
+
+    def ingredients(
+        self, learner: torch.Tensor, batch: LossBatch, proximal_logprobs: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, TokenMetrics]:
+        """Return what the ratio compares with, each token's weight, and the metrics; [R, T], no gradient.
+
+        Args:
+            learner: [R, T] the learner's logprobs, nats, detached.
+            batch: the micro-batch.
+            proximal_logprobs: as in `loss`.
+        """
         proximal = learner if proximal_logprobs is None else proximal_logprobs
         if self._algorithm.decoupled:
             old = proximal_logprobs
@@ -134,24 +183,10 @@ class Objective:
             # Further apart than this would overflow, or be 0 times infinity.
             old = torch.where(beyond, learner - (learner - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), old)
             weight = torch.where(beyond, 0.0, torch.ones_like(batch.mask) if weight is None else weight)
-        criterion = LigerFusedLinearGRPOLoss(chunk_size=len(batch.advantages), **self._options)
-        loss, _ = criterion(
-            hidden,
-            head,
-            batch.token_ids,
-            batch.mask,
-            batch.advantages,
-            old_per_token_logps=old,
-            vllm_is_ratio=weight,
-            num_items_in_batch=totals.tokens,
-        )
-        if self._options["loss_type"] in ("grpo", "dr_grpo"):
-            # These two average over the trajectories they see; make it the update's average.
-            loss = loss * (len(batch.advantages) / totals.trajectories)
-        return loss, TokenMetrics(learner, altered, clipped, applied)
+        return old, weight, TokenMetrics(learner, altered, clipped, applied)
 
     def _clip(
-        self, learner: torch.Tensor, old: torch.Tensor, batch: MicroBatch
+        self, learner: torch.Tensor, old: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what the clip leaves of the ratio's part in the gradient, which tokens it acts on, and
         which are further apart than LOG_RATIO_LIMIT; [R, T] each.
@@ -161,7 +196,7 @@ class Objective:
         gap = (learner - old) * batch.mask
         beyond = ~(gap.abs() <= LOG_RATIO_LIMIT)
         gap = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        if self._options["importance_sampling_level"] == "sequence":
+        if self.options["importance_sampling_level"] == "sequence":
             beyond = beyond.any(1, keepdim=True).expand_as(gap)
             gap = (gap.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)).expand_as(gap)
         ratio = gap.exp()
@@ -177,7 +212,7 @@ class Objective:
         return left.masked_fill(beyond, 0.0), (clipped | beyond) & (batch.mask > 0), beyond
 
     def importance_weights(
-        self, proximal: torch.Tensor, batch: MicroBatch
+        self, proximal: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the weights [R, T] of exp(proximal - behaviour) and which of them were altered.
 

@@ -1,38 +1,49 @@
 """Packing: rows of a batch become micro-batches under a token budget, in one canonical order.
 
-Two layouts, one result. `bucket` sorts by length and pads on the right, which is fast on a
-CPU; `pack` lays sequences end to end without padding, positions starting again at 0. In both,
-`token_index` names the hidden states that predict completion tokens, so that neither prompts
-nor padding reach the output head. The order depends on the rows alone, never on arrival.
+Rows stand in the lexicographic order of their tokens, so that neighbours begin alike, and what they have in
+common is computed once (`shared_rows`). A row's last token predicts nothing and is left out. The output head
+gets each state that predicts a completion token once for every token it predicts: neither prompts nor
+padding. The order depends on the rows alone, never on arrival.
 
-Legend: N rows and S positions of the model's input, R trajectories of the micro-batch,
-T completion tokens of the longest of them.
+Legend: N positions the model computes, P pairs of a position and the token that follows it, R trajectories
+of the micro-batch, T completion tokens of the longest of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from antiphon.core.errors import ContractError
 from antiphon.core.records import BatchRow
 from antiphon.core.spans import check_cover, token_versions
+from antiphon.services.learner.layers.shared_rows import (
+    Copies,
+    SharedRows,
+    common_length,
+    copies_of,
+    share_rows,
+)
+
+SLOTS_PER_POSITION = 4
+"""Attention sees rows whole: at most so many of their tokens for each position of the budget."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """What one forward and backward pass works on."""
 
-    input_ids: torch.Tensor
-    """[N, S] int64; padding is 0 and stands on the right."""
-    position_ids: torch.Tensor | None
-    """[N, S] int64 when packed, else None: each row then counts from 0."""
+    shared: SharedRows
+    """Prompts and completions, without their last tokens."""
+    pairs: Copies
+    """The position, among N, whose state predicts each of the P pairs' tokens."""
+    pair_ids: torch.Tensor
+    """[P] int64: the token that is predicted."""
     token_index: torch.Tensor
-    """[R, T] int64 into the N*S positions: the one whose hidden state predicts the token."""
-    token_ids: torch.Tensor
-    """[R, T] int64 completion tokens; 0 where the mask is 0."""
+    """[R, T] int64: the pair of each completion token, among P; 0 where the mask is 0."""
     mask: torch.Tensor
     """[R, T] float32, 1 for completion tokens."""
     behaviour_logprobs: torch.Tensor
@@ -41,24 +52,26 @@ class MicroBatch:
     """[R] float32."""
     staleness: torch.Tensor
     """[R, T] int64: step minus the version that sampled the token, versions."""
-    real_tokens: int
-    """Prompt and completion tokens among the N*S positions."""
     rows: tuple[tuple[str, int], ...] = ()
     """Group id and sample index of each of the R trajectories."""
 
     @property
     def positions(self) -> int:
-        """Return the positions the model computes, N*S."""
-        return int(self.input_ids.numel())
+        """Return the positions that the layers compute, N."""
+        return len(self.shared.input_ids)
 
     @property
     def completion_tokens(self) -> int:
         return int(self.mask.sum())
 
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Return the same on a device."""
+        names = [field.name for field in fields(self) if field.name != "rows"]
+        moved: Any = {name: getattr(self, name).to(device) for name in names}
+        return replace(self, **moved)
 
-def make_micro_batches(
-    rows: Sequence[BatchRow], step: int, token_budget: int, layout: Literal["bucket", "pack"] = "bucket"
-) -> list[MicroBatch]:
+
+def make_micro_batches(rows: Sequence[BatchRow], step: int, token_budget: int) -> list[MicroBatch]:
     """Cut rows into micro-batches of at most `token_budget` positions each.
 
     A row longer than the budget gets a micro-batch of its own.
@@ -67,22 +80,27 @@ def make_micro_batches(
         rows: any order.
         step: the learner step that trains on them; staleness counts from it.
         token_budget: positions the model may compute at once.
-        layout: padded buckets or packed sequences.
 
     Raises:
         ContractError: when a row has no prompt, no completion or arrays of different lengths.
     """
     for row in rows:
         _check_row(row)
-    ordered = sorted(rows, key=lambda row: (_length(row), row.group_id, row.sample_index))
-    parts: list[list[BatchRow]] = []
-    for row in ordered:
-        # Sorted by length: this row would be the longest of the part it joins.
-        if parts and _cost(parts[-1], row, layout) <= token_budget:
-            parts[-1].append(row)
+    inputs = [np.concatenate([row.prompt_token_ids, row.token_ids[:-1]]).astype(np.int64) for row in rows]
+    keys = [(ids.tolist(), row.group_id, row.sample_index) for ids, row in zip(inputs, rows, strict=True)]
+    parts: list[list[int]] = []
+    positions = slots = 0
+    for place in sorted(range(len(rows)), key=keys.__getitem__):
+        ids = inputs[place]
+        shared = common_length(inputs[parts[-1][-1]], ids) if parts else 0
+        positions += len(ids) - shared
+        slots += len(ids)
+        if parts and positions <= token_budget and slots <= SLOTS_PER_POSITION * token_budget:
+            parts[-1].append(place)
         else:
-            parts.append([row])
-    return [_bucket(part, step) if layout == "bucket" else _pack(part, step) for part in parts]
+            parts.append([place])
+            positions = slots = len(ids)
+    return [_micro_batch([rows[place] for place in part], [inputs[p] for p in part], step) for part in parts]
 
 
 def split_updates(rows: Sequence[BatchRow], updates: int) -> list[list[BatchRow]]:
@@ -92,16 +110,6 @@ def split_updates(rows: Sequence[BatchRow], updates: int) -> list[list[BatchRow]
         groups.setdefault(row.group_id, []).append(row)
     dealt = [list(groups.values())[start::updates] for start in range(updates)]
     return [[row for group in part for row in group] for part in dealt if part]
-
-
-def _length(row: BatchRow) -> int:
-    return len(row.prompt_token_ids) + len(row.token_ids)
-
-
-def _cost(part: list[BatchRow], row: BatchRow, layout: str) -> int:
-    if layout == "bucket":
-        return (len(part) + 1) * _length(row)
-    return sum(map(_length, part)) + _length(row)
 
 
 def _check_row(row: BatchRow) -> None:
@@ -118,58 +126,32 @@ def _check_row(row: BatchRow) -> None:
     check_cover(row.spans, 0, len(row.token_ids), where)
 
 
-def _bucket(part: list[BatchRow], step: int) -> MicroBatch:
-    width = max(map(_length, part))
-    inputs = np.zeros((len(part), width), dtype=np.int64)
-    for place, row in enumerate(part):
-        inputs[place, : _length(row)] = np.concatenate([row.prompt_token_ids, row.token_ids])
-    starts = [place * width for place in range(len(part))]
-    return _micro_batch(part, step, torch.from_numpy(inputs), None, starts)
-
-
-def _pack(part: list[BatchRow], step: int) -> MicroBatch:
-    inputs = np.concatenate([ids for row in part for ids in (row.prompt_token_ids, row.token_ids)])
-    positions = np.concatenate([np.arange(_length(row)) for row in part])
-    starts = np.cumsum([0, *map(_length, part)])[:-1].tolist()
-    return _micro_batch(
-        part,
-        step,
-        torch.from_numpy(inputs.astype(np.int64))[None],
-        torch.from_numpy(positions.astype(np.int64))[None],
-        starts,
-    )
-
-
-def _micro_batch(
-    part: list[BatchRow],
-    step: int,
-    input_ids: torch.Tensor,
-    position_ids: torch.Tensor | None,
-    starts: list[int],
-) -> MicroBatch:
+def _micro_batch(part: list[BatchRow], inputs: Sequence[npt.NDArray[np.int64]], step: int) -> MicroBatch:
+    shared, positions = share_rows(inputs)
     shape = (len(part), max(len(row.token_ids) for row in part))
-    index = np.zeros(shape, dtype=np.int64)
-    tokens = np.zeros(shape, dtype=np.int64)
+    pairs = np.zeros(shape, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.float32)
     behaviour = np.zeros(shape, dtype=np.float32)
     staleness = np.zeros(shape, dtype=np.int64)
-    for place, (row, start) in enumerate(zip(part, starts, strict=True)):
+    vocabulary = 1 + max(int(row.token_ids.max()) for row in part)
+    for place, (row, own) in enumerate(zip(part, positions, strict=True)):
         count = len(row.token_ids)
-        first = start + len(row.prompt_token_ids) - 1
-        index[place, :count] = np.arange(first, first + count)
-        tokens[place, :count] = row.token_ids
+        pairs[place, :count] = own[-count:] * vocabulary + row.token_ids
         mask[place, :count] = 1.0
         behaviour[place, :count] = row.logprobs
         staleness[place, :count] = step - token_versions(row)
+    real = mask > 0
+    distinct, numbers = np.unique(pairs[real], return_inverse=True)
+    index = np.zeros(shape, dtype=np.int64)
+    index[real] = numbers
     return MicroBatch(
-        input_ids=input_ids,
-        position_ids=position_ids,
+        shared=shared,
+        pairs=copies_of(distinct // vocabulary, len(shared.input_ids)),
+        pair_ids=torch.from_numpy(distinct % vocabulary),
         token_index=torch.from_numpy(index),
-        token_ids=torch.from_numpy(tokens),
         mask=torch.from_numpy(mask),
         behaviour_logprobs=torch.from_numpy(behaviour),
         advantages=torch.tensor([row.advantage for row in part], dtype=torch.float32),
         staleness=torch.from_numpy(staleness),
-        real_tokens=sum(map(_length, part)),
         rows=tuple((row.group_id, row.sample_index) for row in part),
     )

@@ -7,17 +7,22 @@ with its own forward pass, instead of being trained wrongly.
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
 from antiphon.models.codec import resolve_model_path
+from antiphon.services.learner.layers.norms import quicken_norms
+from antiphon.services.learner.layers.shared_rows import ATTENTION, SharedRows, share_rows
 from antiphon.services.learner.objective import Objective, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 
 _PROBE_TOKENS = 8
 _PROBE_TOLERANCE = 1e-3
+_ROUNDED_TOLERANCE = 3e-2
+"""Of bfloat16, whose last place is 2^-8."""
 
 
 class Policy(torch.nn.Module):  # type: ignore[misc]
@@ -27,6 +32,8 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.causal_model = causal_model
         self._objective = objective
+        quicken_norms(causal_model)
+        self._shares = _share_attention(causal_model)
 
     def forward(
         self,
@@ -42,14 +49,60 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         return self._objective.loss(hidden, head, batch, totals, proximal_logprobs)
 
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
-        # No attention mask: padding stands on the right, where a causal model never looks at it,
-        # and packed sequences differ by positions that start again at 0.
-        arguments: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-        if batch.position_ids is not None:
-            arguments["position_ids"] = batch.position_ids
-        states: torch.Tensor = self.causal_model.get_decoder()(**arguments).last_hidden_state
-        flat = states.reshape(-1, states.shape[-1])
-        return flat.index_select(0, batch.token_index.reshape(-1)).reshape(*batch.token_index.shape, -1)
+        """Return the states [P, H] that predict the batch's pairs."""
+        states = _states if self._shares else _padded_states
+        return batch.pairs.take(states(self.causal_model, batch.shared))
+
+
+def _states(model: Any, shared: SharedRows) -> torch.Tensor:
+    """Return the states [N, H] of the distinct positions, each computed once."""
+    found = model.get_decoder()(
+        input_ids=shared.input_ids[None],
+        position_ids=shared.position_ids[None],
+        use_cache=False,
+        shared_rows=shared,
+    )
+    states: torch.Tensor = found.last_hidden_state[0]
+    return states
+
+
+def _padded_states(model: Any, shared: SharedRows) -> torch.Tensor:
+    """Return the same from whole sequences, for models whose attention cannot be replaced.
+
+    No attention mask: padding stands on the right, where a causal model never looks at it.
+    """
+    ids = shared.input_ids[shared.slots.index].split([rows * length for rows, length in shared.blocks])
+    found = [
+        model.get_decoder()(input_ids=part.view(shape), use_cache=False).last_hidden_state.flatten(0, 1)
+        for part, shape in zip(ids, shared.blocks, strict=True)
+    ]
+    return shared.collect(torch.cat(found))
+
+
+def _share_attention(model: Any) -> bool:
+    """Let a model compute each distinct position once, if its states then are what they were.
+
+    Attention over a window, or with other terms than softmax(query x key), is left as it is.
+    """
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    if not getattr(model, "_supports_attention_backend", False) or kinds != {"full_attention"}:
+        return False
+    tokens = np.arange(_PROBE_TOKENS, dtype=np.int64) % model.get_output_embeddings().weight.shape[0]
+    shared, _ = share_rows([tokens, np.append(tokens[:-2], tokens[:1])])
+    before, training = model.config._attn_implementation, model.training
+    model.eval()
+    with torch.no_grad():
+        expected = _padded_states(model, shared).float()
+        model.set_attn_implementation(ATTENTION)
+        try:
+            apart = float((_states(model, shared).float() - expected).norm() / expected.norm())
+        except (NotImplementedError, TypeError):
+            apart = float("inf")
+    model.train(training)
+    same = apart <= (_PROBE_TOLERANCE if model.dtype == torch.float32 else _ROUNDED_TOLERANCE)
+    if not same:
+        model.set_attn_implementation(before)
+    return same
 
 
 def load_causal_model(path: str, dtype: torch.dtype, gradient_checkpointing: bool) -> Any:

@@ -90,7 +90,7 @@ class Trainer(Training):
     def _micro_batches(self, rows: list[BatchRow], step: int) -> list[list[MicroBatch]]:
         section = self._config.learner
         return [
-            make_micro_batches(part, step, section.micro_batch_tokens, section.batching)
+            make_micro_batches(part, step, section.micro_batch_tokens)
             for part in split_updates(rows, self._config.algorithm.updates_per_step)
         ]
 
@@ -181,14 +181,14 @@ def _metrics(updates: list[list[MicroBatch]], done: list[UpdateMetrics]) -> dict
     batches = [batch for part in updates for batch in part]
     tokens = [found for update in done for found in update.tokens]
     total = sum(batch.completion_tokens for batch in batches)
-    positions = sum(batch.positions for batch in batches)
+    slots = sum(len(batch.shared.slots.index) for batch in batches)
     return {
         "loss": sum(update.loss for update in done) / len(done),
         "gradient_norm": sum(update.gradient_norm for update in done) / len(done),
         "learning_rate": done[-1].learning_rate,
         "completion_tokens": float(total),
         "trajectories": float(sum(len(batch.advantages) for batch in batches)),
-        "padding_share": 1.0 - sum(batch.real_tokens for batch in batches) / positions,
+        "padding_share": 1.0 - sum(batch.shared.real_slots for batch in batches) / slots,
         "micro_batches": float(len(batches)),
         **describe_tokens(gather(batches, tokens)),
     }

@@ -60,6 +60,8 @@ class Experiment:
         self._trainer = Trainer(config, CheckpointStore(folder, 1))
         weights = self._trainer.start(0).weights
         self._versions: dict[int, dict[str, torch.Tensor]] = {0: weights.copies()}
+        self.payload = b""
+        """The batch file of the last step."""
         self._opened = 0
         self._sampled_groups = self._trained_groups = 0
 
@@ -80,8 +82,8 @@ class Experiment:
 
     def train(self, step: int) -> tuple[TrainedStep, float]:
         """Sample, judge and train one step; return what it left and the mean reward of its samples."""
-        payload, reward = self._batch(step)
-        trained = self._trainer.train(step, payload)
+        self.payload, reward = self._batch(step)
+        trained = self._trainer.train(step, self.payload)
         self._versions[step + 1] = trained.weights.copies()
         self._versions.pop(step - self._lag, None)
         return trained, reward

@@ -1,6 +1,7 @@
 """Packing: every token once, within the budget, in an order that arrival cannot change."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,23 +34,40 @@ def make_row(group: int, sample: int, prompt: int, length: int) -> BatchRow:
     )
 
 
+def alike_row(place: int, group: int, tokens: list[int]) -> BatchRow:
+    row = make_row(group, place, 1 + group % 2, len(tokens))
+    prompt = np.full(1 + group % 2, 1, dtype=np.int32)
+    return dataclasses.replace(row, prompt_token_ids=prompt, token_ids=np.array(tokens, dtype=np.int32))
+
+
 ROWS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=24
 ).map(lambda sizes: [make_row(group, place, p, t) for place, (group, p, t) in enumerate(sizes)])
-LAYOUT = st.sampled_from(["bucket", "pack"])
+FEW = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(1, 2), min_size=1, max_size=12)),
+    min_size=1,
+    max_size=24,
+).map(lambda found: [alike_row(place, group, tokens) for place, (group, tokens) in enumerate(found)])
+"""Rows of few different tokens, so that many begin alike, also across groups."""
+
+
+def same(mine: Any, other: Any) -> bool:
+    if isinstance(mine, torch.Tensor):
+        return torch.equal(mine, other)
+    if dataclasses.is_dataclass(mine):
+        return all(same(getattr(mine, f.name), getattr(other, f.name)) for f in dataclasses.fields(mine))
+    return bool(mine == other)
 
 
 def trajectories(batch: MicroBatch) -> list[tuple]:
     """Read the rows back from a micro-batch through token_index alone."""
-    flat = batch.input_ids.reshape(-1)
     found = []
     for place in range(len(batch.advantages)):
         count = int(batch.mask[place].sum())
-        index = batch.token_index[place, :count]
-        assert torch.equal(flat[index + 1], batch.token_ids[place, :count])
+        tokens = batch.pair_ids[batch.token_index[place, :count]]
         found.append(
             (
-                tuple(batch.token_ids[place, :count].tolist()),
+                tuple(tokens.tolist()),
                 tuple(batch.behaviour_logprobs[place, :count].tolist()),
                 float(batch.advantages[place]),
                 tuple(batch.staleness[place, :count].tolist()),
@@ -58,9 +76,9 @@ def trajectories(batch: MicroBatch) -> list[tuple]:
     return found
 
 
-@given(rows=ROWS, budget=st.integers(1, 300), layout=LAYOUT)
-def test_every_row_comes_back_once_and_budgets_hold(rows, budget, layout) -> None:
-    batches = make_micro_batches(rows, 5, budget, layout)
+@given(rows=ROWS | FEW, budget=st.integers(1, 300))
+def test_every_row_comes_back_once_and_budgets_hold(rows, budget) -> None:
+    batches = make_micro_batches(rows, 5, budget)
     expected = [
         (
             tuple(row.token_ids.tolist()),
@@ -73,22 +91,67 @@ def test_every_row_comes_back_once_and_budgets_hold(rows, budget, layout) -> Non
     assert sorted(found for batch in batches for found in trajectories(batch)) == sorted(expected)
     for batch in batches:
         assert batch.positions <= budget or len(batch.advantages) == 1
-        assert batch.positions >= batch.real_tokens
-        if layout == "pack":
-            assert batch.positions == batch.real_tokens
+        assert batch.positions <= batch.shared.real_slots
 
 
-@given(rows=ROWS, budget=st.integers(1, 300), layout=LAYOUT, chance=st.randoms(use_true_random=False))
-def test_arrival_changes_nothing(rows, budget, layout, chance) -> None:
+@given(rows=ROWS | FEW, budget=st.integers(1, 300))
+def test_distinct_beginnings_are_computed_once_and_attention_sees_whole_rows(rows, budget) -> None:
+    by_name = {(row.group_id, row.sample_index): row for row in rows}
+    for batch in make_micro_batches(rows, 5, budget):
+        whole = [
+            (*by_name[name].prompt_token_ids.tolist(), *by_name[name].token_ids.tolist())
+            for name in batch.rows
+        ]
+        shared = batch.shared
+        inputs = sorted(tokens[:-1] for tokens in whole)
+        assert batch.positions == len({row[:stop] for row in inputs for stop in range(1, len(row) + 1)})
+        assert batch.positions == len(shared.input_ids) == len(shared.position_ids)
+        seen, start = [], 0
+        real = torch.zeros(len(shared.slots.index), dtype=torch.bool)
+        real[shared.slots.places] = True
+        for count, length in shared.blocks:
+            for _ in range(count):
+                index = shared.slots.index[start : start + length][real[start : start + length]]
+                assert shared.position_ids[index].tolist() == list(range(len(index)))
+                seen.append(tuple(shared.input_ids[index].tolist()))
+                start += length
+        assert sorted(seen) == inputs
+        pairs = set()
+        for tokens, (group_id, sample) in zip(whole, batch.rows, strict=True):
+            prompt = len(by_name[group_id, sample].prompt_token_ids)
+            pairs |= {tokens[: stop + 1] for stop in range(prompt, len(tokens))}
+        assert len(batch.pair_ids) == len(pairs)
+
+
+@given(rows=ROWS | FEW, budget=st.integers(1, 300))
+def test_copies_are_taken_and_their_gradients_summed(rows, budget) -> None:
+    for batch in make_micro_batches(rows, 5, budget):
+        for copies, count in ((batch.shared.slots, batch.positions), (batch.pairs, batch.positions)):
+            values = torch.randn(count, 3, dtype=torch.float64, requires_grad=True)
+            weights = torch.zeros(len(copies.index), 3, dtype=torch.float64)
+            weights[copies.places] = torch.randn(len(copies.places), 3, dtype=torch.float64)
+            (ours,) = torch.autograd.grad((copies.take(values) * weights).sum(), values)
+            (plain,) = torch.autograd.grad((values[copies.index] * weights).sum(), values)
+            torch.testing.assert_close(ours, plain)
+            assert torch.equal(copies.take(values), values[copies.index])
+        slots = torch.randn(len(batch.shared.slots.index), 3, dtype=torch.float64, requires_grad=True)
+        collected = batch.shared.collect(slots)
+        assert torch.equal(collected, slots[batch.shared.first])
+        assert torch.equal(batch.shared.slots.index[batch.shared.first], torch.arange(batch.positions))
+        (ours,) = torch.autograd.grad(collected.sum(), slots)
+        assert int(ours.sum()) == 3 * batch.positions and int(ours.max()) == 1
+
+
+@given(rows=ROWS | FEW, budget=st.integers(1, 300), chance=st.randoms(use_true_random=False))
+def test_arrival_changes_nothing(rows, budget, chance) -> None:
     shuffled = list(rows)
     chance.shuffle(shuffled)
-    first = make_micro_batches(rows, 5, budget, layout)
-    second = make_micro_batches(shuffled, 5, budget, layout)
+    first = make_micro_batches(rows, 5, budget)
+    second = make_micro_batches(shuffled, 5, budget)
     assert len(first) == len(second)
     for ours, theirs in zip(first, second, strict=True):
         for field in dataclasses.fields(MicroBatch):
-            mine, other = getattr(ours, field.name), getattr(theirs, field.name)
-            assert torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
+            assert same(getattr(ours, field.name), getattr(theirs, field.name))
     order = [[row.group_id for row in part] for part in split_updates(rows, 3)]
     assert order == [[row.group_id for row in part] for part in split_updates(shuffled, 3)]
 
@@ -100,12 +163,6 @@ def test_updates_share_whole_groups(rows, updates) -> None:
     assert sum(len(part) for part in parts) == len(rows)
     assert len(set().union(*groups)) == sum(map(len, groups))
     assert 1 <= len(parts) <= updates
-
-
-def test_packed_positions_start_again_at_zero() -> None:
-    (batch,) = make_micro_batches([make_row(0, 0, 2, 3), make_row(0, 1, 1, 1)], 5, 100, "pack")
-    assert batch.position_ids is not None
-    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""The learner's step against its first form: trained tokens per CPU-second, and the gradient's difference.
+
+Both sides are DeepSpeed engines in one process and take the same batches in turn, in pairs whose order
+alternates. The first form (`parts/learner_speed/reference.py`) pads rows, computes each whole, and works out
+every token's logits three times. A side's work is what a step does with a batch: micro-batches, passes,
+optimizer. Batches are those of the demo, on its real model as it learns (`learner_ratio_demo`), and some
+with the same prompts and log-normal lengths, whose completions have nothing in common
+(`learner_ratio_long_tails`). Ratios are medians over all pairs. `gradient_error` is the distance of the two
+gradients over the norm of the reference's, the largest of all batches. Asks for ratios of at least 1.5 and
+an error of at most 1e-5. The last line is JSON.
+
+    .venv/bin/python benchmarks/learner_speed.py [--steps 0 20 40] [--pairs N] [--record]
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphon.benchmarks.parts.learner_speed.batches import demo_batches, long_tailed_batch
+from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, padded_batches
+from antiphon.benchmarks.parts.results import finish, medians
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.records import BatchRow
+from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
+from antiphon.services.learner.objective import Objective, UpdateTotals
+from antiphon.services.learner.packing import make_micro_batches
+from antiphon.services.learner.policy import Policy, load_causal_model
+
+PROJECT = Path(__file__).resolve().parents[1]
+RATIO, ERROR = 1.5, 1e-5
+"""What is asked for."""
+Cut = Callable[[Sequence[BatchRow], int, int], list[Any]]
+
+
+class Side:
+    """One way of making a step, on an engine of its own."""
+
+    def __init__(self, config: RunConfig, policy: Any, cut: Cut) -> None:
+        self._engine, self._cut = DeepSpeedEngine(config, policy), cut
+        self._budget = config.learner.micro_batch_tokens
+
+    def step(self, rows: Sequence[BatchRow]) -> float:
+        """Make an update from a batch and return its CPU-seconds."""
+        begun = time.process_time()
+        self._engine.update(self._cut(rows, 0, self._budget))
+        return time.process_time() - begun
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, check and print; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, default=PROJECT / "examples" / "quickstart.yaml")
+    parser.add_argument("--steps", type=int, nargs="+", default=[0, 20, 40], help="steps whose batches count")
+    parser.add_argument("--groups", type=int, help="groups of a step, if not those of the configuration")
+    parser.add_argument("--pairs", type=int, default=8, help="of each batch; 0 compares gradients alone")
+    parser.add_argument("--record", action="store_true", help="keep the result file")
+    options = parser.parse_args(arguments)
+    config = load_config(
+        options.config, [f"loop.prompts_per_step={options.groups}"] if options.groups else None
+    )
+    result, samples = measure(config, options.steps, options.pairs)
+    violated = violations({**result, **medians(samples)})
+    return finish(result, record=options.record, samples=samples, violated=violated)
+
+
+def measure(
+    config: RunConfig, steps: Sequence[int], pairs: int
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return the error of the gradient, and each pair's figures by name."""
+    pin_numerics(config.learner.threads)
+    demo = demo_batches(config, steps)
+    vocabulary = load_causal_model(config.model.path, torch.float32, False).config.vocab_size
+    longest = 2 * config.sampling.max_tokens
+    tails = [long_tailed_batch(batch, vocabulary, longest, seed) for seed, batch in enumerate(demo) if batch]
+    kinds = {"demo": [batch for batch in demo if batch], "long_tails": tails}
+    error = max(gradient_error(config, rows) for batches in kinds.values() for rows in batches)
+    samples: dict[str, list[float]] = {}
+    if pairs:
+        sides = [Side(config, ReferencePolicy, padded_batches), Side(config, Policy, make_micro_batches)]
+        for name, batches in kinds.items():
+            ratios = samples[f"learner_ratio_{name}"] = []
+            rates = samples[f"tokens_{name}_per_cpu_s"] = []
+            for rows in batches:
+                tokens = sum(len(row.prompt_token_ids) + len(row.token_ids) for row in rows)
+                took = [_pair(sides, rows, place % 2) for place in range(-1, pairs)][1:]  # one to warm up
+                ratios += [reference / now for reference, now in took]
+                rates += [tokens / now for _, now in took]
+            print(f"{name}: {min(ratios):.2f} to {max(ratios):.2f} times the tokens per CPU-second")
+        for side in sides:
+            side.close()
+    return {"gradient_error": error}, samples
+
+
+def _pair(sides: Sequence[Side], rows: Sequence[BatchRow], turned: int) -> tuple[float, float]:
+    """Return the CPU-seconds of the reference and of the learner, one after the other."""
+    took = {place: sides[place].step(rows) for place in ((1, 0) if turned else (0, 1))}
+    return took[0], took[1]
+
+
+def gradient_error(config: RunConfig, rows: Sequence[BatchRow]) -> float:
+    """Return how far the learner's gradient of a batch is from the reference's, over that one's norm."""
+    found = []
+    sides: tuple[tuple[Any, Cut], ...] = (
+        (ReferencePolicy, padded_batches),
+        (Policy, make_micro_batches),
+    )
+    for make, cut in sides:
+        objective = Objective(config.algorithm, config.sampling.max_tokens, config.sampling.temperature)
+        policy = make(load_causal_model(config.model.path, torch.float32, False), objective)
+        batches = cut(rows, 0, config.learner.micro_batch_tokens)
+        totals = UpdateTotals(len(rows), sum(batch.completion_tokens for batch in batches))
+        for batch in batches:
+            policy(batch, totals)[0].backward()
+        found.append(torch.cat([parameter.grad.flatten().double() for parameter in policy.parameters()]))
+    return float((found[1] - found[0]).norm() / found[0].norm())
+
+
+def violations(result: Mapping[str, Any]) -> list[str]:
+    """Return what does not hold."""
+    wrong = [
+        f"{name} is {value:.2f}, less than {RATIO}"
+        for name, value in result.items()
+        if name in ("learner_ratio_demo", "learner_ratio_long_tails") and value < RATIO
+    ]
+    if result["gradient_error"] > ERROR:
+        wrong.append(f"gradient_error is {result['gradient_error']:.1e}, more than {ERROR:.0e}")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the learner's step is measured on, and against."""
