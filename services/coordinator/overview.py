@@ -77,6 +77,8 @@ class Overview:
             unaudited_tokens=sum(standing.kept_cache for standing in state.standings.values()),
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
+            order=self._machine.planner.order.describe(),
+            length_correlation=self._machine.planner.order.correlation or 0.0,
         )
 
     def _evaluations(self) -> tuple[EvaluationRecord, ...]:
