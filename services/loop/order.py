@@ -10,7 +10,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.lengths.choice import choose_order, describe_order
 from antiphon.core.lengths.makespan import Loop, WorkerPace
 from antiphon.core.lengths.memory import LengthMemory, predicts
-from antiphon.core.lengths.order import ARRIVAL, AskingWorker, LeaseOrder, Policy, WaitingGroup, WaitingGroups
+from antiphon.core.lengths.order import ARRIVAL, AskingWorker, LeaseOrder, WaitingGroup, WaitingGroups
 from antiphon.core.loop.admission import Waiting
 from antiphon.core.loop.loop_measures import LoopMeasures, LoopPace
 from antiphon.core.loop.run_ahead import is_due
@@ -34,13 +34,14 @@ class OrderPlanner:
         self._asked = config.loop.order
         self._choice = choose_order(self._asked, (), None)
         self._planned = 0
-        self._judged, self._correlation = -1, None
-        self.active = self._asked != Policy.ARRIVAL
+        self._judged = -1
+        self._correlation: float | None = None
+        self.active = self._asked != "arrival"
 
     @property
     def measures(self) -> bool:
         """Return whether the pace of the loop is needed."""
-        return self._asked in ("auto", Policy.TWO_TIER)
+        return self._asked in ("auto", "two_tier")
 
     @property
     def correlation(self) -> float | None:

@@ -67,7 +67,7 @@ class RunShape:
                 "sampling": {"max_tokens": MAX_TOKENS},
                 "rollout": {"concurrent_groups": PLACES},
                 "learner": {"checkpoint_interval": 1000},
-                "reward": {"max_failed_share": 1.0},
+                "coordinator": {"speculation": 0.0},
                 "drafting": {"enabled": False},
             }
         )
