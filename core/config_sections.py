@@ -110,7 +110,7 @@ class LoopSection(Section):
     run_ahead: Literal["measured", "bound"] = "measured"
     """Groups that elastic mode keeps in flight. measured: what covers rollout, reward and broadcast, so
     that staleness stays below the bound where that costs no time; bound: all that max_staleness allows."""
-    order: Literal["auto", "arrival", "longest_first", "alternating", "two_tier"] = "auto"
+    order: Literal["auto", "arrival", "longest_first", "alternating", "two_tier"] = "arrival"
     """Order of leases by remembered lengths, if these predict; auto: of least predicted seconds a step."""
     prompts_per_step: int = Field(default=32, ge=1, le=65_536)
     """Groups one learner step consumes."""

@@ -84,6 +84,7 @@ def _candidates(asked: str, groups: Sequence[ComparedGroup], loop: Loop) -> Iter
         yield LeaseOrder(Policy.LONGEST_FIRST)
         if loop.max_staleness >= 1:
             yield LeaseOrder(Policy.ALTERNATING)
+        return
     yield from two_tier_orders(groups, loop.workers)
 
 
