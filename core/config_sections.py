@@ -106,8 +106,7 @@ class RewardSection(Section):
     memory_mib: int = Field(default=2048, ge=256, le=MOST_MIB)
     """Address space that scoring one answer may use, in MiB."""
     processes: int = Field(default=2, ge=1, le=256)
-    """Scoring processes of a reward service, where it does not score itself; each scores one group at a
-    time."""
+    """Scoring processes of a reward service that does not score itself; each scores a group at a time."""
     attempts: int = Field(default=3, ge=1, le=100)
     """Processes that one answer may end while it is scored before it has failed."""
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -130,6 +129,8 @@ class LoopSection(Section):
     run_ahead: Literal["measured", "bound"] = "measured"
     """Groups that elastic mode keeps in flight. measured: what covers rollout, reward and broadcast, so
     that staleness stays below the bound where that costs no time; bound: all that max_staleness allows."""
+    order: Literal["auto", "arrival", "longest_first", "alternating", "two_tier"] = "arrival"
+    """Order of leases by remembered lengths, if these predict; auto: of least predicted seconds a step."""
     prompts_per_step: int = Field(default=32, ge=1, le=65_536)
     """Groups one learner step consumes."""
     group_size: int = Field(default=8, ge=2, le=1024)
@@ -312,8 +313,7 @@ class RecordSection(Section):
     """Where artifacts go besides the store in the home directory: `s3://bucket/prefix`, or the absolute
     path of a shared folder; null keeps them on this machine. Keys come from the environment alone."""
     artifact_endpoint: str | None = None
-    """Address of the S3 server, such as `http://127.0.0.1:8333`; null takes AWS_ENDPOINT_URL_S3, else
-    Amazon's."""
+    """Address of the S3 server, such as `http://127.0.0.1:8333`; null: AWS_ENDPOINT_URL_S3, else Amazon's."""
     samples: int = Field(default=2, ge=0, le=16)
     """Completions kept of the filtered groups of each step, and of each evaluation: so many of the best, of
     the worst and at random (`antiphon samples`); 0 keeps none."""

@@ -105,6 +105,10 @@ class RunStatus:
     """What the data plane waits for at the moment, as a sentence."""
     run_ahead: str = ""
     """What elastic mode keeps in flight, and what that is expected to give, as a sentence."""
+    order: str = ""
+    """What groups are leased by, and how well remembered lengths rank them, as a sentence."""
+    length_correlation: float = 0.0
+    """Spearman's rank correlation of remembered and sampled lengths, -1..1; 0 also while it is not known."""
     finished: bool = False
     barred: dict[str, str] = field(default_factory=dict)
     """Workers and tokens that are shut out -> why."""

@@ -231,7 +231,7 @@ class WorkerRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., stands_still_s: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries")
+    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,8 @@ class RunStatus(_message.Message):
     UNAUDITED_REASON_FIELD_NUMBER: _ClassVar[int]
     UNAUDITED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_CORRELATION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     steps_total: int
     committed_steps: int
@@ -322,7 +324,9 @@ class RunStatus(_message.Message):
     unaudited_reason: str
     unaudited_tokens: int
     deliveries: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.DeliveryRecord]
-    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ...) -> None: ...
+    order: str
+    length_correlation: float
+    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ..., order: _Optional[str] = ..., length_correlation: _Optional[float] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after_seq", "follow")

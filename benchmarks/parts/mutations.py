@@ -159,8 +159,8 @@ def another_body_counts_as_the_same(patch: Patch) -> None:
 def any_number_of_groups_is_opened(patch: Patch) -> None:
     real = admission._plan_elastic
 
-    def plan(state: Any, config: Any, held: Any, groups: int, most: int | None) -> Any:
-        found = real(state, config, held, groups, most)
+    def plan(state: Any, config: Any, held: Any, groups: int, most: int | None, ordering: Any) -> Any:
+        found = real(state, config, held, groups, most, ordering)
         first = state.next_number + len(found.openings)
         more = [
             e.GroupOpened(

@@ -8,7 +8,7 @@ them turned out to lack variance, never of who was faster.
 """
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,26 @@ class LeasePlan:
     """Why there is nothing, as a sentence; empty when there is something."""
     wanted_version: int | None
     """Fixed mode: the version to load for the lowest open work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A training group that a worker may be given."""
+
+    group_id: str
+    prompt_index: int
+    step: int
+    """At which it trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """How the groups are chosen that a worker is given, where not as they come."""
+
+    take: Callable[[Sequence[Waiting], int], Sequence[int]]
+    """Returns the places of up to so many groups, those to sample first before the others."""
+    most: float
+    """Training groups that the worker may be given now."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -151,21 +171,24 @@ def plan_leases(
     groups: int,
     held_elsewhere: Collection[int] = (),
     openings: int | None = None,
+    ordering: Ordering | None = None,
 ) -> LeasePlan:
     """Decide what a worker may be given: one that samples with `held_version`, None before its first.
 
     Evaluations come first. `groups`, the most that it can take, counts whole groups of `loop.group_size`
     samples; an evaluation lease has one sample and counts as that share of a group. `held_elsewhere` are
     the versions that other living workers hold. Elastic mode opens at most `openings` new groups
-    (`core.loop.run_ahead`); None: as many as the gate allows.
+    (`core.loop.run_ahead`); None: as many as the gate allows. With an `ordering` it opens them all at once,
+    in the order of the prompts, so that their places are what they are in the order of arrival, and leases
+    some of them.
     """
     if state.finished:
         return LeasePlan((), (), "the run is finished", None)
     if state.paused_reason:
         return LeasePlan((), (), f"the run is paused: {state.paused_reason}", None)
     if config.loop.mode == "fixed":
-        return _plan_fixed(state, config, held_version, groups, held_elsewhere)
-    return _plan_elastic(state, config, held_version, groups, openings)
+        return _plan_fixed(state, config, held_version, groups, held_elsewhere, ordering)
+    return _plan_elastic(state, config, held_version, groups, openings, ordering)
 
 
 def continues(state: RunState, config: RunConfig, group: GroupState, oldest_version: int) -> bool:
@@ -193,7 +216,12 @@ def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[l
 
 
 def _plan_elastic(
-    state: RunState, config: RunConfig, held: int | None, groups: int, most: int | None
+    state: RunState,
+    config: RunConfig,
+    held: int | None,
+    groups: int,
+    most: int | None,
+    ordering: Ordering | None,
 ) -> LeasePlan:
     if held is None:
         return LeasePlan((), (), "the worker holds no weights yet", None)
@@ -213,21 +241,38 @@ def _plan_elastic(
     candidates.sort(
         key=lambda group: (group.evaluation is None, group.evaluation or 0, ranks.get(group.group_id, 0))
     )
-    taken, left = _pack(candidates, groups, loop.group_size)
+    kept = [] if ordering is None else [group for group in candidates if group.evaluation is None]
+    taken, left = _pack(candidates[: len(candidates) - len(kept)], groups, loop.group_size)
     issued = first + state.training_groups
     room = min(bound.room(held, issued, places), max(0, state.opened_steps * places - issued))
     if most is not None:
         # The learner waits for a batch that was voided, whatever is in flight behind it.
         room = min(room, max(most, len(state.reopened) * places - state.training_groups))
+    if ordering is None:
+        room = min(room, left // loop.group_size)
     openings = []
-    for number in range(state.next_number, state.next_number + min(room, left // loop.group_size)):
+    for number in range(state.next_number, state.next_number + room):
         prompt, epoch = prompt_place(config, number)
         openings.append(
             e.GroupOpened(f"g{number:07d}", number, prompt, epoch, step=None, version=None, refill=False)
         )
-    ids = (*taken, *(opening.group_id for opening in openings))
+    if ordering is None:
+        ids = (*taken, *(opening.group_id for opening in openings))
+    else:
+        waiting = [Waiting(g.group_id, g.prompt_index, (first + ranks[g.group_id]) // places) for g in kept]
+        waiting += [
+            Waiting(opening.group_id, opening.prompt_index, (issued + index) // places)
+            for index, opening in enumerate(openings)
+        ]
+        ids = (*taken, *_ordered(waiting, ordering, left // loop.group_size))
     reason = "" if ids else _why_elastic(state, bound, held, issued, places)
     return LeasePlan(tuple(openings), ids, reason, None)
+
+
+def _ordered(waiting: Sequence[Waiting], ordering: Ordering, most: int) -> list[str]:
+    """Return the ids of the groups that a worker is given, which has room for `most`."""
+    taken = ordering.take(waiting, int(min(most, ordering.most)))
+    return [waiting[place].group_id for place in taken]
 
 
 def _ranks(state: RunState) -> dict[str, int]:
@@ -254,6 +299,7 @@ def _plan_fixed(
     held: int | None,
     groups: int,
     held_elsewhere: Collection[int],
+    ordering: Ordering | None,
 ) -> LeasePlan:
     waiting = list(state.open_groups.values())
     if not waiting:
@@ -264,7 +310,13 @@ def _plan_fixed(
         return LeasePlan((), (), f"the next open group needs version {lowest}", lowest)
     mine = [group for group in waiting if group.version == held]
     mine.sort(key=lambda group: (group.evaluation is None, group.step or 0, group.number))
-    taken, _ = _pack(mine, groups, config.loop.group_size)
+    if ordering is None:
+        taken, _ = _pack(mine, groups, config.loop.group_size)
+    else:
+        heldout = [group for group in mine if group.evaluation is not None]
+        taken, left = _pack(heldout, groups, config.loop.group_size)
+        rest = [Waiting(g.group_id, g.prompt_index, g.step or 0) for g in mine[len(heldout) :]]
+        taken += _ordered(rest, ordering, left // config.loop.group_size)
     if not taken:
         return LeasePlan((), (), f"no open group needs version {held}", lowest if not mine else None)
     return LeasePlan((), tuple(taken), "", None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
+from antiphon.core.lengths.memory import LengthMemory
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import (
     EvaluationState,
@@ -45,14 +46,11 @@ class RunState:
     opened_steps: int = 0
     next_number: int = 0  # training groups opened so far in elastic mode
     groups: dict[str, GroupState] = field(default_factory=dict)
-    open_groups: dict[str, GroupState] = field(default_factory=dict)
-    """Those of `groups` that wait for a worker; every lease looks here, so it is kept, not searched."""
+    open_groups: dict[str, GroupState] = field(default_factory=dict)  # those that wait for a worker
     evaluating: int = 0  # how many of `groups` are held-out prompts
     receipts: dict[str, Receipt] = field(default_factory=dict)
-    sealed: list[BatchRef] = field(default_factory=list)
-    """The newest batch of each step, by step; that of a step in `reopened` is voided."""
-    reopened: list[int] = field(default_factory=list)
-    """Steps whose batch was voided and that have no other yet, ascending."""
+    sealed: list[BatchRef] = field(default_factory=list)  # newest batch of each step; voided if `reopened`
+    reopened: list[int] = field(default_factory=list)  # steps whose batch was voided, without another yet
     voided: list[VoidedBatch] = field(default_factory=list)  # oldest void first
     sealed_groups: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Step -> groups whose payloads the journal still keeps; those of voided batches stand last."""
@@ -73,6 +71,7 @@ class RunState:
     standings: dict[str, Standing] = field(default_factory=dict)  # what is known of each worker, by name
     work_accounts: WorkAccounts = field(default_factory=WorkAccounts)
     clock: RunClock = field(default_factory=RunClock)
+    lengths: LengthMemory = field(default_factory=LengthMemory)
     paused_reason: str = ""
     finished: bool = False
 
@@ -225,6 +224,7 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     group.generation_s, group.submitted_at_s = event.generation_s, event.at_s
     group.drafting = event.drafting
     group.twin_lease_id = group.twin_worker_id = ""
+    state.lengths.add(group.prompt_index, event.token_counts if group.evaluation is None else ())
     receipt = Receipt(event.lease_id, event.payload_digest, state.next_seal, authors=event.authors)
     state.receipts[event.group_id] = receipt
 

@@ -175,9 +175,9 @@ class Fleet:
         """Return the newest version that an active worker holds; 0 before any does."""
         return max((m.held_version or 0 for m in self.living()), default=0)
 
-    def places(self) -> int:
-        """Return how many groups the active workers sample at once when all of their places are used."""
-        return sum(m.concurrent_groups for m in self.living() if m.state is WorkerState.ACTIVE)
+    def speeds(self) -> list[tuple[str, float, int]]:
+        """Return id, completion tokens per second and groups at once of each active worker."""
+        return [(m.worker_id, m.tokens_per_s, m.concurrent_groups) for m in self.active()]
 
     def silent(self, now: float) -> list[Member]:
         """Return the workers that missed too many heartbeats."""

@@ -6,8 +6,11 @@ worker should load another version first.
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Callable
+from functools import partial
 
+from antiphon.core.lengths.order import ARRIVAL
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
 from antiphon.core.loop.partials import KeptGroup
@@ -69,7 +72,7 @@ class LeaseGranter:
                 groups,
                 # Only fixed mode asks who else could do a group.
                 self._fleet.held_elsewhere(request.worker_id) if self._config.loop.mode == "fixed" else (),
-                self._openings(member),
+                *self._openings(member),
             )
             if not groups and (seconds := self._leases.engines.stands_still_s(member.worker_id)):
                 reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
@@ -93,15 +96,20 @@ class LeaseGranter:
             if not await call.wait(pause_s) and not reminded:
                 return self._no_lease(plan.reason, wanted)
 
-    def _openings(self, member: Member) -> int | None:
-        """Return how many groups may be opened for a worker without running ahead further than is of use."""
-        plan = self._state_machine.planner.plan
-        if plan is None:
-            return None
-        places = self._config.loop.prompts_per_step
-        issued = self._state.batches * places + self._state.training_groups
-        unused = plan.unused(member.concurrent_groups, len(self._leases.of_worker(member.worker_id)))
-        return max(0, int(min(unused, plan.room(issued, self._fleet.newest_held(), places))))
+    def _openings(self, member: Member) -> tuple[int | None, admission.Ordering | None]:
+        """Return how many groups may be opened for a worker without running ahead further than is of use, and
+        how those are chosen that it is given; None: as they come."""
+        planner, held = self._state_machine.planner, self._leases.count_of_worker(member.worker_id)
+        plan, order, places = planner.plan, planner.order.order, self._config.loop.prompts_per_step
+        room, unused = math.inf, math.inf
+        if plan is not None:
+            issued = self._state.batches * places + self._state.training_groups
+            room = plan.room(issued, self._fleet.newest_held(), places)
+            unused = max(0, plan.unused(member.concurrent_groups, held))
+        if order == ARRIVAL:
+            return (None if plan is None else int(min(unused, room))), None
+        take = partial(planner.order.take, order, member.worker_id, held)
+        return (None if plan is None else int(room)), admission.Ordering(take, unused)
 
     def _most_groups(self, member: Member, request: LeaseRequest) -> int:
         """Return how many of the groups that a worker asks for it may be given now."""
@@ -143,6 +151,8 @@ class LeaseGranter:
             prefix = prefixes[grant.group_id]
             self._leases.begin(grant.lease_id, groups[grant.group_id], worker_id, now, prefix)
             leases.append(self._lease(grant.group_id, grant.lease_id, grant.attempt, prefix))
+        if (waiting := len({opening.group_id for opening in plan.openings} - set(plan.group_ids))) > 0:
+            state_machine.offer(waiting)
         return await self._answer(leases, request, written)
 
     def _page(self, plan: admission.LeasePlan, prefixes: dict[str, KeptGroup | None]) -> admission.LeasePlan:
@@ -155,7 +165,9 @@ class LeaseGranter:
             return group_bytes(samples, tokens, self._config.rollout.max_model_tokens)
 
         taken = page(plan.group_ids, size)
-        openings = tuple(opening for opening in plan.openings if opening.group_id in taken)
+        # Those behind the last one that it is given may wait, but never one before it: places have no gaps.
+        last = max((i for i, opening in enumerate(plan.openings) if opening.group_id in taken), default=-1)
+        openings = plan.openings[: last + 1]
         return dataclasses.replace(plan, group_ids=tuple(taken), openings=openings)
 
     def _prefix(self, group_id: str, held_version: int) -> KeptGroup | None:

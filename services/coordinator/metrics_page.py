@@ -109,6 +109,11 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     yield count("groups_filtered", "Groups without reward variance.", status.groups_filtered)
     yield count("trajectories_failed", "Answers that could not be scored.", status.trajectories_failed)
     yield count("groups_requeued", "Groups taken back from workers.", status.groups_requeued)
+    yield gauge(
+        "length_correlation",
+        "Rank correlation of remembered and sampled lengths; 0 while it is not known.",
+        status.length_correlation,
+    )
     yield _labelled(
         "groups",
         "Groups by phase.",

@@ -78,6 +78,8 @@ class Overview:
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
             deliveries=tuple(machine.fleet.transfers.deliveries),
+            order=self._machine.planner.order.describe(),
+            length_correlation=self._machine.planner.order.correlation or 0.0,
         )
 
     def _evaluations(self) -> tuple[EvaluationRecord, ...]:

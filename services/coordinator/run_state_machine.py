@@ -102,7 +102,7 @@ class RunStateMachine:
         """A batch was sealed, or whoever waits for one should look again."""
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
-        self.planner = RunAheadPlanner(config, clock, lambda: self.fleet.places())
+        self.planner = RunAheadPlanner(config, clock, lambda: self.fleet.speeds(), lambda: self.state.lengths)
         self._newest_held = -1
         self._sealing: frozenset[str] = frozenset()  # groups whose batch is being written
         self._store_blocked: UnavailableError | None = None
@@ -196,7 +196,7 @@ class RunStateMachine:
         """
         self.check()
         for event in events:
-            if self.planner.active:
+            if self.planner.measuring:
                 self.planner.measures.observe(event, self.state, self.clock())
             self.state.apply(event)
         self.submissions.forget(forget)
@@ -380,7 +380,7 @@ class RunStateMachine:
                 return event
 
     async def _plan_run_ahead(self) -> None:
-        while self.planner.active and self.failure is None and not self.state.finished:
+        while self.planner.measuring and self.failure is None and not self.state.finished:
             await self.sealed.wait(IDLE_S)
             if await self.planner.plan_if_due():
                 self.work.notify()

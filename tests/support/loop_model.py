@@ -5,6 +5,7 @@ order. Tokens and rewards are functions of prompt, seeds and version, as on a re
 position-keyed sampling, so two histories of one configuration can be compared by batch digests.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,6 +130,8 @@ class LoopModel:
         self.sealed_ids: list[str] = []
         self.clock = 0.0
         self.committable = True
+        self.ordering: Callable[[str], admission.Ordering] | None = None
+        """How a worker's groups are chosen; None: as they come."""
         self.record(e.RunOpened(RUN_ID, {}), e.SnapshotAnnounced(0, light_manifest(0).weights_digest, "o"))
 
     def fresh(self) -> RunState:
@@ -174,7 +177,8 @@ class LoopModel:
 
     def plan(self, worker: ModelWorker, groups: int = 1) -> admission.LeasePlan:
         others = {w.held for w in self.workers if w is not worker and w.held is not None}
-        return admission.plan_leases(self.state, self.config, worker.held, groups, others)
+        ordering = None if self.ordering is None else self.ordering(worker.name)
+        return admission.plan_leases(self.state, self.config, worker.held, groups, others, None, ordering)
 
     def lease(self, worker: ModelWorker, groups: int = 1) -> int:
         plan = self.plan(worker, groups)

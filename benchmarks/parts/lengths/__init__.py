@@ -1,0 +1,1 @@
+"""Parts of the benchmark of orders of leasing by length."""

@@ -1,0 +1,1 @@
+"""Remembered lengths, and the order in which groups are leased by them."""

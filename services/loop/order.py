@@ -1,0 +1,129 @@
+"""Order planner: keeps the order of leasing up to date with what the run remembers and measures of itself."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from antiphon.core.config import RunConfig
+from antiphon.core.lengths.choice import choose_order, describe_order
+from antiphon.core.lengths.makespan import Loop, WorkerPace
+from antiphon.core.lengths.memory import LengthMemory, predicts
+from antiphon.core.lengths.order import ARRIVAL, AskingWorker, LeaseOrder, WaitingGroup, WaitingGroups
+from antiphon.core.loop.admission import Waiting
+from antiphon.core.loop.loop_measures import LoopMeasures, LoopPace
+from antiphon.core.loop.run_ahead import is_due
+
+SLOWEST, FASTEST = 0.1, 10.0
+"""Paces of single workers, in those of the mean, that are believed."""
+_log = structlog.get_logger("coordinator")
+
+WorkerSpeed = tuple[str, float, int]
+"""Id of an active worker, its tokens per second (0: not known) and the groups that it has room for."""
+
+
+class OrderPlanner:
+    """Chooses what a run leases its groups by."""
+
+    def __init__(
+        self, config: RunConfig, memory: Callable[[], LengthMemory], fleet: Callable[[], list[WorkerSpeed]]
+    ) -> None:
+        """Plan for a run with what `memory` returns, and with the active workers that `fleet` returns."""
+        self._config, self._memory, self._fleet = config, memory, fleet
+        self._asked = config.loop.order
+        self._choice = choose_order(self._asked, (), None)
+        self._planned = 0
+        self._judged = -1
+        self._correlation: float | None = None
+        self.active = self._asked != "arrival"
+
+    @property
+    def measures(self) -> bool:
+        """Return whether the pace of the loop is needed."""
+        return self._asked in ("auto", "two_tier")
+
+    @property
+    def correlation(self) -> float | None:
+        """Return how well remembered lengths rank groups, -1..1; None while that is not known."""
+        memory = self._memory()
+        if self._judged != memory.added:
+            self._judged, self._correlation = memory.added, memory.correlation()
+        return self._correlation
+
+    @property
+    def order(self) -> LeaseOrder:
+        """Return what groups are leased by now."""
+        if not self.active or self._choice.order == ARRIVAL:
+            return ARRIVAL
+        return self._choice.order if predicts(self.correlation) else ARRIVAL
+
+    def describe(self) -> str:
+        """Say what groups are leased by; "" where that is always arrival."""
+        if not self.active:
+            return ""
+        return describe_order(self._choice, self.correlation, predicts(self.correlation))
+
+    async def plan_if_due(self, measures: LoopMeasures, now: float) -> None:
+        """Choose anew after the first steps in which lengths predict, then now and then."""
+        batches = measures.batches
+        if not self.measures or not is_due(batches, self._planned) or not predicts(self.correlation):
+            return
+        pace = measures.pace(now)
+        if pace is None:
+            return
+        self._planned = batches
+        groups, loop = tuple(self._memory().compared), self._loop(pace)
+        self._choice = await asyncio.to_thread(choose_order, self._asked, groups, loop)
+        _log.info("order.planned", order=self.describe())
+
+    def take(
+        self, order: LeaseOrder, worker_id: str, held: int, waiting: Sequence[Waiting], most: int
+    ) -> list[int]:
+        """Return the places in `waiting` of up to `most` groups for a worker that samples `held` groups."""
+        if most < 1 or not waiting:
+            return []
+        memory = self._memory()
+        predicted = [memory.predict(group.prompt_index) for group in waiting]
+        known = [tokens for tokens in predicted if tokens is not None]
+        usual = math.fsum(known) / len(known) if known else 0.0  # of a prompt that was never sampled
+        groups = WaitingGroups(
+            order,
+            (
+                WaitingGroup(place, group.step, usual if tokens is None else tokens)
+                for place, (group, tokens) in enumerate(zip(waiting, predicted, strict=True))
+            ),
+        )
+        return groups.take(self._asking(worker_id, held), most)
+
+    def _asking(self, worker_id: str, held: int) -> AskingWorker:
+        speeds = {name: speed for name, speed, _ in self._fleet()}
+        fastest = max(speeds.values(), default=0.0)
+        own = speeds.get(worker_id, 0.0)
+        share = own / fastest if own and fastest else 1.0
+        rank = sum((-speed, name) < (-own, worker_id) for name, speed in speeds.items())
+        return AskingWorker(rank, max(1, len(speeds)), share, held)
+
+    def _loop(self, pace: LoopPace) -> Loop | None:
+        """Return the loop that is walked: the fleet's pace, divided among the workers by their speeds."""
+        fleet, loop = self._fleet(), self._config.loop
+        if not fleet:
+            return None
+        known = [speed for _, speed, _ in fleet if speed > 0.0]
+        mean = math.fsum(known) / len(known) if known else 1.0
+
+        def one(speed: float, groups: int) -> WorkerPace:
+            share = min(FASTEST, max(SLOWEST, speed / mean)) if speed > 0.0 else 1.0
+            # The pace was fitted to the completions of the whole fleet; of those a worker has its part.
+            return WorkerPace(
+                pace.alpha / share, pace.beta * len(fleet) / share, max(1, groups) * loop.group_size
+            )
+
+        return Loop(
+            workers=tuple(one(speed, groups) for _, speed, groups in fleet),
+            max_staleness=loop.max_staleness,
+            prompts_per_step=loop.prompts_per_step,
+            learner_s=pace.learner_s,
+            broadcast_s=pace.broadcast_s,
+            reward_s=math.fsum(group.reward_s for group in pace.groups) / max(1, len(pace.groups)),
+        )
