@@ -11,7 +11,6 @@ coordinator finds it as it was.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -97,37 +96,6 @@ class LengthMemory:
             return None
         predicted = [group.predicted for group in self.compared]
         return rank_correlation(predicted, [group.longest for group in self.compared])
-
-    def after_first(self, prompt_index: int, counts: Sequence[int], ended: Sequence[bool]) -> float | None:
-        """Return how many tokens the longest completion of a group still needs that was begun.
-
-        What its siblings already have is a hint: a group is never shorter than that, and for a prompt that
-        was never sampled a finished sibling stands for the others, stretched by how much the longest of a
-        group usually exceeds its mean.
-
-        Args:
-            prompt_index: its prompt.
-            counts: tokens of its completions so far.
-            ended: which of them are finished.
-
-        Returns:
-            Tokens, at least 1 while a completion is unfinished and 0 otherwise; None when nothing is known.
-        """
-        if all(ended):
-            return 0.0
-        expected = self.predict(prompt_index)
-        whole = [count for count, over in zip(counts, ended, strict=True) if over]
-        if expected is None and whole:
-            expected = self._stretch() * math.fsum(whole) / len(whole)
-        if expected is None:
-            return None
-        expected = max(expected, *counts)
-        return max(1.0, expected - min(c for c, over in zip(counts, ended, strict=True) if not over))
-
-    def _stretch(self) -> float:
-        """Return by which factor the longest completion of a group usually exceeds its mean."""
-        ratios = [known.longest / known.mean for known in self.prompts.values() if known.mean > 0.0]
-        return median(ratios[-GROUPS_COMPARED:]) if ratios else 1.0
 
 
 def predicts(correlation: float | None) -> bool:

@@ -49,17 +49,6 @@ def test_what_was_sampled_longest_ago_is_forgotten_first(monkeypatch: pytest.Mon
     assert list(memory.prompts) == [0, 2]
 
 
-def test_a_finished_sibling_hints_at_the_rest_of_a_group() -> None:
-    memory = LengthMemory()
-    memory.add(0, [50, 100, 150])  # the longest of a group exceeds its mean by half
-    assert memory.after_first(9, [40, 10], [True, False]) == pytest.approx(1.5 * 40 - 10)
-    assert memory.after_first(9, [40, 10], [False, False]) is None
-    assert memory.after_first(0, [40, 10], [True, False]) == pytest.approx(140.0)
-    assert memory.after_first(0, [400, 10], [True, False]) == pytest.approx(390.0)
-    assert memory.after_first(0, [40, 200], [True, False]) == 1.0
-    assert memory.after_first(0, [40, 10], [True, True]) == 0.0
-
-
 def test_ranks_of_equal_values_are_shared() -> None:
     assert rank_correlation([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(0.9487, abs=1e-4)
     assert rank_correlation([1, 1], [1, 2]) is None
