@@ -24,8 +24,8 @@ RECORDED = (
 WITHIN = 0.15
 """Standard deviation of the logarithm of lengths within a group, as recorded."""
 BETWEEN_EPOCHS = 0.25
-"""Of a prompt's lengths from one epoch to the next, assumed: their rank correlation is then about 0.9. Between two
-models far apart in training 0.44 and 0.78 were recorded, on mathematics problems."""
+"""Of a prompt's lengths from one epoch to the next, assumed: their rank correlation is then about 0.9.
+Between two models far apart in training 0.44 and 0.78 were recorded, on mathematics problems."""
 ALPHA_S, BETA_S = 0.01, 0.0005
 """Seconds per token of a completion alone, and what each further one adds."""
 LEARNER_SHARE = 0.3

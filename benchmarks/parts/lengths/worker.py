@@ -3,7 +3,8 @@
 The engine sleeps ``alpha + beta * n`` seconds for a step of n completions, so that what is measured does
 not depend on how many cores there are. A prompt has a length of the recorded distribution; its completions
 scatter around that from sample to sample as recorded ones do, and from epoch to epoch as
-`simulator.length_pipeline` assumes. `shuffled` draws a length for each lease instead, so that what a prompt had says nothing of what it will have.
+`simulator.length_pipeline` assumes. `shuffled` draws a length for each lease instead, so that what a
+prompt had says nothing of what it will have.
 """
 
 import asyncio
