@@ -3,21 +3,22 @@
 Each run is the main job (without Prefect and records) with certificates and tokens on a host of its own, and
 two real workers that join it as from other machines: `antiphon worker --relay-address`, in network namespaces
 with shaped uplinks, which do not see the run's files. The model is the demo's with wider MLPs, published in
-bfloat16 (10 MB) and trained at a learning rate of 1e-6; S=1.
+bfloat16 (5 MB) and trained at a learning rate of 1e-6; S=1.
 
 - `star_full`: `broadcast.relay=off broadcast.patches=off`; both fetch whole snapshots from the learner.
 - `chain_full`: `broadcast.relay=auto`; one hands them on.
 - `chain_patch`: also `broadcast.patches=on`.
 
-For each: `seconds_per_step`, the median after the first steps; `idle_share`, the learner's, waiting for a batch;
-`mb_per_version`, what a worker fetched for a version; `delivery_s`, the median until it was there; `relayed_share` of
-all bytes. `sampling_during_download` is the rate of the engine of `far-1` while snapshots arrive over the rate
-otherwise, in steps with as many requests, over the runs with whole snapshots. This worker has a core for itself, and
-all others share the rest.
+For each: `seconds_per_step`, the median after the first steps; `idle_share`, the learner's, waiting for a
+batch; `mb_per_version`, what a worker fetched for a version; `delivery_s`, the median until it was there;
+`relayed_share` of all bytes. `sampling_during_download` is the rate of the engine of `far-1` while snapshots
+arrive over the rate otherwise, in steps with as many requests, over the runs with whole snapshots. This
+worker has a core for itself, all others share the rest, and what other processes took of that core is left
+out.
 
-Fails when a worker holds other weights than were announced, sent or received something wrong, when nothing was relayed,
-or when sampling during a download falls below 0.9 of undisturbed. Needs root, iproute2, /dev/net/tun and two cores, and
-is skipped with a reason otherwise. The last line is JSON.
+Fails when a worker holds other weights than were announced, sent or received something wrong, when nothing
+was relayed, or when sampling during a download falls below 0.9 of undisturbed. Needs root, iproute2,
+/dev/net/tun and two cores, and is skipped with a reason otherwise. The last line is JSON.
 
     .venv/bin/python benchmarks/distant_workers.py [--steps 12]
 """
@@ -48,13 +49,13 @@ COMMON = (
     "run.name=distant",
     "model.dtype=bfloat16",
     "loop.max_staleness=1",
-    "loop.prompts_per_step=8",
+    "loop.prompts_per_step=4",
     "loop.filter=none",
-    "sampling.max_tokens=96",
+    "sampling.max_tokens=64",
     "learner.learning_rate=1e-6",
     "learner.warmup_steps=0",
     "learner.schedule=constant",
-    "rollout.concurrent_groups=4",
+    "rollout.concurrent_groups=2",
     "drafting.enabled=false",
     "coordinator.heartbeat_s=0.5",
     "evaluation.interval=0",
@@ -66,6 +67,9 @@ LEAST_DURING, LEAST_STEPS = 0.9, 50
 """The first in engine's steps with as many requests, of which there must be so many."""
 REQUESTS_ALIKE = 4
 """Steps are compared when their numbers of requests differ by less."""
+
+Step = tuple[float, float, float, int]
+"""As `watched_worker` notes it."""
 
 
 def main() -> int:
@@ -100,7 +104,9 @@ def main() -> int:
         during, steps = sampling_during_download([done.notes[WATCHED] for done in whole])
         report |= {"sampling_during_download": during, "engine_steps_during_download": steps}
         if during is None:
-            violated.append(f"{steps} steps of the engine during downloads can be compared; give more --steps")
+            violated.append(
+                f"{steps} steps of the engine during downloads can be compared; give more --steps"
+            )
         elif during < LEAST_DURING:
             violated.append(f"sampling during a download is {during} of undisturbed; at least {LEAST_DURING}")
     return finish(report, record=arguments.record, violated=violated)
@@ -116,29 +122,28 @@ def sampling_during_download(notes: Iterable[Mapping[str, Any]]) -> tuple[float 
     alike: dict[tuple[int, bool], list[float]] = defaultdict(list)
     for note in notes:
         transfers = [(begin, end) for begin, end, size in note["transfers"] if size]
-        for begin, end, requests in _apart_from(note["loads"], note["steps"]):
+        for begin, end, seconds, requests in _apart_from(note["loads"], note["steps"]):
             during = any(start <= begin and end <= stop for start, stop in transfers)
             if during or not any(start < end and begin < stop for start, stop in transfers):
-                alike[requests // REQUESTS_ALIKE, during].append(end - begin)
+                alike[requests // REQUESTS_ALIKE, during].append(seconds)
     took_s = undisturbed_s = 0.0
     compared = 0
-    for (requests, during), seconds in alike.items():
+    for (requests, during), found in alike.items():
         others = alike.get((requests, False), [])
         if during and len(others) >= REQUESTS_ALIKE:
-            took_s, compared = took_s + sum(seconds), compared + len(seconds)
-            undisturbed_s += len(seconds) * fmean(others)
+            took_s, compared = took_s + sum(found), compared + len(found)
+            undisturbed_s += len(found) * fmean(others)
     return (round(undisturbed_s / took_s, 4) if compared >= LEAST_STEPS else None), compared
 
 
-def _apart_from(
-    loads: Sequence[tuple[float, float]], steps: Sequence[tuple[float, float, int]]
-) -> list[tuple[float, float, int]]:
+def _apart_from(loads: Sequence[tuple[float, float]], steps: Sequence[Step]) -> list[Step]:
     """Return the steps during which no swap waited, without the first one after each."""
     left = []
     before = float("-inf")
-    for begin, end, requests in steps:
+    for step in steps:
+        begin, end, *_ = step
         if not any(start < end and before < stop for start, stop in loads):
-            left.append((begin, end, requests))
+            left.append(step)
         before = begin
     return left
 

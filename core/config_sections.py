@@ -33,7 +33,9 @@ class Section(BaseModel):
             return tree
         words = {name: get_args(field.annotation) for name, field in cls.model_fields.items()}
         return {
-            name: word if isinstance(value, bool) and (word := _WORDS[value]) in words.get(name, ()) else value
+            name: word
+            if isinstance(value, bool) and (word := _WORDS[value]) in words.get(name, ())
+            else value
             for name, value in tree.items()
         }
 

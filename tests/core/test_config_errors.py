@@ -169,5 +169,7 @@ def test_on_means_the_word_only_where_a_key_has_it(tmp_path: Path) -> None:
     written.write_text("{}")
     assert load_config(written, ["broadcast.patches=on"]).broadcast.patches == "on"
     assert load_config(written, ["broadcast.compress_full=on"]).broadcast.compress_full is True
-    with pytest.raises(ConfigError, match=r"broadcast\.relay=true is not possible: it must be 'auto' or 'off'"):
+    with pytest.raises(
+        ConfigError, match=r"broadcast\.relay=true is not possible: it must be 'auto' or 'off'"
+    ):
         load_config(written, ["broadcast.relay=on"])

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,15 @@ from safetensors.torch import load_file, save_file
 from antiphon.benchmarks.parts.measure import PROJECT, journal_events, tail
 from antiphon.benchmarks.parts.network.namespaces import Host
 from antiphon.core.dissemination.reports import DeliveryRecord
+from antiphon.core.errors import AntiphonError
 from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.rollout.engine.environment import child_environment
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
 COORDINATOR_PORT, ORIGIN_PORT, RELAY_PORT = 7700, 7701, 7800
+MLP_SIZE = 2048
+"""Of the model: 2.6 million parameters."""
 START_S = 120.0
 RUN_S = 900.0
 END_S = 60.0
@@ -87,7 +90,7 @@ def run_far(
         SystemExit: when the job or a worker fails; the end of its log is shown.
     """
     train, host = folder / "train", hosts[0]
-    write_model(train / "model", 4096)
+    write_model(train / "model", MLP_SIZE)
     workers = {f"far-{number}": host for number, host in enumerate(hosts) if number}
     _make_bundles(train, host, workers)
     fixed = [
@@ -140,7 +143,7 @@ def _altered(home: Path, name: str, digests: dict[int, str]) -> list[str]:
         if store.has(full_payload(manifest).digest):
             try:
                 store.checked(manifest)
-            except Exception as error:  # whatever it says is what is wrong
+            except AntiphonError as error:
                 found.append(f"{name}: {error}")
     return found
 
@@ -187,7 +190,7 @@ class _Process:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def wait_for(self, there: "Any", seconds: float) -> None:
+    def wait_for(self, there: Callable[[], bool], seconds: float) -> None:
         """Wait until `there` says so."""
         deadline = time.monotonic() + seconds
         while not there():
@@ -217,5 +220,3 @@ class _Process:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-
-

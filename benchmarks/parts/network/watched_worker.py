@@ -3,7 +3,8 @@
     python -m antiphon.benchmarks.parts.network.watched_worker FILE worker --coordinator HOST:PORT ...
 
 FILE gets them as JSON when the worker ends. The environment must be as the engine needs it
-(`child_environment`): a process that replaces itself would lose them.
+(`child_environment`): a process that replaces itself would lose them. The seconds of steps are right where
+the process has one core.
 """
 
 import json
@@ -22,8 +23,9 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.snapshot_source import SnapshotSource, no_manifest
 from antiphon.services.rollout.weights import Find
 
-STEPS: list[tuple[float, float, int]] = []
-"""Begin, end and requests of each step of the engine; a request gets a token in each. Monotonic seconds."""
+STEPS: list[tuple[float, float, float, int]] = []
+"""Of each step of the engine: begin, end, seconds that it took, requests, which get a token each. Begin and
+end are monotonic seconds. What other processes of the machine took away of its core does not count."""
 LOADS: list[tuple[float, float]] = []
 TRANSFERS: list[tuple[float, float, int]] = []
 """Begin, end and bytes of each attempt to bring a version here."""
@@ -34,8 +36,10 @@ class WatchedEngineThread(EngineThread):
 
     def _advance(self, engine: Engine) -> None:
         requests, begun_s = engine.unfinished, time.monotonic()
+        before = _kept_waiting_s()
         super()._advance(engine)
-        STEPS.append((begun_s, time.monotonic(), requests))
+        waited_s, ended_s = _kept_waiting_s() - before, time.monotonic()
+        STEPS.append((begun_s, ended_s, ended_s - begun_s - max(0.0, waited_s), requests))
 
     async def load(
         self, version: int, tensors: Mapping[str, Any], weights_digest: str, timeout_s: float
@@ -45,6 +49,15 @@ class WatchedEngineThread(EngineThread):
             return await super().load(version, tensors, weights_digest, timeout_s)
         finally:
             LOADS.append((begun_s, time.monotonic()))
+
+
+def _kept_waiting_s() -> float:
+    """Return how long this thread was ready and another process had its core, up to now.
+
+    This process has one core: as long as its other threads ran, it was they who had it.
+    """
+    waited_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return waited_s - (time.process_time() - time.thread_time())
 
 
 class WatchedSource(SnapshotSource):
