@@ -74,8 +74,7 @@ class WatchedSource(SnapshotSource):
 def main() -> int:
     """Be a worker, and say what it did when."""
     notes = Path(sys.argv.pop(1))
-    process.EngineThread = WatchedEngineThread  # type: ignore[misc]
-    process.SnapshotSource = WatchedSource  # type: ignore[misc]
+    vars(process).update(EngineThread=WatchedEngineThread, SnapshotSource=WatchedSource)
     try:
         return execute(sys.argv[1:])
     finally:
