@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.benchmarks.distant_workers import sampling_during_download
+from antiphon.benchmarks.distant_workers import sampling_during_download, taken_by_others
 from antiphon.benchmarks.parts.measure import PROJECT
 from antiphon.benchmarks.parts.network.distant_run import write_model
 
@@ -36,6 +36,11 @@ def test_steps_are_compared_with_such_of_as_many_requests(slower: float) -> None
 def test_too_few_steps_say_nothing() -> None:
     note = _note(1.0)
     assert sampling_during_download([{**note, "transfers": [(10.0, 10.5, 9)]}])[0] is None
+
+
+def test_a_core_that_others_use_is_noticed() -> None:
+    steps = [(0.0, 1.0, 0.5, 8), (1.0, 2.0, 1.0, 8)]
+    assert taken_by_others([{"steps": steps}]) == 0.25
 
 
 def test_the_wider_model_says_almost_what_the_demos_does(tmp_path: Path) -> None:
