@@ -31,7 +31,7 @@ CONFIG = PROJECT / "examples" / "quickstart.yaml"
 COORDINATOR_PORT, ORIGIN_PORT, RELAY_PORT = 7700, 7701, 7800
 MLP_SIZE = 2048
 """Of the model: 2.6 million parameters."""
-START_S = 120.0
+START_S = 300.0
 RUN_S = 900.0
 END_S = 60.0
 """Longest time that a worker takes to leave after the run."""
