@@ -81,9 +81,8 @@ def busy_seconds(timings: dict[str, Any]) -> float:
     )
 
 
-def idle_share(job: JobRun) -> float:
+def idle_share(timings: dict[str, Any]) -> float:
     """Return the share of the learner's steady seconds in which it waited for a batch."""
-    timings = job.timings()
     ends = step_ends(timings)[WARM_UP_STEPS:]
     spans = sorted((s for s in timings["stages"] if s["stage"] == "step"), key=lambda s: s["number"])
     busy = sum(s["ended_s"] - s["started_s"] for s in spans[WARM_UP_STEPS + 1 :])
@@ -132,7 +131,7 @@ def slow_broadcast(home: Path, config: Path, steps: int) -> tuple[dict[str, floa
         "seconds_per_step_overlapped": seconds_over,
         "ratio": seconds_sync / seconds_over,
         "ratio_over_stage_sum": busy_seconds(sync.timings()) / seconds_over,
-        "idle_share_overlapped": idle_share(over),
+        "idle_share_overlapped": idle_share(over.timings()),
         "rollout_and_training_s": busy,
         "broadcast_s": 0.5 * busy,
     }
@@ -147,7 +146,7 @@ def demo_model(home: Path, config: Path, steps: int) -> tuple[dict[str, float], 
         "seconds_per_step_sync_demo_model": seconds_sync,
         "seconds_per_step_overlapped_demo_model": seconds_over,
         "ratio_demo_model": seconds_sync / seconds_over,
-        "idle_share_demo_model": idle_share(over),
+        "idle_share_demo_model": idle_share(over.timings()),
     }
     return {name: round(value, 4) for name, value in found.items()}, over.metrics()["staleness"]
 

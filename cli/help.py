@@ -49,7 +49,10 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "down": ("", "down"),
     "deploy": ("[OPTIONS]", "deploy", "deploy --schedules"),
     "serve": ("COMMAND", "serve coordinator --config my.yaml"),
-    "worker": ("--coordinator HOST:PORT [OPTIONS]", "worker --coordinator 10.0.0.5:7700 --run RUN"),
+    "worker": (
+        "--coordinator HOST:PORT [OPTIONS]",
+        "worker --coordinator 10.0.0.5:7700 --name far-1 --credentials far-1",
+    ),
     "certs": ("[OPTIONS]", "certs --host trainer.example --worker gpu-7"),
     "token": ("COMMAND", "token create --worker gpu-7 --run RUN"),
     "record": ("[OPTIONS] [RUN]", "record RUN"),

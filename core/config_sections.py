@@ -1,7 +1,7 @@
 """Config sections: the parts of a run's configuration, each a frozen tree with a doc string per field."""
 
 import re
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -17,12 +17,27 @@ MOST_MIB = 1 << 24
 MOST_THREADS = 1024
 MOST_KEPT = 10_000
 YEAR_S = 365 * 86_400.0
+_WORDS = {True: "on", False: "off"}
 
 
 class Section(BaseModel):
     """What all sections share: they cannot change, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_of_yaml(cls, tree: Any) -> Any:
+        """YAML reads the words on and off as true and false; where a field has such words they are meant."""
+        if not isinstance(tree, dict):
+            return tree
+        words = {name: get_args(field.annotation) for name, field in cls.model_fields.items()}
+        return {
+            name: word
+            if isinstance(value, bool) and (word := _WORDS[value]) in words.get(name, ())
+            else value
+            for name, value in tree.items()
+        }
 
 
 def check_place(url_key: str, url: str | None, endpoint_key: str, endpoint: str | None) -> None:

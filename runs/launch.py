@@ -296,7 +296,8 @@ def _start_services(
     if not names:
         waits_s = config.services.empty_fleet_timeout_s
         view.message(f"rollout.workers=0: the run waits up to {waits_s:g} s for a worker to join, by")
-        view.message(f"  ./antiphon worker --coordinator {address} --run {place.run_id}")
+        for line in ways_to_join(config, address, place.run_id):
+            view.message(f"  {line}")
     learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s, view.message)}"
     for name in ["reward", *names]:
         supervisor.wait_ready(name, timeout_s)
@@ -366,3 +367,15 @@ def surrounded(surroundings: Surroundings) -> Iterator[None]:
         yield
     finally:
         _surroundings.reset(token)
+
+
+def ways_to_join(config: RunConfig, address: str, run_id: str) -> tuple[str, ...]:
+    """Return how a worker joins; a run that was given credentials lets in who has a bundle."""
+    joining = f"./antiphon worker --coordinator {address}"
+    if config.services.credentials is None:
+        return (f"{joining} --run {run_id}",)
+    return (
+        f"{joining} --name NAME --credentials FOLDER",
+        f"where FOLDER is keys/workers/NAME of this home, after `./antiphon certs --worker NAME` and "
+        f"`./antiphon token create --worker NAME --run {run_id}`",
+    )

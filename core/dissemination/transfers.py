@@ -37,6 +37,9 @@ SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 1e4, 1e11
 LONGEST_ROUND_TRIP_S = 10.0
 SMOOTHING = 0.3
 """Share of a lower rate than before that counts at once; a higher one counts whole."""
+SHORTEST_S = 0.5
+"""A lower rate counts when the link would be busy for so long at the rate known: patches take little more
+than round trips, which say nothing of an uplink."""
 WITNESSES = 2
 """Workers that must say the same before someone is left out for all."""
 PLANS_KEPT = 16
@@ -111,7 +114,10 @@ class TransferPlans:
                     rates = self._up.setdefault(source, {})
                     rate = _believed(rate)
                     before = rates.get(name, 0.0)
-                    rates[name] = rate if rate >= before else before + SMOOTHING * (rate - before)
+                    if rate >= before:
+                        rates[name] = rate
+                    elif told.bytes_from.get(source, 0) >= SHORTEST_S * before:
+                        rates[name] = before + SMOOTHING * (rate - before)
             self.deliveries.append(delivery)
             news.append(delivery)
         return tuple(news)

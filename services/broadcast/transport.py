@@ -130,16 +130,23 @@ class RelayTransport(Transport):
         self._patience = Patience(give_up_s=timeout_s, refused_s=REFUSED_S)
         self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
+        self._timed = ""
+        """Origin to which a connection was open when its round trip was last taken."""
 
     async def link(self, manifest: SnapshotManifest, payload: Payload) -> bool:
         clock = asyncio.get_running_loop().time
-        begun_s = clock()
+        begun_s = asked_s = clock()
         try:
-            place = await self._connect(manifest.origin)[0].where()
+            origin = self._connect(manifest.origin)[0]
+            place = await origin.where()
+            if manifest.origin != self._timed:  # that included opening the connection
+                asked_s = clock()
+                place = await origin.where()
         except UnavailableError as error:  # other holders may do without it
             _log.warning("origin.away", origin=manifest.origin, reason=str(error))
             return False
-        self._network.round_trip(clock() - begun_s)
+        self._timed = manifest.origin
+        self._network.round_trip(clock() - asked_s)
         if not await _adopted(payload, place, self._store):
             return False
         self._network.delivered(manifest.version, clock() - begun_s)

@@ -153,3 +153,23 @@ def test_a_ladder_of_patches_has_different_rungs_in_order(ladder: list[int]) -> 
     with pytest.raises(ConfigError, match=r"broadcast\.patch_ladder"):
         build_config({"broadcast": {"patch_ladder": [0, 1]}})
     assert build_config({"broadcast": {"patch_ladder": [1, 3]}}).broadcast.patch_ladder == (1, 3)
+
+
+@pytest.mark.parametrize("key", ["broadcast.relay", "broadcast.patches", "trust.audits"])
+def test_off_means_the_word_where_a_key_has_it(tmp_path: Path, key: str) -> None:
+    section, _, field = key.partition(".")
+    written = tmp_path / "run.yaml"
+    written.write_text(f"{section}:\n  {field}: off\n")
+    assert getattr(getattr(load_config(written), section), field) == "off"
+    assert getattr(getattr(load_config(written, [f"{key}=off"]), section), field) == "off"
+
+
+def test_on_means_the_word_only_where_a_key_has_it(tmp_path: Path) -> None:
+    written = tmp_path / "run.yaml"
+    written.write_text("{}")
+    assert load_config(written, ["broadcast.patches=on"]).broadcast.patches == "on"
+    assert load_config(written, ["broadcast.compress_full=on"]).broadcast.compress_full is True
+    with pytest.raises(
+        ConfigError, match=r"broadcast\.relay=true is not possible: it must be 'auto' or 'off'"
+    ):
+        load_config(written, ["broadcast.relay=on"])

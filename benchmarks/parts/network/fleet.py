@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmarks.parts.network.namespaces import Host, Network
+from antiphon.benchmarks.parts.network.namespaces import Host, network_of
 from antiphon.core.dissemination.plan import ORIGIN, Plan
 from antiphon.services.security.access_tokens import write_services_token
 from antiphon.services.security.certificates import ensure_authority, issue
@@ -183,18 +183,7 @@ async def fleet(uplinks: Sequence[float], delay_s: float = 0.0, loss: float = 0.
         loss: share of packets that are lost, where there is a delay.
     """
     async with AsyncExitStack() as stack:
-        network = stack.enter_context(Network(uplinks, far=delay_s > 0))
-        if delay_s > 0:
-            words = [f"{host.namespace}={host.address}" for host in network.hosts]
-            router = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-m", "antiphon.benchmarks.parts.network.router"],
-                *[str(delay_s), str(loss), "1", *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            stack.push_async_callback(_end, router)
-            assert router.stdout is not None
-            await asyncio.wait_for(router.stdout.readline(), START_S)
+        network = stack.enter_context(network_of(uplinks, delay_s, loss))
         yield await stack.enter_async_context(_started(network.hosts, network.congestion))
 
 

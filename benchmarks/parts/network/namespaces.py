@@ -8,7 +8,9 @@ may lack netem. What a killed benchmark left is removed when the next one begins
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +128,33 @@ class Network:
         _ip("-n", space, "addr", "add", f"{host.address}/16", "dev", host.device)
         _ip("-n", space, "link", "set", host.device, "up")
         _shape(space, host.device, self._uplinks[number])
+
+
+@contextmanager
+def network_of(uplinks: Sequence[float], delay_s: float = 0.0, loss: float = 0.0) -> Iterator[Network]:
+    """Make a network, with a router that forwards where it is a far one.
+
+    Args:
+        uplinks: of each host, bytes per second.
+        delay_s: one way between any two hosts; 0 joins them by a bridge.
+        loss: share of packets that are lost, where there is a delay.
+    """
+    with Network(uplinks, far=delay_s > 0) as network:
+        if not delay_s:
+            yield network
+            return
+        words = [f"{host.namespace}={host.address}" for host in network.hosts]
+        command = [sys.executable, "-m", "antiphon.benchmarks.parts.network.router"]
+        command += [str(delay_s), str(loss), "1", *words]
+        router = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert router.stdout is not None
+            if not router.stdout.readline():  # it says so, or ends
+                raise SystemExit("the router ended; what it says stands above")
+            yield network
+        finally:
+            router.kill()
+            router.communicate()
 
 
 def remove_leftovers() -> None:

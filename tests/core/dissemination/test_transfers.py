@@ -57,6 +57,20 @@ def test_the_slowest_uplink_stands_last_once_it_is_measured() -> None:
     assert "w0-1" not in {one for planned in found.values() for one in planned.parents[:1]}
 
 
+def test_the_rate_of_a_patch_says_nothing_of_a_fast_uplink() -> None:
+    """What takes one round trip arrives at a rate that is far below the link's."""
+    plans = TransferPlans()
+    first, second, *_ = FLEET
+    plans.take(first, _measured(ORIGIN, 2.5e6))
+    for version in range(2, 20):
+        patch = DeliveryRecord(version, "", bytes_from={ORIGIN: 70_000}, best_bytes_per_s={ORIGIN: 5e3})
+        plans.take(first, NetworkReport(deliveries=(patch,)))
+    assert _ask(plans, second, {second: ""}).bytes_per_s == pytest.approx(2.5e6, rel=0.1)
+    slower = DeliveryRecord(20, "", bytes_from={ORIGIN: 5_000_000}, best_bytes_per_s={ORIGIN: 1e6})
+    plans.take(first, NetworkReport(deliveries=(slower,)))
+    assert _ask(plans, second, {second: ""}, "b" * 64).bytes_per_s < 2.2e6
+
+
 def test_who_joins_later_hangs_below_those_who_are_there() -> None:
     plans = TransferPlans()
     found = _all(plans, PAYLOAD)

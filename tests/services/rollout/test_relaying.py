@@ -18,6 +18,7 @@ from antiphon.core.dissemination.predict import Size
 from antiphon.core.dissemination.transfers import TransferPlans
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
+from antiphon.services.broadcast.api import Place
 from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.payload_store import PayloadStore
@@ -34,6 +35,7 @@ from tests.support.light_weights import light_bias
 from tests.support.loop_model import RUN_ID, make_config
 from tests.support.secured import House, make_house
 from tests.support.snapshots import FarService, publish
+from tests.support.virtual_peers import virtual_loop
 
 DEADLINE_S = 300.0
 
@@ -372,3 +374,29 @@ def test_a_relay_host_is_of_one_worker_and_none_of_the_services(house: House) ->
         certs.certs(worker=["a", "b"], relay_host=["a.example"], keys=house.keys)
     with pytest.raises(ConfigError, match="address of the services"):
         certs.certs(worker=["a"], host=["s.example"], relay_host=["s.example"], keys=house.keys)
+
+
+def test_opening_a_connection_is_no_part_of_the_round_trip(tmp_path: Path) -> None:
+    origin, network = PayloadStore(tmp_path / "origin"), NetworkLog()
+
+    class Cold(FarService):
+        asked = 0
+
+        async def where(self) -> Place:
+            self.asked += 1
+            await asyncio.sleep(5.0 if self.asked == 1 else 0.08)
+            return await super().where()
+
+    async def run() -> None:
+        source = Cold(origin)
+        transport = RelayTransport(
+            PayloadStore(tmp_path / "worker"), lambda address: [source], 30.0, network=network
+        )
+        manifest = publish(origin, {"w": torch.zeros(4)})
+        for times in (2, 3):
+            assert not await transport.link(manifest, full_payload(manifest))
+            assert source.asked == times
+        told = network.report()
+        assert told is not None and told.round_trip_s == pytest.approx(0.08)
+
+    virtual_loop().run(run())
