@@ -206,12 +206,13 @@ class RemotePlace:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         import botocore.exceptions as refused
+        from aiohttp import ClientError  # of the connection: an answer that is cut off within its bytes
 
         try:
             yield
         except refused.NoCredentialsError:
             raise self._wrong_key("there are none") from None
-        except (refused.BotoCoreError, TimeoutError, ConnectionError) as error:
+        except (refused.BotoCoreError, ClientError, TimeoutError, ConnectionError) as error:
             raise self._silent(error) from None
         except (refused.ClientError, OSError) as error:
             raise self._translate(error) from None
