@@ -90,7 +90,11 @@ class RemotePlace:
                 return
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             incoming = f"{target}.incoming-{os.getpid()}-{threading.get_ident()}"
-            filesystem.put_file(str(path), incoming)
+            with path.open("rb") as source, open(incoming, "wb") as copy:
+                while part := source.read(PART_BYTES):
+                    copy.write(part)
+                    if pace is not None:
+                        pace(len(part))
             os.replace(incoming, target)
 
     def read(self, name: str, start: int, end: int) -> bytes:
