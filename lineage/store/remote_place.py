@@ -90,7 +90,11 @@ class RemotePlace:
                 return
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             incoming = f"{target}.incoming-{os.getpid()}-{threading.get_ident()}"
-            filesystem.put_file(str(path), incoming)
+            with path.open("rb") as source, open(incoming, "wb") as copy:
+                while part := source.read(PART_BYTES):
+                    copy.write(part)
+                    if pace is not None:
+                        pace(len(part))
             os.replace(incoming, target)
 
     def read(self, name: str, start: int, end: int) -> bytes:
@@ -206,12 +210,13 @@ class RemotePlace:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         import botocore.exceptions as refused
+        from aiohttp import ClientError  # of the connection: an answer that is cut off within its bytes
 
         try:
             yield
         except refused.NoCredentialsError:
             raise self._wrong_key("there are none") from None
-        except (refused.BotoCoreError, TimeoutError, ConnectionError) as error:
+        except (refused.BotoCoreError, ClientError, TimeoutError, ConnectionError) as error:
             raise self._silent(error) from None
         except (refused.ClientError, OSError) as error:
             raise self._translate(error) from None

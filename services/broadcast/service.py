@@ -23,19 +23,24 @@ class Uplink:
     """A cap on bytes per second, in the running loop's time, shared by all receivers.
 
     A caller waits until what was sent before has drained at the given rate; nothing is saved
-    up while the uplink rests.
+    up while the uplink rests. Callers have turns of `PIECE_BYTES`, in the order in which they came; who
+    leaves before its turn has taken nothing.
     """
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
+        self._turn = asyncio.Lock()
 
     async def take(self, length: int) -> None:
         if self._bytes_per_s is None:
             return
-        now = asyncio.get_running_loop().time()
-        self._free_at_s = max(self._free_at_s, now) + length / self._bytes_per_s
-        await asyncio.sleep(self._free_at_s - now)
+        clock = asyncio.get_running_loop().time
+        for start in range(0, length, PIECE_BYTES):
+            async with self._turn:
+                await asyncio.sleep(self._free_at_s - clock())
+                drains_s = min(PIECE_BYTES, length - start) / self._bytes_per_s
+                self._free_at_s = max(self._free_at_s, clock()) + drains_s
 
 
 class BroadcastService(Broadcast):

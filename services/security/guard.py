@@ -50,6 +50,7 @@ WORKER_NAMED_IN: dict[type[Any], Callable[[Any], str | None]] = {
     broadcast_pb2.ChunksRequest: lambda request: None,
     broadcast_pb2.HeldRequest: lambda request: None,
     broadcast_pb2.PlaceRequest: lambda request: None,
+    broadcast_pb2.BlocksRequest: lambda request: None,
 }
 """Each request that a worker may make -> the worker it speaks for; None where it speaks for none."""
 _SCOPE_OF_PART = {"heartbeat": Scope.LEASE, "lease": Scope.LEASE, "submission": Scope.SUBMIT}

@@ -16,6 +16,10 @@ from antiphon.services.broadcast.transports.lattica import FOLDER, LatticaTransp
 from antiphon.services.broadcast.transports.object_store import ObjectStoreTransport, object_place
 from antiphon.services.security.credentials import Credentials
 
+WAIT_SHARE = 0.1
+"""Of services.stall_timeout_s: longest wait for one object, so that a worker looks anew many times before it
+gives up."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -117,6 +121,7 @@ def configured_transport(
     if section.object_store is None:
         return direct
     place = object_place(section.object_store, section.object_endpoint)
-    objects = ObjectStoreTransport(store, place, section.transfer_timeout_s)
+    wait_s = WAIT_SHARE * config.services.stall_timeout_s
+    objects = ObjectStoreTransport(store, place, section.transfer_timeout_s, wait_s)
     from_store = MeasuredTransport(objects, "object store", store, network)
     return from_store if section.object_store_first else OriginOrObjectStore(direct, from_store, credentials)

@@ -6,6 +6,7 @@ store is believed: each chunk is checked against the signed manifest before it i
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -44,16 +45,26 @@ def object_name(run_id: str, payload_digest: str) -> str:
 class ObjectStoreTransport(Transport):
     """Payloads from an object store."""
 
-    def __init__(self, store: PayloadStore, place: RemotePlace, timeout_s: float) -> None:
-        """Fill `store` from `place`; give up when nothing comes for `timeout_s`."""
+    def __init__(
+        self, store: PayloadStore, place: RemotePlace, timeout_s: float, wait_s: float = math.inf
+    ) -> None:
+        """Fill `store` from `place`; give up when nothing comes for `timeout_s`.
+
+        An object that is not there is given up after `wait_s` already: by then its version may have been
+        dropped, or a patch may be there, so the caller had better look at the newest manifest.
+        """
         self._store, self._place, self._timeout_s = store, place, timeout_s
+        self._wait_s = min(timeout_s, wait_s)
         self._threads = ThreadPoolExecutor(SPANS_AT_ONCE, "object-store")
         """Of its own: answers take long, and the threads that everyone shares are few."""
 
     async def fetch(
         self, manifest: SnapshotManifest, payload: Payload, arrived: Callable[[int], None]
     ) -> None:
-        """Do what the protocol says; the object may still be on its way into the store.
+        """Do what the protocol says; a version's file may still be on its way into the store.
+
+        Other payloads, patches and compressed ones, are not waited for: the origin may have dropped them, and
+        the file leads to the version too.
 
         Raises:
             ConfigError: when the store refuses the worker, or there is none; besides.
@@ -61,8 +72,8 @@ class ObjectStoreTransport(Transport):
         if self._store.has(payload.digest):
             return
         name = object_name(manifest.run_id, payload.digest)
-        incoming = await asyncio.to_thread(self._store.receive, payload)
         await self._until_there(manifest, name, payload)
+        incoming = await asyncio.to_thread(self._store.receive, payload)
         clock = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
@@ -83,13 +94,18 @@ class ObjectStoreTransport(Transport):
     async def _until_there(self, manifest: SnapshotManifest, name: str, payload: Payload) -> None:
         pause_s = FIRST_PAUSE_S
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._wait_s):
                 while (size := await asyncio.to_thread(self._place.size, name)) is None:
+                    if (payload.kind, payload.encoding) != ("full", "raw"):
+                        raise UnavailableError(
+                            f"{self._place.url} holds no {payload.kind} of version {manifest.version} (yet, "
+                            "or any more); another payload leads there too"
+                        )
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MOST_PAUSE_S)
         except TimeoutError:
             raise UnavailableError(
-                f"{self._place.url} got no payload of version {manifest.version} for {self._timeout_s:g} s; "
+                f"{self._place.url} got no payload of version {manifest.version} for {self._wait_s:g} s; "
                 "see the log of the run's origin for why it is not uploaded"
             ) from None
         if size != payload.payload_bytes:

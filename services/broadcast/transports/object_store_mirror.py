@@ -62,6 +62,9 @@ class ObjectStoreMirror:
             except AntiphonError as error:
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
                 _log.warning("object_store.not_uploaded", reason=str(error), again_in_s=pause_s)
+            except Exception:  # noqa: BLE001 - without this thread no worker would get weights any more
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                _log.exception("object_store.not_uploaded", again_in_s=pause_s)
 
     def copy_next(self) -> str | None:
         """Copy the payload that is wanted most; where none is missing, remove those that were dropped.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from antiphon.core.broadcast.patches import MOST_SHARE
-from antiphon.core.config import RunConfig
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.manifest import full_payload
@@ -22,8 +22,10 @@ from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
 from antiphon.services.broadcast.service import BroadcastService
 from antiphon.services.broadcast.transport import RelayTransport, Transport
+from antiphon.services.broadcast.transports.object_store import object_name, object_place
 from antiphon.services.rollout.snapshot_source import SnapshotSource
 from antiphon.services.rpc.serving import start_server, stop_server
+from antiphon.simulator.virtual.loop import VirtualLoop
 from tests.support.small_changes import LADDER, publisher, weights, write
 from tests.support.snapshots import FarService
 
@@ -221,3 +223,47 @@ def test_whatever_is_held_the_weights_come_and_never_by_more_than_a_direct_way(s
         direct = min(p.payload_bytes for p in manifest.payloads if p.parent in parents)
     asks = data.draw(st.booleans())
     assert shared.fetch(manifest, shared.find if asks else None) <= direct
+
+
+def test_a_patch_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None:
+    fleet, folder = Fleet(tmp_path, 2), tmp_path / "shared"
+    folder.mkdir()
+    place = object_place(str(folder), None)
+    for manifest in fleet.manifests:
+        name = object_name(manifest.run_id, full_payload(manifest).digest)
+        place.put(name, fleet.origin.path(full_payload(manifest).digest))
+    section = {"object_store": str(folder), "object_store_first": True, "transfer_timeout_s": 600.0}
+    fleet.source = SnapshotSource(fleet.store, build_config({"broadcast": section}))
+    loop = VirtualLoop(lambda: (0.0, 0.0), 1e6)  # type: ignore[abstract]
+
+    async def body() -> None:
+        await fleet.source.fetch(fleet.manifests[0])
+        target = fleet.manifests[1]
+        assert [payload for payload in target.payloads if payload.kind == "patch"]
+        before_s, before = loop.time(), fleet.source.bytes_fetched
+        await fleet.source.fetch(target)
+        assert fleet.source.bytes_fetched - before == full_payload(target).payload_bytes
+        assert loop.time() - before_s < 1.0
+        transport = fleet.source._transport
+        with pytest.raises(UnavailableError, match=r"holds no patch of version 1 .*; another payload"):
+            patch = next(payload for payload in target.payloads if payload.kind == "patch")
+            await transport.fetch(target, patch, lambda length: None)
+
+    loop.run(body())
+    assert fleet.store.has(full_payload(fleet.manifests[1]).digest)
+
+
+def test_a_snapshot_that_does_not_come_is_given_up_well_before_the_worker_is(tmp_path: Path) -> None:
+    fleet, folder = Fleet(tmp_path, 1), tmp_path / "shared"
+    folder.mkdir()
+    section = {"object_store": str(folder), "object_store_first": True, "transfer_timeout_s": 600.0}
+    fleet.source = SnapshotSource(fleet.store, build_config({"broadcast": section}))
+    loop = VirtualLoop(lambda: (0.0, 0.0), 1e6)  # type: ignore[abstract]
+
+    async def body() -> None:
+        before_s = loop.time()
+        with pytest.raises(UnavailableError, match="got no payload of version 0 for 30 s"):
+            await fleet.source.fetch(fleet.manifests[0])
+        assert loop.time() - before_s < RunConfig().services.stall_timeout_s / 5
+
+    loop.run(body())

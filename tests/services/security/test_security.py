@@ -231,6 +231,9 @@ def test_every_request_of_a_worker_says_for_whom_it_speaks(house: House) -> None
     assert isinstance(caller, Caller)
     refusal = guard.admit(caller, unknown)
     assert refusal is not None and refusal.denial is Denial.FORBIDDEN
+    fetching = guard.enter("/antiphon.Broadcast/GetBlocks", f"Bearer {house.token('w')}", {"w"})
+    assert isinstance(fetching, Caller)
+    assert guard.admit(fetching, broadcast_pb2.BlocksRequest()) is None
 
 
 def test_a_flood_is_slowed_and_others_are_not(house: House) -> None:
