@@ -34,7 +34,7 @@ assert incoming.finish().read_bytes() == b"".join(data)
 
 
 def receive(folder: Path, how: str) -> "subprocess.CompletedProcess[str]":
-    """Receive a payload of two chunks in a process that is not root's, which may be killed before its name."""
+    """Receive a payload of two chunks in a process that is not root's, and may die before the name."""
     command = [sys.executable, "-c", RECEIVE, how, str(NOBODY)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
