@@ -43,13 +43,14 @@ class SpaceFloor:
         """
         self._folder, self._least_bytes, self._free = folder, least_bytes, free
 
-    def check(self, version: int, payload_bytes: int, parameters: int) -> None:
+    def check(self, version: int, payload_bytes: int, parameters: int, extra_bytes: int = 0) -> None:
         """Check that a version may be written; ask again while it may not.
 
         Args:
             version: the version.
             payload_bytes: its tensors.
             parameters: their elements.
+            extra_bytes: that are to be written besides, such as a patch's.
 
         Raises:
             BlockedError: with the sentence for whoever can make room.
@@ -57,6 +58,7 @@ class SpaceFloor:
         needed = self._least_bytes
         if needed is None:
             needed = space_needed(payload_bytes, self._checkpoint_bytes() or OPTIMIZER_BYTES * parameters)
+        needed += extra_bytes
         free = self._free(self._folder)
         if free < needed:
             raise BlockedError(

@@ -127,10 +127,11 @@ def apply_patch(
         threads: that work on blocks.
 
     Raises:
-        IntegrityError: when the patch is broken, or is for another parent, result or table of tensors.
-        ContractError: when the parent is not as long as the tensors.
+        IntegrityError: when the patch is broken, or is for another parent, result or table of tensors, and
+            when the parent is not as long as the tensors: its file was cut short.
     """
-    _check_length("the parent", parent, tensors)
+    if len(parent) != full_bytes(tensors):
+        raise IntegrityError(_wrong_length("the parent", parent, tensors))
     header, blocks = parse(memoryview(patch), tensors, threads)
     if header.parent != parent_digest:
         raise IntegrityError(
@@ -273,4 +274,8 @@ def in_order(work: Callable[[_J], _R], jobs: Iterable[_J], threads: int) -> Gene
 
 def _check_length(what: str, buffer: Buffer, tensors: Sequence[TensorEntry]) -> None:
     if len(buffer) != full_bytes(tensors):
-        raise ContractError(f"{what} has {len(buffer)} bytes, the tensors {full_bytes(tensors)}")
+        raise ContractError(_wrong_length(what, buffer, tensors))
+
+
+def _wrong_length(what: str, buffer: Buffer, tensors: Sequence[TensorEntry]) -> str:
+    return f"{what} has {len(buffer)} bytes, the tensors {full_bytes(tensors)}"

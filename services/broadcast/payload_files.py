@@ -111,8 +111,8 @@ class OutgoingPayload:
             if digest and payload.digest != digest:
                 self.discard()
                 raise IntegrityError(f"what was made is payload {payload.digest} instead of {digest}")
-            os.fchmod(self._descriptor, _MODE)
             os.fdatasync(self._descriptor)
+            os.fchmod(self._descriptor, _MODE)
             self._named(self._path, payload)
             os.close(self._descriptor)
             self._descriptor = -1
@@ -165,6 +165,8 @@ class IncomingPayload:
             root.mkdir(parents=True, exist_ok=True)
             marked = self._marked()
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            if self.path.exists():  # what was killed just before the file got its name left it read-only
+                self.path.chmod(0o644)
             self._descriptor = os.open(self.path, flags, 0o644)
             os.ftruncate(self._descriptor, payload.payload_bytes)
             self._mark_file = os.open(self._marks, flags, 0o644)
@@ -222,8 +224,8 @@ class IncomingPayload:
         if missing := self.missing():
             raise UnavailableError(f"{len(missing)} chunks of payload {self.payload.digest} are missing")
         try:
-            os.fchmod(self._descriptor, _MODE)
             os.fdatasync(self._descriptor)
+            os.fchmod(self._descriptor, _MODE)
             path = self._named(self.path, self.payload)
             self._marks.unlink(missing_ok=True)
         except OSError as error:

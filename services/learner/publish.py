@@ -14,7 +14,7 @@ import structlog
 
 from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.broadcast.patches import MOST_SHARE
-from antiphon.core.errors import AntiphonError, ContractError, UnavailableError
+from antiphon.core.errors import AntiphonError, BlockedError, ContractError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest, TensorEntry
 from antiphon.services.broadcast.manifest import auto_chunk_bytes, full_payload
 from antiphon.services.broadcast.patch_payloads import (
@@ -24,6 +24,7 @@ from antiphon.services.broadcast.patch_payloads import (
     stored_weights,
     write_payloads,
 )
+from antiphon.services.broadcast.payload_files import OutgoingPayload
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.broadcast.snapshot import Weights, write_snapshot
@@ -85,7 +86,7 @@ class SnapshotPublisher(Publishing):
         return weights.digest(done)
 
     def write(self, version: int, weights: Weights, done: Callable[[int], None]) -> str:
-        self._check_space(version, weights.entries)
+        self._make_space(version, weights.entries)
         manifest = write_snapshot(self._payloads, self._run_id, version, weights, self._chunk_bytes, done)
         self._list(manifest)
         return manifest.weights_digest
@@ -109,10 +110,28 @@ class SnapshotPublisher(Publishing):
             manifest = sign_manifest(manifest, self._signer)
         self._payloads.put_manifest(manifest)
 
-    def _check_space(self, version: int, entries: tuple[TensorEntry, ...]) -> None:
+    def _make_space(self, version: int, entries: tuple[TensorEntry, ...]) -> None:
+        """Check the space for a version; before it waits, patches go: a worker can do without."""
+        for stored in self._payloads.versions():
+            try:
+                return self._check_space(version, entries)
+            except BlockedError:
+                self._drop_patches(self._payloads.manifest(stored))
+        self._check_space(version, entries)
+
+    def _drop_patches(self, manifest: SnapshotManifest) -> None:
+        full = full_payload(manifest)
+        dropped = [payload for payload in manifest.payloads if payload != full]
+        if dropped:
+            for payload in dropped:
+                self._payloads.drop(payload.digest)  # first: a full disk may not take the manifest
+            self._list(dataclasses.replace(manifest, payloads=(full,)))
+            _log.warning("patches.dropped", version=manifest.version, dropped=len(dropped))
+
+    def _check_space(self, version: int, entries: tuple[TensorEntry, ...], patch_bytes: int = 0) -> None:
         if self._space is not None:
             parameters = sum(math.prod(entry.shape) for entry in entries)
-            self._space.check(version, sum(entry.length for entry in entries), parameters)
+            self._space.check(version, sum(entry.length for entry in entries), parameters, patch_bytes)
 
     def _add_payloads(self, manifest: SnapshotManifest, choice: PayloadChoice) -> None:
         """Make what the choice says of a version that was written, and list it with that.
@@ -120,10 +139,15 @@ class SnapshotPublisher(Publishing):
         Nothing is lost where that fails: the version has its full payload.
         """
         made: list[Payload] = []
+
+        def make(length: int) -> OutgoingPayload:
+            # The next version's space, which pruning may not come before, is not for patches.
+            self._check_space(manifest.version, manifest.tensors, length)
+            return self._payloads.make(self._chunk_bytes or auto_chunk_bytes(length))
+
         try:
-            self._check_space(manifest.version, manifest.tensors)
             payloads = write_payloads(
-                lambda length: self._payloads.make(self._chunk_bytes or auto_chunk_bytes(length)),
+                make,
                 stored_weights(self._payloads, manifest),
                 self._earlier(manifest),
                 manifest.tensors,
@@ -148,14 +172,16 @@ class SnapshotPublisher(Publishing):
         _log.info("patches.made", version=manifest.version, bytes_by_parent=sizes)
 
     def _earlier(self, manifest: SnapshotManifest) -> list[FullWeights]:
-        """Return earlier versions of the same tensors that are stored."""
+        """Return earlier versions of the same tensors that are stored, each in its length."""
         found = []
         for version in self._payloads.versions():
             if version >= manifest.version:
                 continue
             earlier = self._payloads.manifest(version)
             if earlier.tensors == manifest.tensors and self._payloads.has(full_payload(earlier).digest):
-                found.append(stored_weights(self._payloads, earlier))
+                weights = stored_weights(self._payloads, earlier)
+                if len(weights.data) == manifest.full_bytes:
+                    found.append(weights)
         return found
 
     def _say_left_out(self, manifest: SnapshotManifest, parent: int, length: int) -> None:

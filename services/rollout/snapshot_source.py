@@ -68,7 +68,7 @@ class SnapshotSource(WeightSource):
     async def fetch(self, manifest: SnapshotManifest, find: Find = no_manifest) -> None:
         check_manifest(manifest)
         full = full_payload(manifest)
-        if len(manifest.payloads) == 1 or self._store.has(full.digest):
+        if self._is_held(manifest) or len(manifest.payloads) == 1:
             await self._transport.fetch(manifest, full, self._arrived)
         elif await self._transport.link(manifest, full):
             self._arrived(full.payload_bytes)
@@ -108,7 +108,7 @@ class SnapshotSource(WeightSource):
         found = {}
         for version in self._store.versions():
             earlier = self._store.manifest(version)
-            if _fits(earlier, manifest) and self._store.has(full_payload(earlier).digest):
+            if _fits(earlier, manifest) and self._is_held(earlier):
                 found[version] = earlier
         return found
 
@@ -168,6 +168,20 @@ class SnapshotSource(WeightSource):
         await asyncio.to_thread(self._store.put_manifest, manifest)
         self.network.holds(full_payload(manifest).digest, self._store.has)  # it may be handed on
         return True
+
+    def _is_held(self, manifest: SnapshotManifest) -> bool:
+        """Tell whether a version's file is here; one that a broken disk cut short is dropped."""
+        payload = full_payload(manifest)
+        try:
+            length = self._store.path(payload.digest).stat().st_size
+        except FileNotFoundError:
+            return False
+        if length == payload.payload_bytes:
+            return True
+        error = f"its file has {length} bytes instead of {payload.payload_bytes}"
+        _log.warning("snapshot.damaged", version=manifest.version, error=error)
+        self._store.drop(payload.digest)
+        return False
 
     def _is_sound(self, parent: SnapshotManifest) -> bool:
         try:

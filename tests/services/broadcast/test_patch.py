@@ -77,8 +77,10 @@ def test_each_kind_of_payload_is_read_by_its_own_function(patch) -> None:
 
 def test_a_parent_of_another_size_is_refused(patch) -> None:
     options = {"parent_digest": OLD, "result_digest": NEW}
-    with pytest.raises(ContractError, match="has 2 bytes, the tensors 200000"):
+    with pytest.raises(IntegrityError, match="has 2 bytes, the tensors 200000"):
         apply_patch(bytes(2), patch, TENSORS, bytearray().extend, **options)
+    with pytest.raises(ContractError, match="has 2 bytes, the tensors 200000"):
+        encode_patch(bytes(2), weights().tobytes(), TENSORS, bytearray().extend, **options)
 
 
 def sealed(content: bytes) -> bytes:

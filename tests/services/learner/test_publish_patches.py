@@ -1,5 +1,6 @@
 """Patches of a version are made once, before it is announced, and a version never fails for want of them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from structlog.testing import capture_logs
 
 from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.broadcast.patches import MOST_SHARE
-from antiphon.core.errors import UnavailableError
+from antiphon.core.errors import BlockedError, UnavailableError
 from antiphon.services.broadcast.manifest import check_manifest
 from antiphon.services.broadcast.patch_payloads import PayloadChoice
 from antiphon.services.broadcast.payload_files import OutgoingPayload
@@ -103,6 +104,67 @@ def test_without_space_the_version_is_announced_without_patches(
     assert logs[0]["reason"] == "no space left"
     assert len(list(tmp_path.glob("*.payload"))) == 3
     assert len(made.manifest(2, "host:1").payloads) == 3
+
+
+def used(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.payload"))
+
+
+def test_patches_leave_the_space_that_the_next_version_needs(tmp_path: Path) -> None:
+    """There is space for two versions above the floor, and for one patch."""
+    key, floor = signing_key(bytes(32)), 1 << 20
+    store = PayloadStore(tmp_path)
+    for version in range(2):
+        write(publisher(store), version)
+    before = used(tmp_path)
+    publisher(store).manifest(1, "host:1")
+    patch = used(tmp_path) - before
+    disk = used(tmp_path) + before // 2 + patch * 3 // 2 + floor
+    space = SpaceFloor(tmp_path, floor, lambda folder: disk - used(folder))
+    made = SnapshotPublisher("run", store, None, 8, key, space, LADDER)
+    write(made, 2)
+    with capture_logs() as logs:
+        assert [payload.parent for payload in made.manifest(2, "host:1").payloads] == [None, 1]
+    assert [entry["event"] for entry in logs] == ["patches.unmade", "patches.made"]
+    assert disk - used(tmp_path) >= floor
+    write(made, 3)
+
+
+def test_patches_go_oldest_first_where_the_next_version_would_wait(tmp_path: Path) -> None:
+    free, key = 1 << 40, signing_key(bytes(32))
+    store = PayloadStore(tmp_path)
+    full = SnapshotPublisher("run", store, None, 8, key, choice=LADDER)
+    for version in range(3):
+        write(full, version)
+        full.manifest(version, "host:1")
+    first, second = (
+        sum(payload.payload_bytes for payload in store.manifest(version).payloads[1:]) for version in (1, 2)
+    )
+    start = used(tmp_path)
+    space = SpaceFloor(tmp_path, 1 << 20, lambda folder: free + start - used(folder))
+    made = SnapshotPublisher("run", store, None, 8, key, space, LADDER)
+    free = (1 << 20) - first
+    write(made, 3)
+    assert [len(store.manifest(version).payloads) for version in range(4)] == [1, 1, 3, 1]
+    for version in range(4):
+        check_manifest(store.manifest(version))
+        check_signature(store.manifest(version), key.public)
+    free = (1 << 20) - 1 - second + used(tmp_path) - start
+    with pytest.raises(BlockedError):
+        write(made, 4)
+    assert len(list(tmp_path.glob("*.payload"))) == 4  # nothing but the versions themselves is left
+    assert store.versions() == [0, 1, 2, 3]
+
+
+def test_a_parent_whose_file_was_cut_short_begins_no_patch(tmp_path: Path) -> None:
+    store = PayloadStore(tmp_path)
+    made = publisher(store)
+    for version in range(3):
+        write(made, version)
+    path = store.path(store.manifest(1).payloads[0].digest)
+    path.chmod(0o644)
+    os.truncate(path, 1000)
+    assert [payload.parent for payload in made.manifest(2, "host:1").payloads] == [None, 0]
 
 
 def test_a_full_payload_is_compressed_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -171,6 +171,23 @@ def test_a_parent_that_was_altered_is_dropped_and_the_patch_is_not_blamed(fleet:
     assert not fleet.source._refused
 
 
+@pytest.mark.parametrize("length", [0, 1000])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_that_was_cut_short_is_dropped_and_the_full_payload_taken(
+    fleet: Fleet, length: int, version: int
+) -> None:
+    """Be it the parent's, or that of the very version which is wanted."""
+    full = fleet.fetch(fleet.manifests[1])
+    path = fleet.store.path(full_payload(fleet.manifests[1]).digest)
+    path.unlink()
+    path.write_bytes(bytes(length))
+    fleet.start()
+    with capture_logs() as logs:
+        assert fleet.fetch(fleet.manifests[version]) == full
+    assert [entry["event"] for entry in logs] == ["snapshot.damaged"]
+    assert path.exists() == (version == 1) and not fleet.source._refused
+
+
 def test_a_patch_that_nobody_holds_is_left_aside(fleet: Fleet) -> None:
     fleet.fetch(fleet.manifests[1])
     fleet.transport.away = {payload.digest for payload in fleet.manifests[2].payloads if payload.parent == 1}
