@@ -16,6 +16,7 @@ from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, Una
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.lineage.store.outbox import waiting_objects
 from antiphon.lineage.store.remote import RemoteStore
+from antiphon.lineage.store.remote_place import RemotePlace
 from antiphon.lineage.store.uploader import Uploader
 
 LIMIT_S = 60.0
@@ -219,8 +220,8 @@ def test_a_full_share_is_one_sentence(tmp_path: Path, share: Path, monkeypatch: 
 
 
 def test_a_wrong_clock_is_named() -> None:
-    remote = RemoteStore("s3://bucket/prefix", "http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="this machine's clock"), remote._explained():
+    place = RemotePlace("s3://bucket/prefix", None, "record.artifact_url", "record.artifact_endpoint")
+    with pytest.raises(ConfigError, match="this machine's clock"), place._explained():
         raise ClientError({"Error": {"Code": "RequestTimeTooSkewed", "Message": ""}}, "PutObject")
 
 
