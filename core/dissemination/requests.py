@@ -218,7 +218,7 @@ class Transfer:
     def failed(self, name: str, now: float) -> None:
         """Note that a source went away, refused or stalled: it is asked again later."""
         source = self.sources[name]
-        source.retry_at_s = now + min(_FIRST_PAUSE_S * 2**source.failures, _MOST_PAUSE_S)
+        source.retry_at_s = now + min(_FIRST_PAUSE_S * 2 ** min(source.failures, 8), _MOST_PAUSE_S)
         source.failures += 1
         source.said = None
 
