@@ -25,6 +25,10 @@ SLOW_SHARE = 0.25
 ALONE = 12
 """Times as much patience has who can ask no one else: many may share the source's uplink."""
 MOST_IN_REQUEST = 64
+PIECE_BYTES = 256 << 10
+"""Of a chunk in one message, so that a slow link shows that it moves."""
+MOST_STALL_S = 60.0
+"""Longest patience next to the origin, however slow the links are; twice that further down."""
 _RATE_WINDOW_S = 0.25
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 8.0
 """Before a source that failed is asked again; doubled with each failure until it delivers."""
@@ -119,8 +123,12 @@ class Transfer:
         self._number = 0
         self._last_byte_s = now
         chunk_s = chunk_bytes / assignment.bytes_per_s
-        self._stall_s = max(stall_s, 2 * chunk_s) * (1 + min(assignment.depth, 8) / 8)
-        self._first_stall_s = self._stall_s + assignment.depth * chunk_s
+        piece_s = min(chunk_s, PIECE_BYTES / assignment.bytes_per_s)
+        depth_factor = 1 + min(assignment.depth, 8) / 8
+        # Whoever claims a slow link must not make those below wait for hours.
+        longest_s = max(stall_s, MOST_STALL_S)
+        self._stall_s = min(max(stall_s, 2 * piece_s), longest_s) * depth_factor
+        self._first_stall_s = min(self._stall_s + assignment.depth * chunk_s, 2 * longest_s)
         self._order = np.random.default_rng(seed).permutation(count) if assignment.swarm else np.arange(count)
         names = [*assignment.parents, *assignment.others]
         self.sources = {

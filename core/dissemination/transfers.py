@@ -184,9 +184,11 @@ class TransferPlans:
             if one in peers and not self._holds(one, digest)
         )
         room = {one: link.up_bytes_per_s for one, link in links.items()}
+        arrives = {one: known.assignments[one].bytes_per_s for one in links if not self._holds(one, digest)}
         room[ORIGIN] = self._origin().up_bytes_per_s
         shunned = self._shunned(worker_id)
         room = {one: up / (busy[one] + 1) for one, up in room.items() if name_of_worker(one) not in shunned}
+        room = {one: min(up, arrives.get(one, up)) for one, up in room.items()}
         parent = max(room, key=lambda one: (room[one], one))
         above = known.assignments[parent] if parent != ORIGIN else Assignment((), (), 0, FASTEST_BYTES_PER_S)
         upstream = [one for one in (parent, *above.parents) if one != ORIGIN][: 1 + FALLBACKS]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
+from antiphon.core.dissemination.requests import PIECE_BYTES
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.services.broadcast.client import BroadcastClient
@@ -18,7 +19,6 @@ from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.relay import Patience, fetch_payload
 from antiphon.services.broadcast.relay_service import Arrivals, RelayService
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.service import PIECE_BYTES
 from antiphon.services.rpc.serving import Security, open_channel, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
