@@ -2,8 +2,8 @@
 
 Workers are taken by the slower of their two directions, fastest first, so that a slow one is at the end,
 where it holds up no one. Star, chains, trees and a swarm are made from the same links, and the one with the
-least predicted time is taken. Whom a worker falls back to holds or gets the same chunks earlier, so no two wait for each
-other.
+least predicted time is taken. Whom a worker falls back to holds or gets the same chunks earlier, so no two
+wait for each other.
 """
 
 from collections.abc import Iterator, Mapping
