@@ -84,7 +84,7 @@ async def fetch_payload(
 
     Raises:
         IntegrityError: when every source sent something wrong; names them.
-        UnavailableError: when nothing but a drip came from anyone for `patience.give_up_s`, or the disk is full.
+        UnavailableError: when nothing but a drip came for `patience.give_up_s`, or the disk is full.
     """
     receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, patience, seed, arrived)
     return await receiver.run()
@@ -257,6 +257,9 @@ class _Receiver:
                 self._transfer.told(name, await self._sources[name][0].held(self._payload.digest))
             self._change.notify()
             await asyncio.sleep(CURIOUS_S)
+        except IntegrityError as error:
+            self._wrong(name, str(error))
+            self._change.notify()
         except (AntiphonError, TimeoutError):
             self._transfer.failed(name, self._clock())
         finally:
