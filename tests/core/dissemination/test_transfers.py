@@ -17,7 +17,12 @@ from antiphon.core.dissemination.reports import (
     check_report,
 )
 from antiphon.core.dissemination.requests import Transfer
-from antiphon.core.dissemination.transfers import SLOWEST_BYTES_PER_S, VERSIONS_KEPT, TransferPlans
+from antiphon.core.dissemination.transfers import (
+    PLANS_KEPT,
+    SLOWEST_BYTES_PER_S,
+    VERSIONS_KEPT,
+    TransferPlans,
+)
 from antiphon.core.errors import ContractError
 
 SIZE = Size(32_000_000, 128 << 10)
@@ -235,3 +240,25 @@ def test_a_worker_that_claims_a_slow_link_makes_no_one_wait_long(chunk_bytes: in
         transfer = Transfer(np.zeros(size.chunks, np.bool_), chunk_bytes, planned, {}, 0.0)
         (request, *_) = transfer.next_requests(0.0)
         assert transfer.stalled(121.0) == [request.source]
+
+
+def test_asking_for_many_payloads_drives_out_no_plan_of_others_and_none_is_made_again() -> None:
+    plans = TransferPlans()
+    first = _ask(plans, "w0-1")
+    foreign = [f"{number:064x}" for number in range(2 * PLANS_KEPT)]
+    for digest in foreign:
+        _ask(plans, "w3-1", payload=digest)
+    plans.take("w0-1", NetworkReport(down_bytes_per_s=1e5))  # made now, the plan would be another one
+    found = _all(plans, PAYLOAD)
+    assert found["w0-1"] == first
+    assert sorted(planned.depth for planned in found.values()) == [1, 2, 3, 4]
+    assert _ask(plans, "w2-1", payload=foreign[0]).parents == (ORIGIN,)
+    assert _ask(plans, "w2-1", payload=foreign[-1]).depth >= 1
+
+
+def test_what_a_worker_told_before_it_registered_again_is_no_news() -> None:
+    plans = TransferPlans()
+    told = NetworkReport(deliveries=(DeliveryRecord(3, ""),))
+    assert plans.take("w0-1", told)
+    plans.forget("w0-1")
+    assert not plans.take("w0-2", told)
