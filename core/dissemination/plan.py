@@ -1,9 +1,9 @@
 """Plan: from whom each worker fetches a payload, so that the last one has it soonest.
 
-Workers are taken by their uplinks, fastest first, so that a slow one is at the end, where it holds up no
-one. Star, chains, trees and a swarm are made from the same links, and the one with the least predicted
-time is taken. Whom a worker falls back to holds or gets the same chunks earlier, so no two wait for each
-other.
+Workers are taken by the slower of their two directions, fastest first, so that a slow one is at the end,
+where it holds up no one. Star, chains, trees and a swarm are made from the same links, and the one with the
+least predicted time is taken. Whom a worker falls back to holds or gets the same chunks earlier, so no two
+wait for each other.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ FALLBACKS = 2
 NEIGHBOURS = 8
 """Holders besides that a worker knows; it asks them for what they say they hold."""
 _CUTS = 8
-"""Places in the order of uplinks where a chain may end and slower workers hang below it as leaves."""
+"""Places in the order of workers where a chain may end and slower workers hang below it as leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,12 @@ def _cost(seconds: list[float]) -> float:
 
 
 def _fastest_first(workers: Mapping[str, Link]) -> list[str]:
-    return sorted(workers, key=lambda name: (-workers[name].up_bytes_per_s, name))
+    return sorted(workers, key=lambda name: (-_through(workers[name]), name))
+
+
+def _through(link: Link) -> float:
+    """Return the most that a worker can pass on, bytes per second."""
+    return min(link.up_bytes_per_s, link.down_bytes_per_s)
 
 
 def _trees(workers: Mapping[str, Link], origin: Link) -> Iterator[tuple[Topology, dict[str, str]]]:
@@ -119,7 +124,7 @@ def _trees(workers: Mapping[str, Link], origin: Link) -> Iterator[tuple[Topology
     ordered = _fastest_first(workers)
     yield "star", dict.fromkeys(ordered, ORIGIN)
     relays = [name for name in ordered if workers[name].reachable]
-    for length in _lengths([workers[name].up_bytes_per_s for name in relays]):
+    for length in _lengths([_through(workers[name]) for name in relays]):
         spine = relays[:length]
         leaves = [name for name in ordered if name not in set(spine)]
         for chains in CHAINS:
@@ -136,11 +141,11 @@ def _trees(workers: Mapping[str, Link], origin: Link) -> Iterator[tuple[Topology
                 yield "tree", _with_leaves(above, leaves, workers, origin)
 
 
-def _lengths(uplinks: list[float]) -> list[int]:
-    """Return after how many workers a chain may end: at the end, and where uplinks drop the most."""
-    drops = sorted(range(1, len(uplinks)), key=lambda at: (uplinks[at] / uplinks[at - 1], at))
-    cuts = [at for at in drops[:_CUTS] if uplinks[at] < uplinks[at - 1]]
-    return [len(uplinks), *sorted(cuts, reverse=True)] if uplinks else []
+def _lengths(rates: list[float]) -> list[int]:
+    """Return after how many workers a chain may end: at the end, and where rates drop the most."""
+    drops = sorted(range(1, len(rates)), key=lambda at: (rates[at] / rates[at - 1], at))
+    cuts = [at for at in drops[:_CUTS] if rates[at] < rates[at - 1]]
+    return [len(rates), *sorted(cuts, reverse=True)] if rates else []
 
 
 def _with_leaves(

@@ -25,6 +25,12 @@ SLOW_SHARE = 0.25
 ALONE = 12
 """Times as much patience has who can ask no one else: many may share the source's uplink."""
 MOST_IN_REQUEST = 64
+PIECE_BYTES = 256 << 10
+"""Of a chunk in one message, so that a slow link shows that it moves."""
+PROGRESS_WINDOW_S, PROGRESS_BYTES = 10.0, 10_000
+"""So many new bytes in so many seconds are progress; fewer may be a source that drips."""
+MOST_STALL_S = 60.0
+"""Longest patience next to the origin, however slow the links are; twice that further down."""
 _RATE_WINDOW_S = 0.25
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 8.0
 """Before a source that failed is asked again; doubled with each failure until it delivers."""
@@ -117,10 +123,17 @@ class Transfer:
         self._culprits = culprits
         self._wrong: dict[str, str] = {}
         self._number = 0
-        self._last_byte_s = now
+        self._progress_s = self._window_s = now
+        self._window_bytes = 0
+        self._most = np.zeros(count, np.int64)
+        """Per chunk: the most bytes of it that came in one request."""
         chunk_s = chunk_bytes / assignment.bytes_per_s
-        self._stall_s = max(stall_s, 2 * chunk_s) * (1 + min(assignment.depth, 8) / 8)
-        self._first_stall_s = self._stall_s + assignment.depth * chunk_s
+        piece_s = min(chunk_s, PIECE_BYTES / assignment.bytes_per_s)
+        depth_factor = 1 + min(assignment.depth, 8) / 8
+        # Whoever claims a slow link must not make those below wait for hours.
+        longest_s = max(stall_s, MOST_STALL_S)
+        self._stall_s = min(max(stall_s, 2 * piece_s), longest_s) * depth_factor
+        self._first_stall_s = min(self._stall_s + assignment.depth * chunk_s, 2 * longest_s)
         self._order = np.random.default_rng(seed).permutation(count) if assignment.swarm else np.arange(count)
         names = [*assignment.parents, *assignment.others]
         self.sources = {
@@ -133,9 +146,9 @@ class Transfer:
         return bool(self._held.all())
 
     @property
-    def last_byte_s(self) -> float:
-        """Instant at which the last byte came from anyone."""
-        return self._last_byte_s
+    def last_progress_s(self) -> float:
+        """Instant at which the last chunk was kept, or new bytes came at more than a drip, from anyone."""
+        return self._progress_s
 
     def hopeless(self) -> dict[str, str] | None:
         """Return what each source did when every one of them sent something wrong, else None."""
@@ -185,10 +198,18 @@ class Transfer:
                 source.watched_since_s, source.watched_bytes = now, 0
         return found
 
-    def bytes_came(self, name: str, count: int, now: float) -> None:
-        """Note bytes of a chunk that is not whole yet."""
+    def bytes_came(self, name: str, count: int, now: float, index: int, so_far: int) -> None:
+        """Note `count` bytes of chunk `index`, of which a request has brought `so_far` with these."""
         source = self.sources[name]
-        self._last_byte_s = source.last_byte_s = now
+        source.last_byte_s = now
+        if now - self._window_s > PROGRESS_WINDOW_S:
+            self._window_s, self._window_bytes = now, 0
+        # What comes again is no progress: a chunk may be sent all but its end any number of times.
+        self._window_bytes += max(0, so_far - int(self._most[index]))
+        self._most[index] = max(so_far, self._most[index])
+        if self._window_bytes >= PROGRESS_BYTES:
+            self._progress_s = self._window_s = now
+            self._window_bytes = 0
         source.bytes_in += count
         source.watched_bytes += count
         source.rate_bytes += count
@@ -200,8 +221,10 @@ class Transfer:
 
     def arrived(self, request: Request, index: int) -> bool:
         """Note a chunk that a request brought and that was kept; True when another request may begin."""
-        self._held[index] = True
         source = self.sources[request.source]
+        if not self._held[index]:
+            self._held[index] = True
+            self._progress_s = max(self._progress_s, source.last_byte_s)
         source.failures = 0
         if request.number not in source.left:
             return True
@@ -218,7 +241,7 @@ class Transfer:
     def failed(self, name: str, now: float) -> None:
         """Note that a source went away, refused or stalled: it is asked again later."""
         source = self.sources[name]
-        source.retry_at_s = now + min(_FIRST_PAUSE_S * 2**source.failures, _MOST_PAUSE_S)
+        source.retry_at_s = now + min(_FIRST_PAUSE_S * 2 ** min(source.failures, 8), _MOST_PAUSE_S)
         source.failures += 1
         source.said = None
 
@@ -275,7 +298,7 @@ class Transfer:
         if not source.upstream:
             free &= False if source.said is None else source.said
         chosen = self._order[free[self._order]]
-        if not len(chosen) and source.keeps_pace:
+        if not len(chosen):
             chosen = self._late(source)
         if source.failures:
             return tuple(map(int, chosen[-1:]))
@@ -294,13 +317,22 @@ class Transfer:
         return chosen[np.argsort(np.sum(said, axis=0)[chosen], kind="stable")]
 
     def _late(self, source: Source) -> npt.NDArray[np.int64]:
-        """Return chunks that only one who is slow or on trial was asked for: each is asked twice at most."""
-        late = np.zeros(len(self._held), np.bool_)
+        """Return chunks that only those were asked for who are slow or on trial, and worse than `source`."""
+        late, due = np.zeros(len(self._held), np.bool_), ~self._held
         for other in self.sources.values():
-            if not other.keeps_pace and other is not source:
-                for request in other.calls.values():
+            for request in other.calls.values():
+                if other is source or not _is_worse(other, source):
+                    due[list(request.indices)] = False
+                else:
                     late[list(request.indices)] = True
-        late &= ~self._held & (self._asked == 1)
+        late &= due
         if not source.upstream:
             late &= False if source.said is None else source.said
         return np.flatnonzero(late)
+
+
+def _is_worse(one: Source, other: Source) -> bool:
+    """Return whether `other` should be asked too for what `one` was asked for."""
+    if other.failures:
+        return one.slow
+    return not one.keeps_pace and (other.keeps_pace or 2 * one.bytes_per_s < other.bytes_per_s)

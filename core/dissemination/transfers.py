@@ -43,7 +43,7 @@ than round trips, which say nothing of an uplink."""
 WITNESSES = 2
 """Workers that must say the same before someone is left out for all."""
 PLANS_KEPT = 16
-"""Payloads whose plan is remembered."""
+"""Payloads whose plan is remembered; all others come from the origin once their plan is forgotten."""
 DELIVERIES_KEPT = 128
 VERSIONS_KEPT = 64
 """Per worker: up to the newest one, those whose delivery is noted once; older ones never."""
@@ -58,6 +58,12 @@ class _Known:
     held: frozenset[str] = frozenset()
     named: set[str] = field(default_factory=set)
     """Workers that it was told to ask."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """Which deliveries the workers of one name told of."""
+
     delivered: set[int] = field(default_factory=set)
     """Versions above `settled` whose delivery was noted."""
     settled: int = -1
@@ -74,6 +80,8 @@ class _Known:
 
 @dataclass(slots=True)
 class _PayloadPlan:
+    asker: str
+    """Name of the worker for which it was made."""
     size: Size
     plan: Plan
     assignments: dict[str, Assignment]
@@ -91,6 +99,11 @@ class TransferPlans:
         self._accused: dict[str, dict[str, str]] = {}
         """Name of a worker -> name of its accuser -> what it did."""
         self._plans: dict[str, _PayloadPlan] = {}
+        """By payload, oldest first."""
+        self._retired: set[str] = set()
+        """Payloads whose plan is forgotten: with another one, two workers might wait for each other."""
+        self._told: dict[str, _Told] = {}
+        """By name, which outlasts a registration."""
         self.deliveries: deque[DeliveryRecord] = deque(maxlen=DELIVERIES_KEPT)
         """The newest ones, newest last."""
 
@@ -106,7 +119,7 @@ class TransferPlans:
                 self._accused.setdefault(name_of_worker(source), {}).setdefault(name, what)
         news = []
         for told in report.deliveries:
-            if not known.is_news(told.version):
+            if not self._told.setdefault(name, _Told()).is_news(told.version):
                 continue
             delivery = replace(told, worker_id=worker_id)
             for source, rate in told.best_bytes_per_s.items():
@@ -147,18 +160,28 @@ class TransferPlans:
         """
         for one in peers:
             self._known.setdefault(one, _Known())
-        known = self._plans.pop(digest, None)
+        if digest in self._retired:
+            return FROM_ORIGIN.assignment
+        known = self._plans.get(digest)
         if known is None:
             wanted = {worker_id, *likely, *(one for one in peers if self._holds(one, digest))}
             links = {one: self._link(one, peers[one]) for one in sorted(wanted & peers.keys())}
             made = plan_topology(size, self._origin(), links)
-            known = _PayloadPlan(size, made, dict(made.assignments))
-        self._plans[digest] = known  # the newest use last
-        for old in list(self._plans)[:-PLANS_KEPT]:
-            del self._plans[old]
+            known = _PayloadPlan(name_of_worker(worker_id), size, made, dict(made.assignments))
+            self._plans[digest] = known
+            if len(self._plans) > PLANS_KEPT:
+                self._retire()
         if worker_id not in known.assignments:
             known.assignments[worker_id] = self._below(worker_id, digest, known, peers)
         return self._answer(worker_id, known.assignments[worker_id], peers)
+
+    def _retire(self) -> None:
+        """Forget the oldest plan of whoever caused the most: no one drives out those of the others."""
+        made = Counter(one.asker for one in self._plans.values())
+        most = max(made.values())
+        old = next(digest for digest, one in self._plans.items() if made[one.asker] == most)
+        del self._plans[old]
+        self._retired.add(old)
 
     def _answer(self, worker_id: str, planned: Assignment, peers: Mapping[str, str]) -> Assignment:
         shunned = self._shunned(worker_id)
@@ -190,9 +213,11 @@ class TransferPlans:
             if one in peers and not self._holds(one, digest)
         )
         room = {one: link.up_bytes_per_s for one, link in links.items()}
+        arrives = {one: known.assignments[one].bytes_per_s for one in links if not self._holds(one, digest)}
         room[ORIGIN] = self._origin().up_bytes_per_s
         shunned = self._shunned(worker_id)
         room = {one: up / (busy[one] + 1) for one, up in room.items() if name_of_worker(one) not in shunned}
+        room = {one: min(up, arrives.get(one, up)) for one, up in room.items()}
         parent = max(room, key=lambda one: (room[one], one))
         above = known.assignments[parent] if parent != ORIGIN else Assignment((), (), 0, FASTEST_BYTES_PER_S)
         upstream = [one for one in (parent, *above.parents) if one != ORIGIN][: 1 + FALLBACKS]

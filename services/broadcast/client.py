@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.errors import IntegrityError
 from antiphon.protos import broadcast_pb2, broadcast_pb2_grpc
 from antiphon.services.broadcast.api import Blocks, Broadcast, Place
 from antiphon.services.rpc.serving import call, stream
@@ -15,6 +16,8 @@ from antiphon.services.security.credentials import Credentials
 
 _ANSWER_S = 10.0
 """Longest wait for the answer what a holder has, or where it keeps it."""
+MOST_CHUNKS = 1 << 24
+"""Of a payload about which an answer is believed: 512 GiB in the smallest usual chunks."""
 
 
 class BroadcastClient(Client, Broadcast):
@@ -41,10 +44,7 @@ class BroadcastClient(Client, Broadcast):
 
     async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
         request = broadcast_pb2.HeldRequest(payload_digest=payload_digest)
-        said = await call(self._stub.GetHeld, request, _ANSWER_S)
-        bits = np.unpackbits(np.frombuffer(said.bits, np.uint8), bitorder="little")
-        # A count that the bits do not bear out is no reason to allocate anything.
-        return bits[: max(0, said.chunks)].astype(np.bool_)
+        return spread(await call(self._stub.GetHeld, request, _ANSWER_S))
 
     async def where(self) -> Place:
         place = await call(self._stub.Where, broadcast_pb2.PlaceRequest(), _ANSWER_S)
@@ -55,3 +55,18 @@ class BroadcastClient(Client, Broadcast):
         # The holder may have to read all of the payload first.
         said = await call(self._stub.GetBlocks, request, self._transfer_timeout_s)
         return Blocks(said.peer_id, said.port, tuple(said.addresses))
+
+
+def spread(said: Any) -> npt.NDArray[np.bool_]:
+    """Return the answer of a holder, a message `Held`, as one bool per chunk.
+
+    Raises:
+        IntegrityError: when its bits do not fit its chunks, or it has too many; nothing was allocated.
+    """
+    if not 0 <= said.chunks <= MOST_CHUNKS or len(said.bits) != -(-said.chunks // 8):
+        raise IntegrityError(
+            f"answered that it knows of {said.chunks} chunks with {len(said.bits)} bytes; a byte for each "
+            f"eight of at most {MOST_CHUNKS} is right"
+        )
+    bits = np.frombuffer(said.bits, np.uint8)
+    return np.unpackbits(bits, count=said.chunks, bitorder="little").astype(np.bool_)

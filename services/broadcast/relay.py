@@ -51,9 +51,9 @@ class Patience:
     stall_s: float = 5.0
     """Without a byte from a source that was asked."""
     give_up_s: float = 600.0
-    """Without a byte from anyone."""
+    """Without a chunk, or more than a drip of bytes, from anyone."""
     refused_s: float = inf
-    """Without a byte from anyone, while every source is away or refuses: others may be known by now."""
+    """Without progress from anyone, while every source is away or refuses: others may be known by now."""
 
 
 async def fetch_payload(
@@ -84,7 +84,7 @@ async def fetch_payload(
 
     Raises:
         IntegrityError: when every source sent something wrong; names them.
-        UnavailableError: when no byte came from anyone for `patience.give_up_s`, or the disk is full.
+        UnavailableError: when nothing but a drip came for `patience.give_up_s`, or the disk is full.
     """
     receiver = _Receiver(incoming, sources, assignment, arrivals, culprits, patience, seed, arrived)
     return await receiver.run()
@@ -167,7 +167,7 @@ class _Receiver:
                 f"{lacking} chunks of payload {self._payload.digest} have no source left: "
                 f"{said or 'none is known'}"
             )
-        still_s = self._clock() - self._transfer.last_byte_s
+        still_s = self._clock() - self._transfer.last_progress_s
         patience_s = self._patience.give_up_s
         if self._transfer.all_failing():
             patience_s = min(patience_s, self._patience.refused_s)
@@ -211,10 +211,10 @@ class _Receiver:
             async for index, piece in replies:
                 if index != expected:
                     raise _WrongError(f"sent chunk {index} out of turn, where {expected} was due")
-                self._note(request.source, len(piece))
                 pieces.append(piece)
                 length += len(piece)
                 whole = self._payload.span(index)[1]
+                self._note(request.source, len(piece), index, min(length, whole))
                 if length > whole or not piece:
                     raise _WrongError(f"sent {length} bytes for chunk {index}, which has {whole}")
                 if length == whole:
@@ -245,8 +245,8 @@ class _Receiver:
         if self._transfer.arrived(request, index):
             self._change.notify()
 
-    def _note(self, name: str, count: int) -> None:
-        self._transfer.bytes_came(name, count, self._clock())
+    def _note(self, name: str, count: int, index: int, so_far: int) -> None:
+        self._transfer.bytes_came(name, count, self._clock(), index, so_far)
         self._delivery.bytes_from[name] = self._delivery.bytes_from.get(name, 0) + count
         self._arrived(count)
 
@@ -257,6 +257,9 @@ class _Receiver:
                 self._transfer.told(name, await self._sources[name][0].held(self._payload.digest))
             self._change.notify()
             await asyncio.sleep(CURIOUS_S)
+        except IntegrityError as error:
+            self._wrong(name, str(error))
+            self._change.notify()
         except (AntiphonError, TimeoutError):
             self._transfer.failed(name, self._clock())
         finally:

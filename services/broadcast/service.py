@@ -10,13 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.dissemination.requests import PIECE_BYTES
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.services.broadcast.api import Broadcast, Place
 from antiphon.services.broadcast.payload_store import PayloadStore
-
-PIECE_BYTES = 256 << 10
-"""Of a chunk in one message, so that a slow link shows that it moves."""
 
 
 class Uplink:

@@ -8,7 +8,8 @@ from functools import partial
 import structlog
 
 from antiphon.core.config import dump_config, with_rule
-from antiphon.core.dissemination.reports import NetworkReport, check_address
+from antiphon.core.dissemination.plan import ORIGIN
+from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport, check_address
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop import events as e
@@ -26,6 +27,8 @@ from antiphon.services.coordinator.prompts import token_rules_of
 from antiphon.services.coordinator.run_state_machine import LONGEST_REASON, RunStateMachine
 
 NO_REASON = "no reason was given"
+OTHER_SOURCES = (ORIGIN, "Lattica", "object store")
+"""Sources of a delivery that are no workers."""
 
 _log = structlog.get_logger("coordinator")
 
@@ -142,12 +145,31 @@ class WorkerRegistry:
     def _take_network(self, member: Member, report: NetworkReport) -> None:
         transfers = self._fleet.transfers
         before = transfers.excluded()
-        announced = tuple(told for told in report.deliveries if told.version in self._state.snapshots)
+        announced = tuple(
+            self._known_sources(told) for told in report.deliveries if told.version in self._state.snapshots
+        )
         for delivery in transfers.take(member.worker_id, dataclasses.replace(report, deliveries=announced)):
             self._state_machine.record(e.SnapshotDelivered(**dataclasses.asdict(delivery)))
         for name, what in transfers.excluded().items():
             if name not in before:
                 _log.warning("relay.excluded", worker=name, reason=what)
+
+    def _known_sources(self, told: DeliveryRecord) -> DeliveryRecord:
+        """Leave out sources that never were: the journal keeps what is told for ever."""
+
+        def known(source: str) -> bool:
+            name, _, number = source.rpartition("-")
+            last = self._state.registrations.get(name, 0)
+            if source in OTHER_SOURCES:
+                return True
+            return number.isdecimal() and number == str(int(number)) and 0 < int(number) <= last
+
+        return dataclasses.replace(
+            told,
+            bytes_from={one: count for one, count in told.bytes_from.items() if known(one)},
+            best_bytes_per_s={one: rate for one, rate in told.best_bytes_per_s.items() if known(one)},
+            culprits={one: what for one, what in told.culprits.items() if known(one)},
+        )
 
     def _check_weights(self, heartbeat: WorkerHeartbeat) -> None:
         acceptance.check_held_version(self._state, heartbeat.worker_id, heartbeat.held_version)

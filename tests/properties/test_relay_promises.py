@@ -4,10 +4,11 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.core.dissemination.plan import ORIGIN, Plan, plan_topology
+from antiphon.core.dissemination.plan import ORIGIN, Assignment, Plan, plan_topology
 from antiphon.core.dissemination.predict import Link, Size
 from antiphon.services.broadcast.relay import Delivery
 from tests.support.virtual_peers import NEVER, Faults, Swarm, make_swarm, publish, virtual_loop
@@ -136,3 +137,25 @@ def test_the_first_worker_sees_every_byte_of_the_origin_once_in_a_chain() -> Non
     assert swarm.peers[ORIGIN].sent_bytes == SIZE.payload_bytes
     slowest_s = max(delivery.seconds for delivery in delivered.values())
     assert slowest_s <= plan.seconds * 1.1
+
+
+@pytest.mark.parametrize("origin_slow", [1.0, 1.2])
+def test_relays_that_drip_the_last_chunks_do_not_hold_a_worker_up(origin_slow: float) -> None:
+    chunk_bytes, chunks = 10_000, 20
+    body = np.random.default_rng(7).bytes(chunk_bytes * chunks)
+    h1, h2 = Faults(drips=tuple(range(chunks))), Faults(drips=(0,))
+    names = (ORIGIN, "h1", "h2", "w0")
+    swarm = make_swarm(
+        dict.fromkeys(names, 10_000.0), {"h1": h1, "h2": h2, ORIGIN: Faults(slow=origin_slow)}, stall_s=30.0
+    )
+    plan = Plan("chain", 20.0, {"w0": Assignment(("h1", "h2", ORIGIN), (), 3, 10_000.0)})
+
+    async def fetch() -> Delivery:
+        payload = publish(swarm, body, chunk_bytes)
+        for relay in ("h1", "h2"):
+            held = swarm.peers[relay].store.receive(payload)
+            for index in range(chunks):
+                held.write(index, body[index * chunk_bytes : (index + 1) * chunk_bytes])
+        return await swarm.fetch("w0", payload, plan)
+
+    assert virtual_loop().run(fetch()).seconds < 300.0

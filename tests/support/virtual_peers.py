@@ -87,6 +87,9 @@ class Faults:
     hangs: tuple[float, float] = (NEVER, NEVER)
     """From when until when it is silent, as behind a broken cable."""
 
+    drips: tuple[int, ...] = ()
+    """Chunks that it sends byte by byte, one a second."""
+
     @property
     def lies(self) -> bool:
         return self.kind in ("corrupt", "truncate", "oversize", "reorder", "repeat")
@@ -130,6 +133,12 @@ class Line(Broadcast):
             await self._pass(0.0)
             if faults.slow > 1.0:
                 await asyncio.sleep((faults.slow - 1.0) * len(piece) / 1000.0)
+            if index in faults.drips:
+                for at in range(len(piece)):
+                    await asyncio.sleep(1.0)
+                    target.sent_bytes += 1
+                    yield index, piece[at : at + 1]
+                continue
             if sent + len(piece) > faults.cut_bytes:
                 raise UnavailableError("Socket closed")
             sent += len(piece)

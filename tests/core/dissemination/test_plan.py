@@ -72,6 +72,14 @@ def test_a_slow_uplink_is_last_and_unreachable_workers_serve_no_one() -> None:
             assert "w5" not in (*assignment.parents, *assignment.others)
 
 
+def test_one_slow_downlink_leaves_the_others_their_chain() -> None:
+    links = {f"w{at}": LINK for at in range(8)} | {"w3": replace(LINK, down_bytes_per_s=1e4)}
+    plan = plan_topology(SIZE, LINK, links)
+    assert plan.topology == "chain"
+    assert sorted(plan.assignments[name].depth for name in links if name != "w3") == list(range(1, 8))
+    assert all("w3" not in assignment.parents for assignment in plan.assignments.values())
+
+
 def test_a_small_payload_over_long_ways_goes_to_everyone_directly() -> None:
     links = dict.fromkeys([f"w{at}" for at in range(4)], Link(1e9, 1e9, 0.2))
     assert plan_topology(Size(10_000, 10_000), Link(1e9, 1e9), links).topology == "star"

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,13 @@ from antiphon.core.dissemination.reports import (
     check_address,
     check_report,
 )
-from antiphon.core.dissemination.transfers import VERSIONS_KEPT, TransferPlans
+from antiphon.core.dissemination.requests import Transfer
+from antiphon.core.dissemination.transfers import (
+    PLANS_KEPT,
+    SLOWEST_BYTES_PER_S,
+    VERSIONS_KEPT,
+    TransferPlans,
+)
 from antiphon.core.errors import ContractError
 
 SIZE = Size(32_000_000, 128 << 10)
@@ -231,3 +238,41 @@ def test_one_liar_excludes_nobody(lies: list[dict[str, str]]) -> None:
     assert not plans.excluded()
     honest = _all(plans, "b" * 64, {one: address for one, address in FLEET.items() if one != "w3-1"})
     assert max(planned.depth for planned in honest.values()) == 3  # they still hand on to each other
+
+
+@pytest.mark.parametrize("chunk_bytes", [128 << 10, 4 << 20])
+def test_a_worker_that_claims_a_slow_link_makes_no_one_wait_long(chunk_bytes: int) -> None:
+    plans, size = TransferPlans(), Size(200_000_000, chunk_bytes)
+    plans.take("w1-1", NetworkReport(down_bytes_per_s=1e-9))
+    for one in FLEET:
+        plans.plan(one, PAYLOAD, size, FLEET, FLEET)
+    joined = FLEET | {"late-1": "10.0.0.9:7000"}
+    late = plans.plan("late-1", PAYLOAD, size, joined, joined)
+    assert late.parents[0] != "w1-1" and late.bytes_per_s > 1e6
+    slowest = Assignment(("w1-1", ORIGIN), (), 5, SLOWEST_BYTES_PER_S)
+    for planned in (late, slowest):
+        transfer = Transfer(np.zeros(size.chunks, np.bool_), chunk_bytes, planned, {}, 0.0)
+        (request, *_) = transfer.next_requests(0.0)
+        assert transfer.stalled(121.0) == [request.source]
+
+
+def test_asking_for_many_payloads_drives_out_no_plan_of_others_and_none_is_made_again() -> None:
+    plans = TransferPlans()
+    first = _ask(plans, "w0-1")
+    foreign = [f"{number:064x}" for number in range(2 * PLANS_KEPT)]
+    for digest in foreign:
+        _ask(plans, "w3-1", payload=digest)
+    plans.take("w0-1", NetworkReport(down_bytes_per_s=1e5))  # made now, the plan would be another one
+    found = _all(plans, PAYLOAD)
+    assert found["w0-1"] == first
+    assert sorted(planned.depth for planned in found.values()) == [1, 2, 3, 4]
+    assert _ask(plans, "w2-1", payload=foreign[0]).parents == (ORIGIN,)
+    assert _ask(plans, "w2-1", payload=foreign[-1]).depth >= 1
+
+
+def test_what_a_worker_told_before_it_registered_again_is_no_news() -> None:
+    plans = TransferPlans()
+    told = NetworkReport(deliveries=(DeliveryRecord(3, ""),))
+    assert plans.take("w0-1", told)
+    plans.forget("w0-1")
+    assert not plans.take("w0-2", told)

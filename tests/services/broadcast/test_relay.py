@@ -2,23 +2,26 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
+from antiphon.core.dissemination.requests import PIECE_BYTES
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
-from antiphon.services.broadcast.client import BroadcastClient
+from antiphon.protos import broadcast_pb2
+from antiphon.services.broadcast.api import Broadcast, Place
+from antiphon.services.broadcast.client import BroadcastClient, spread
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.relay import Patience, fetch_payload
 from antiphon.services.broadcast.relay_service import Arrivals, RelayService
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
-from antiphon.services.broadcast.service import PIECE_BYTES
 from antiphon.services.rpc.serving import Security, open_channel, start_server, stop_server
 from antiphon.services.security.credentials import Credentials, needed_token_key
 from antiphon.services.security.guard import Guard
@@ -177,3 +180,57 @@ def test_payloads_that_peers_only_ask_for_take_no_memory() -> None:
 
     asyncio.run(body())
     assert not vars(arrivals)["_waiting"] and not vars(arrivals)["_count"]
+
+
+@pytest.mark.parametrize(("chunks", "bits"), [(1, 60 << 20), (9, 1), (-1, 0), (1 << 40, 0), (0, 1)])
+def test_an_answer_whose_bits_do_not_fit_its_chunks_is_refused_before_it_is_spread_out(
+    chunks: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(np, "unpackbits", lambda *args, **kwargs: pytest.fail("it was spread out"))
+    with pytest.raises(IntegrityError, match=f"answered that it knows of {chunks} chunks"):
+        spread(broadcast_pb2.Held(chunks=chunks, bits=bytes(bits)))
+
+
+class _Boaster(Broadcast):
+    """Says that it holds far too much, and sends nothing."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def get_chunks(
+        self, payload_digest: str, indices: Sequence[int]
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        raise UnavailableError("not now")
+        yield
+
+    async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
+        self.asked.set()
+        return spread(broadcast_pb2.Held(chunks=1, bits=bytes(60 << 20)))
+
+    async def where(self) -> Place:
+        raise UnavailableError("nowhere")
+
+
+class _Patient(RelayService):
+    """Serves once a boaster was asked."""
+
+    boaster: _Boaster
+
+    async def get_chunks(
+        self, payload_digest: str, indices: Sequence[int]
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        await self.boaster.asked.wait()
+        async for piece in super().get_chunks(payload_digest, indices):
+            yield piece
+
+
+@_in_loop
+async def test_whoever_answers_too_much_about_what_it_holds_is_named(tmp_path: Path) -> None:
+    origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
+    payload, _ = _publish(origin, 1000, 100)
+    patient = _Patient(origin.store, origin.arrivals)
+    patient.boaster = _Boaster()
+    assignment = Assignment((ORIGIN,), ("boaster",), 1, 1e8, swarm=True)
+    sources = {ORIGIN: [patient], "boaster": [patient.boaster]}
+    delivery = await fetch_payload(leaf.store.receive(payload), sources, assignment, leaf.arrivals, {})
+    assert list(delivery.culprits) == ["boaster"] and "1 chunks" in delivery.culprits["boaster"]

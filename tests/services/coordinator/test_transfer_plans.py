@@ -48,10 +48,16 @@ def test_workers_are_sent_to_each_other_and_what_came_is_shown_and_journalled(tm
                 await client.heartbeat(_beat(ids[0], NetworkReport(0.05, 5e4, (PAYLOAD.digest,), (record,))))
             unknown = replace(record, version=77)
             await client.heartbeat(_beat(ids[0], NetworkReport(deliveries=(unknown,))))
-            shown = (await client.status()).deliveries
+            invented = replace(
+                record, version=0, bytes_from={"x" * 200: 1, f"{ids[0]}9": 1, "w0-01": 1, ids[0]: 2}
+            )
+            await client.heartbeat(_beat(ids[1], NetworkReport(deliveries=(invented,))))
+            *_, last = (await client.status()).deliveries
+            assert last.worker_id == ids[1] and last.bytes_from == {ids[0]: 2}
+            shown = (await client.status()).deliveries[:-1]
             assert shown == (replace(record, worker_id=ids[0]),)
             kinds = [event.kind async for event in client.watch_events(0, follow=False)]
-            assert kinds.count("snapshot.delivered") == 1
+            assert kinds.count("snapshot.delivered") == 2
             with pytest.raises(ContractError, match="has no payload"):
                 await client.plan_transfer(ids[0], 0, "c" * 64)
             with pytest.raises(ContractError, match="round_trip_s"):

@@ -1,0 +1,38 @@
+"""Which chunks are asked of whom: patience that no source can draw out."""
+
+import numpy as np
+
+from antiphon.core.dissemination.plan import ORIGIN, Assignment
+from antiphon.core.dissemination.requests import Transfer
+
+
+def _transfer(*parents: str, chunks: int = 4, chunk_bytes: int = 4 << 20, rate: float = 1e6) -> Transfer:
+    assignment = Assignment((*parents, ORIGIN), (), 1 + len(parents), rate)
+    return Transfer(np.zeros(chunks, np.bool_), chunk_bytes, assignment, {}, 0.0)
+
+
+def test_a_source_may_fail_any_number_of_times() -> None:
+    transfer = _transfer("relay-1")
+    for time_s in range(2000):
+        transfer.failed("relay-1", float(time_s))
+    assert transfer.sources["relay-1"].retry_at_s == 1999 + 8.0
+
+
+def test_bytes_that_drip_or_come_again_are_no_progress_and_a_slow_link_is() -> None:
+    dripping, slow, again = (_transfer(chunk_bytes=16 << 20) for _ in range(3))
+    for second in range(1, 1000):
+        dripping.bytes_came(ORIGIN, 1, float(second), 0, second)
+        slow.bytes_came(ORIGIN, 5000, float(second), 0, 5000 * second)
+        again.bytes_came(ORIGIN, 50_000, float(second), 0, 50_000)
+    assert dripping.last_progress_s < 1
+    assert slow.last_progress_s > 990
+    assert again.last_progress_s <= 1
+
+
+def test_a_kept_chunk_is_progress_once() -> None:
+    transfer = _transfer(chunk_bytes=10)
+    (request, *_) = transfer.next_requests(0.0)
+    for time_s in (400.0, 500.0):
+        transfer.bytes_came(ORIGIN, 10, time_s, 0, 10)
+        transfer.arrived(request, 0)
+    assert transfer.last_progress_s == 400.0
