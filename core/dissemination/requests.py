@@ -23,12 +23,14 @@ AHEAD_S = 1.0
 SLOW_SHARE = 0.25
 """Of the planned rate; a source below it for as long as a stall takes is helped out."""
 ALONE = 12
-"""Times as much patience has who can ask no one else: many may share the source's uplink."""
+"""Times as much patience has who can ask no one else, and whoever asks the origin: many share its uplink."""
 MOST_IN_REQUEST = 64
 PIECE_BYTES = 256 << 10
 """Of a chunk in one message, so that a slow link shows that it moves."""
 PROGRESS_WINDOW_S, PROGRESS_BYTES = 10.0, 10_000
 """So many new bytes in so many seconds are progress; fewer may be a source that drips."""
+_MOST_DOUBLINGS = 8
+"""Of the patience with the origin."""
 MOST_STALL_S = 60.0
 """Longest patience next to the origin, however slow the links are; twice that further down."""
 _RATE_WINDOW_S = 0.25
@@ -64,6 +66,8 @@ class Source:
     best_bytes_per_s: float = 0.0
     failures: int = 0
     """Since it last delivered a chunk."""
+    stalls: int = 0
+    """Times that nothing came of it in time; each chunk that it delivers takes one off."""
     retry_at_s: float = 0.0
     slow: bool = False
     last_byte_s: float = 0.0
@@ -157,8 +161,12 @@ class Transfer:
         return None
 
     def all_failing(self) -> bool:
-        """Return whether every source that may be asked has failed since it last delivered."""
-        return all(s.failures for s in self.sources.values() if s.upstream and not self._avoided(s.name))
+        """Return whether every source that may be asked has failed since it last delivered.
+
+        An origin that is only slow to send has not: the worker's own link may be slow.
+        """
+        upstream = [s for s in self.sources.values() if s.upstream and not self._avoided(s.name)]
+        return all(s.failures > (s.stalls if s.name == ORIGIN else 0) for s in upstream)
 
     def curious(self, now: float) -> list[str]:
         """Return who should be asked what it holds: in a swarm all, else others when no parent answers."""
@@ -189,8 +197,9 @@ class Transfer:
             if not source.calls:
                 continue
             limit_s = self._limit_s(source)
-            if now - source.last_byte_s >= limit_s:
+            if now - source.last_byte_s >= self._patience_s(source):
                 found.append(source.name)
+                source.stalls = min(source.stalls + 1, _MOST_DOUBLINGS)
                 self.failed(source.name, now)
             elif now - source.watched_since_s > limit_s:
                 planned = self._assignment.bytes_per_s * (now - source.watched_since_s)
@@ -225,7 +234,7 @@ class Transfer:
         if not self._held[index]:
             self._held[index] = True
             self._progress_s = max(self._progress_s, source.last_byte_s)
-        source.failures = 0
+        source.failures, source.stalls = 0, max(source.stalls - 1, 0)
         if request.number not in source.left:
             return True
         source.left[request.number] -= 1
@@ -262,13 +271,25 @@ class Transfer:
     def retry_s(self, now: float) -> float:
         """Return seconds until something may change although nothing happens."""
         due = [s.retry_at_s for s in self.sources.values() if s.retry_at_s > now]
-        due += [s.last_byte_s + self._limit_s(s) for s in self.sources.values() if s.calls]
+        due += [s.last_byte_s + self._patience_s(s) for s in self.sources.values() if s.calls]
         return max(0.001, min([self._stall_s / 4, *(at_s - now for at_s in due)]))
 
     def _limit_s(self, source: Source) -> float:
         limit_s = self._stall_s if source.bytes_in else self._first_stall_s
-        alone = all(self._avoided(name) for name in self.sources if name != source.name)
-        return limit_s * ALONE if alone else limit_s
+        return limit_s * ALONE if self._is_alone(source) else limit_s
+
+    def _patience_s(self, source: Source) -> float:
+        """Return after how many silent seconds the requests of a source are given up.
+
+        Those of the origin stay open for long while others are asked too: where all are slow, the link of
+        this worker is, and what is half here would be lost.
+        """
+        if source.name != ORIGIN:
+            return self._limit_s(source)
+        return self._limit_s(source) * (1 if self._is_alone(source) else ALONE) * 2**source.stalls
+
+    def _is_alone(self, source: Source) -> bool:
+        return all(self._avoided(name) for name in self.sources if name != source.name)
 
     def _parents(self) -> list[Source]:
         return [self.sources[name] for name in self._assignment.parents]

@@ -242,6 +242,10 @@ class LoopDriver:
         self._news.set()
 
 
+_PIECES = 32
+"""Of a chunk that comes over a slow link."""
+
+
 class _Link(Broadcast):
     """Chunks of an origin, each as late as the link makes it, some of them with other bytes."""
 
@@ -254,9 +258,15 @@ class _Link(Broadcast):
         self, payload_digest: str, indices: Sequence[int]
     ) -> AsyncIterator[tuple[int, bytes]]:
         async for index, data in self._origin.get_chunks(payload_digest, indices):
-            if seconds := self._chunk_s():
-                await asyncio.sleep(seconds)
-            yield index, data[::-1] if self._alters() else data
+            if self._alters():
+                data = data[::-1]
+            if not (seconds := self._chunk_s()):
+                yield index, data
+                continue
+            piece = -(-len(data) // _PIECES)  # a slow link is not silent for the whole of a chunk
+            for start in range(0, len(data), piece):
+                await asyncio.sleep(seconds * piece / len(data))
+                yield index, data[start : start + piece]
 
     async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
         return await self._origin.held(payload_digest)

@@ -36,3 +36,17 @@ def test_a_kept_chunk_is_progress_once() -> None:
         transfer.bytes_came(ORIGIN, 10, time_s, 0, 10)
         transfer.arrived(request, 0)
     assert transfer.last_progress_s == 400.0
+
+
+def test_what_a_slow_origin_is_sending_is_kept_while_others_are_asked() -> None:
+    transfer = _transfer("relay-1", chunks=1)
+    first = transfer.next_requests(0.0)
+    assert [request.source for request in first] == ["relay-1"]
+    assert transfer.stalled(20.0) == ["relay-1"]  # and its request is hung up
+    transfer.ended(first[0])
+    (request,) = [r for r in transfer.next_requests(20.0) if r.source == ORIGIN]
+    assert transfer.stalled(60.0) == [] and not transfer.all_failing()
+    assert transfer.stalled(20.0 + 200.0) == [ORIGIN]  # in the end it is asked anew, with more patience
+    transfer.ended(request)
+    assert not transfer.all_failing()  # a slow link is no refusal
+    assert transfer.sources[ORIGIN].stalls == 1
