@@ -286,7 +286,7 @@ class Transfer:
         """
         if source.name != ORIGIN:
             return self._limit_s(source)
-        return self._limit_s(source) * (1 if self._is_alone(source) else ALONE) * 2**source.stalls
+        return self._limit_s(source) * (1 if self._is_alone(source) else ALONE) * (1 << source.stalls)
 
     def _is_alone(self, source: Source) -> bool:
         return all(self._avoided(name) for name in self.sources if name != source.name)
