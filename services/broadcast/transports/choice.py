@@ -50,7 +50,7 @@ class OriginOrObjectStore(Transport):
         before, self._asking = self._asking, asyncio.create_task(self._ask(origin))
         if before is not None:
             before.cancel()
-            if not before.done() or not before.result():
+            if before.cancelled() or not before.done() or not before.result():
                 return False
         return await self._asking
 

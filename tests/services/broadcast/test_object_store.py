@@ -334,6 +334,20 @@ def test_a_worker_uses_the_store_while_the_origin_is_away_and_returns_to_it(tmp_
     run(body)
 
 
+def test_a_question_that_was_broken_off_counts_as_no_answer(tmp_path: Path) -> None:
+    direct = RelayTransport(PayloadStore(tmp_path), Connections(1, 1.0), 1.0)
+    transport = OriginOrObjectStore(direct, direct)
+
+    async def body() -> None:
+        transport._asking = asyncio.create_task(asyncio.Event().wait())
+        transport._asking.cancel()
+        await asyncio.wait([transport._asking])
+        assert not await transport._is_reached("127.0.0.1:1")
+        await transport.close()
+
+    run(body)
+
+
 def test_a_run_may_have_all_workers_use_the_store_and_none_without_one(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path)
     direct = RelayTransport(store, Connections(1, 1.0), 1.0)
