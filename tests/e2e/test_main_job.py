@@ -211,11 +211,12 @@ def test_an_exported_version_answers_alike_in_plain_transformers_and_plain_vllm(
     assert all(torch.equal(state[name], tensor) for name, tensor in recorded.items())
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = [tokenizer.encode(text) for text in ("4 + 9 - 3 =", "1 + 2 + 7 - 5 =")]
-    expected = [
-        model.generate(torch.tensor([p]), do_sample=False, max_new_tokens=24)[0, len(p) :].tolist()
-        for p in prompts
-    ]
-    assert answers(folder, prompts, 24) == expected
+    for prompt, answer in zip(prompts, answers(folder, prompts, 24), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        taken = logits[torch.arange(len(answer)), torch.tensor(answer)]
+        # Two engines add in different orders: a token may differ only where two are equally likely.
+        assert len(answer) > 1 and bool((logits.max(dim=-1).values - taken < 1e-3).all())
 
 
 def test_the_run_is_listed_and_read_as_tables(job: Job) -> None:
