@@ -27,6 +27,8 @@ ALONE = 12
 MOST_IN_REQUEST = 64
 PIECE_BYTES = 256 << 10
 """Of a chunk in one message, so that a slow link shows that it moves."""
+MOST_PIECE_BYTES, QUICK_PIECE_S = 4 << 20, 0.02
+"""Largest piece, and how soon a piece must be sent for the next one to be larger."""
 PROGRESS_WINDOW_S, PROGRESS_BYTES = 10.0, 10_000
 """So many new bytes in so many seconds are progress; fewer may be a source that drips."""
 _MOST_DOUBLINGS = 8
@@ -45,6 +47,18 @@ class Request:
     number: int
     source: str
     indices: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class PiecePace:
+    """How much of a chunk one message carries: each costs the same, so more of it where links are fast."""
+
+    piece_bytes: int = PIECE_BYTES
+
+    def sent(self, seconds: float) -> None:
+        """Note how long the last piece took to send."""
+        quick = seconds < QUICK_PIECE_S
+        self.piece_bytes = min(2 * self.piece_bytes, MOST_PIECE_BYTES) if quick else PIECE_BYTES
 
 
 @dataclass(slots=True)

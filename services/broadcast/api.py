@@ -40,7 +40,7 @@ class Broadcast(Protocol):
     """Chunks of payloads."""
 
     def get_chunks(self, payload_digest: str, indices: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
-        """Yield (index, bytes) in the order asked for; the receiver checks each chunk's digest.
+        """Yield (index, bytes), one chunk after the other in any order; the receiver checks their digests.
 
         A large chunk may come in consecutive pieces, each with its index.
 

@@ -203,14 +203,16 @@ class _Receiver:
             self._change.notify()
 
     async def _take(self, request: Request, lane: Broadcast) -> None:
-        """Take the chunks of one request, each in one or more pieces."""
-        due = iter(request.indices)
-        expected, pieces, length = next(due, None), list[bytes](), 0
+        """Take the chunks of one request, one after the other and each in one or more pieces."""
+        due, coming, pieces, length = set(request.indices), -1, list[bytes](), 0
         replies = lane.get_chunks(self._payload.digest, request.indices)
         try:
             async for index, piece in replies:
-                if index != expected:
-                    raise _WrongError(f"sent chunk {index} out of turn, where {expected} was due")
+                if index not in due:
+                    raise _WrongError(f"sent chunk {index}, which is not due")
+                if pieces and index != coming:
+                    raise _WrongError(f"sent chunk {index} before the end of {coming}")
+                coming = index
                 pieces.append(piece)
                 length += len(piece)
                 whole = self._payload.span(index)[1]
@@ -219,12 +221,13 @@ class _Receiver:
                     raise _WrongError(f"sent {length} bytes for chunk {index}, which has {whole}")
                 if length == whole:
                     await self._keep(request, index, pieces[0] if len(pieces) == 1 else b"".join(pieces))
-                    expected, pieces, length = next(due, None), [], 0
+                    due.remove(index)
+                    pieces, length = [], 0
         finally:
             if (close := getattr(replies, "aclose", None)) is not None:
                 await close()
-        if expected is not None:
-            raise UnavailableError(f"the stream ended before chunk {expected}")
+        if due:
+            raise UnavailableError(f"the stream ended before chunk {min(due)}")
 
     async def _keep(self, request: Request, index: int, data: bytes) -> None:
         if self._incoming.held[index]:

@@ -1,6 +1,7 @@
 """Relay, the serving side: chunks of a payload that is still arriving are handed on as they come."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.core.errors import UnavailableError
@@ -74,10 +75,15 @@ class RelayService(BroadcastService):
                 raise
         return await super()._find(digest)
 
-    async def _until_held(self, payload: Payload, index: int) -> None:
-        while not self._store.held(payload)[index]:
+    async def _next(self, payload: Payload, left: Sequence[int]) -> int:
+        """Return the first of these chunks that is here: one that is late keeps no other back."""
+        while True:
+            held = self._store.held(payload)
+            for index in left:
+                if held[index]:
+                    return index
             if not await self._arrivals.wait(payload.digest, self._stall_s):
                 raise UnavailableError(
-                    f"chunk {index} of payload {payload.digest} did not arrive here for {self._stall_s:g} s; "
-                    "take it from another holder"
+                    f"chunk {left[0]} of payload {payload.digest} did not arrive here for "
+                    f"{self._stall_s:g} s; take it from another holder"
                 )

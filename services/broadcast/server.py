@@ -22,7 +22,7 @@ class BroadcastServicer(broadcast_pb2_grpc.BroadcastServicer):
 
     @answers_errors
     async def GetChunks(self, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """Stream chunks in the order asked for."""
+        """Stream the chunks asked for."""
         async for index, data in self._service.get_chunks(request.payload_digest, list(request.indices)):
             yield broadcast_pb2.Chunk(index=index, data=data)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.core.dissemination.requests import PIECE_BYTES
+from antiphon.core.dissemination.requests import PIECE_BYTES, PiecePace
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.services.broadcast.api import Broadcast, Place
@@ -52,7 +52,9 @@ class BroadcastService(Broadcast):
     async def get_chunks(
         self, payload_digest: str, indices: Sequence[int]
     ) -> AsyncIterator[tuple[int, bytes]]:
-        """Yield (index, piece), chunks in the order asked for and in pieces, no faster than the uplink cap.
+        """Yield (index, piece), a chunk after the other and each in pieces, no faster than the uplink cap.
+
+        Chunks come in the order asked for, but those that are on their way here come after what is held.
 
         A chunk is read once some of it may be sent, so that few who wait for the uplink hold memory. It is
         not digested here: whoever receives it does that.
@@ -66,25 +68,32 @@ class BroadcastService(Broadcast):
                 f"a request for {len(indices)} chunks names {len(set(indices))}; ask for each chunk once"
             )
         payload = await self._find(payload_digest)
+        clock, pace = asyncio.get_running_loop().time, PiecePace()
         for index in indices:
             if not 0 <= index < len(payload.chunk_digests):
                 raise ContractError(
                     f"payload {payload.digest} has no chunk {index}; fetch its manifest again"
                 )
-            await self._until_held(payload, index)
-            length = payload.span(index)[1]
-            await self.uplink.take(min(PIECE_BYTES, length))
-            data = await asyncio.to_thread(self._store.read_chunk, payload, index)
-            for start in range(0, length, PIECE_BYTES):
-                if start:
-                    await self.uplink.take(min(PIECE_BYTES, length - start))
-                yield index, data[start : start + PIECE_BYTES]
+        left = list(indices)
+        while left:
+            index = await self._next(payload, left)
+            left.remove(index)
+            length, sent, data = payload.span(index)[1], 0, b""
+            while sent < length:
+                begun_s = clock()
+                await self.uplink.take(min(pace.piece_bytes, length - sent))
+                data = data or await asyncio.to_thread(self._store.read_chunk, payload, index)
+                piece = data[sent : sent + pace.piece_bytes]
+                yield index, piece
+                sent += len(piece)
+                pace.sent(clock() - begun_s)
 
     async def _find(self, digest: str) -> Payload:
         return await asyncio.to_thread(self._store.find, digest)
 
-    async def _until_held(self, payload: Payload, index: int) -> None:
-        """Wait for a chunk that is on its way; what lies here whole has none."""
+    async def _next(self, payload: Payload, left: Sequence[int]) -> int:
+        """Return which of these chunks to send next."""
+        return left[0]
 
     async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
         """Return, per chunk, whether it is held; empty when the payload is not known here."""

@@ -19,23 +19,25 @@ import numpy as np
 from antiphon.core.dissemination.plan import Assignment
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.services.broadcast.api import Blocks
-from antiphon.services.broadcast.client import BroadcastClient
 from antiphon.services.broadcast.payload_store import PayloadStore
 from antiphon.services.broadcast.relay import Patience, fetch_payload
 from antiphon.services.broadcast.relay_service import Arrivals, RelayService
 from antiphon.services.broadcast.server import SERVICE_NAME, register_broadcast
+from antiphon.services.broadcast.transport import Connections
 from antiphon.services.broadcast.transports.lattica import (
     FOLDER,
     LatticaService,
     LatticaTransport,
 )
 from antiphon.services.broadcast.transports.lattica_node import LatticaNode
-from antiphon.services.rpc.serving import Security, open_channel, start_server
+from antiphon.services.rpc.serving import Security, start_server
 from antiphon.services.security.credentials import load_credentials, needed_token_key
 from antiphon.services.security.guard import Guard
 from antiphon.system.clock import wall_clock
 
 RUN_ID = "benchmark"
+REPLY_S = 30.0
+"""Without a byte of a source that was asked, or without a chunk that was waited for."""
 BLOCK_PORT = 7702
 """Of the peer of a Lattica network."""
 
@@ -51,13 +53,15 @@ class Peer:
         self.host = ""
         self.lattica: LatticaService | None = None
         self.transport: LatticaTransport | None = None
+        self.connections: Connections | None = None
+        """Stay open from one payload to the next, as a worker's do."""
 
     async def serve(self, address: str) -> Any:
         """Start to answer; the server is to be kept."""
         host, _, port = address.rpartition(":")
         guard = Guard(needed_token_key(self.credentials), RUN_ID, wall_clock, time.monotonic)
         self.host = host
-        service = _Service(self.store, self.arrivals, stall_s=30.0)
+        service = _Service(self.store, self.arrivals, REPLY_S)
         service.lattica = lambda: self.lattica
         server, _ = await start_server(
             host,
@@ -81,11 +85,10 @@ class Peer:
         """Bring a payload here, and answer what that took."""
         payload = _payload(asked["payload"])
         assignment = Assignment(**{**asked["assignment"]})
+        if self.connections is None:
+            self.connections = Connections(asked["streams"], REPLY_S, self.credentials)
         clients = {
-            name: [
-                BroadcastClient(address, channel=open_channel(address, self.credentials, own_connection=True))
-                for _ in range(asked["streams"])
-            ]
+            name: self.connections(address)
             for name, address in asked["addresses"].items()
             if name in (*assignment.parents, *assignment.others)
         }
@@ -103,7 +106,6 @@ class Peer:
         )
         await asyncio.to_thread(incoming.finish)
         ended_s = time.monotonic()
-        asyncio.get_running_loop().call_later(5.0, lambda: asyncio.ensure_future(_close(clients)))
         return {"ended_s": ended_s, "cpu_s": time.process_time() - cpu_s, **asdict(delivery)}
 
     async def put_blocks(self, payload: Payload) -> None:
@@ -134,12 +136,6 @@ class _Service(RelayService):
     async def blocks(self, payload_digest: str) -> Blocks:
         service = self.lattica()
         return await (super().blocks if service is None else service.blocks)(payload_digest)
-
-
-async def _close(clients: dict[str, list[BroadcastClient]]) -> None:
-    for lanes in clients.values():
-        for client in lanes:
-            await client.close()
 
 
 def _payload(fields: dict[str, Any]) -> Payload:

@@ -113,6 +113,22 @@ async def test_a_relay_hands_on_what_it_is_still_receiving_in_pieces_over_severa
 
 
 @_in_loop
+async def test_a_chunk_that_is_late_keeps_no_other_back(tmp_path: Path) -> None:
+    origin, relay = Holder(tmp_path / "origin"), Holder(tmp_path / "relay")
+    payload, body = _publish(origin, 3 * 1024, 1024)
+    incoming = relay.store.receive(payload)
+    for index in (1, 2):
+        incoming.write(index, body[index * 1024 : (index + 1) * 1024])
+    chunks = relay.service.get_chunks(payload.digest, [0, 1, 2])
+    assert [(await anext(chunks))[0] for _ in range(2)] == [1, 2]
+    incoming.write(0, body[:1024])
+    relay.arrivals.notify(payload.digest)
+    assert await anext(chunks) == (0, body[:1024])
+    with pytest.raises(StopAsyncIteration):
+        await anext(chunks)
+
+
+@_in_loop
 async def test_holders_say_which_chunks_they_have(tmp_path: Path, house: House) -> None:
     origin, part = Holder(tmp_path / "origin"), Holder(tmp_path / "part")
     payload, body = _publish(origin, 1100, 100)

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.core.dissemination.requests import (
+    MOST_PIECE_BYTES,
+    PIECE_BYTES,
+    QUICK_PIECE_S,
+    PiecePace,
+)
 from antiphon.lineage.store import remote_place
-from antiphon.services.broadcast.service import PIECE_BYTES, Uplink
+from antiphon.services.broadcast.payload_store import PayloadStore
+from antiphon.services.broadcast.service import BroadcastService, Uplink
 from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.simulator.virtual.loop import VirtualLoop
 
@@ -63,3 +70,25 @@ def test_what_is_put_into_a_shared_folder_is_paced_too(
     assert paced == [1000, 1000, 500]
     assert (tmp_path / "shared/run/object").read_bytes() == (tmp_path / "file").read_bytes()
     assert place.sizes("run") == {"run/object": 2500}
+
+
+def test_messages_grow_on_a_fast_link_and_stay_small_on_a_slow_one() -> None:
+    pace = PiecePace()
+    for _ in range(10):
+        pace.sent(QUICK_PIECE_S / 2)
+    assert pace.piece_bytes == MOST_PIECE_BYTES
+    pace.sent(QUICK_PIECE_S)
+    assert pace.piece_bytes == PIECE_BYTES
+
+
+def test_under_a_cap_a_slow_link_still_shows_that_it_moves(tmp_path: Path) -> None:
+    async def body() -> list[int]:
+        store = PayloadStore(tmp_path)
+        outgoing = store.make(32 * PIECE_BYTES)
+        outgoing.write(bytes(32 * PIECE_BYTES))
+        digest = outgoing.finish().digest
+        service = BroadcastService(store, uplink_bytes_per_s=4 * PIECE_BYTES / QUICK_PIECE_S)
+        return [len(piece) async for _, piece in service.get_chunks(digest, [0])]
+
+    lengths = asyncio.run(body())
+    assert sum(lengths) == 32 * PIECE_BYTES and max(lengths) <= 8 * PIECE_BYTES
