@@ -43,29 +43,35 @@ def find_changes(parent: Any, new: Any, gaps: Any, planes: Any) -> tuple[int, in
     one = np.uint64(1)
     top = np.uint64(8 * width - 1)
     mask = (one << top) | ((one << top) - one)
-    places = np.empty(TILE, dtype=np.int32)
+    places = np.empty(TILE, dtype=np.uint16)
+    codes = np.empty(TILE, dtype=new.dtype)
     changed, gap_bytes, last = 0, 0, -1
+    # Short loops over a tile, each of which the compiler makes fast: one for all takes twice as long.
     for start in range(0, len(new), TILE):
+        before, after = parent[start : start + TILE], new[start : start + TILE]
         # No branch on what changed: at shares near one half the processor would guess wrong half the time.
         found = 0
-        for i in range(min(TILE, len(new) - start)):
+        for i in range(len(after)):
             places[found] = i
-            found += new[start + i] != parent[start + i]
+            found += after[i] != before[i]
         for j in range(found):
-            i = start + places[j]
-            gap = i - last - 1
-            last = i
+            difference = (np.uint64(after[places[j]]) - np.uint64(before[places[j]])) & mask
+            codes[j] = (difference << one) ^ (np.uint64(0) - (difference >> top))
+        for k in range(width):
+            plane = planes[k, changed : changed + found]
+            for j in range(found):
+                plane[j] = np.uint8((np.uint64(codes[j]) >> np.uint64(8 * k)) & np.uint64(255))
+        changed += found
+        for j in range(found):
+            place = start + np.int64(places[j])
+            gap = place - last - 1
+            last = place
             while gap > LAST_GAP_BYTE:
                 gaps[gap_bytes] = 255
                 gap_bytes += 1
                 gap -= 255
             gaps[gap_bytes] = gap
             gap_bytes += 1
-            difference = (np.uint64(new[i]) - np.uint64(parent[i])) & mask
-            zigzag = (difference << one) ^ (np.uint64(0) - (difference >> top))
-            for k in range(width):
-                planes[k, changed] = np.uint8((zigzag >> np.uint64(8 * k)) & np.uint64(255))
-            changed += 1
     return changed, gap_bytes
 
 
