@@ -94,13 +94,16 @@ class BatchSize:
         self.mean_square += share * (worth * worth - self.mean_square)
         self.mean_density += share * (density - self.mean_density)
 
-    def loses(self, requests: int) -> bool:
-        """Return whether the gain lies below 1 by `CONFIDENCE` standard errors."""
+    def loses(self, requests: int, rows: float) -> bool:
+        """Return whether the gain lies below 1 by `CONFIDENCE` standard errors; `rows`: n of such a step."""
         if self.trials < LEAST_TRIAL:
             return False
         # Wins are rare and large: until one was seen, the spread of the sample says too little, so
-        # the number of tokens of a request is taken to spread by at least 1.
-        variance = max(self.mean_square - self.mean_worth * self.mean_worth, 1.0 / requests)
+        # the number of tokens of a request is taken to spread by at least 1. But a drafted token wins one
+        # at most: where hardly any is found, nothing more is to be learnt of a trial.
+        drafted = min(self.mean_density * rows, requests)
+        spread = drafted / (requests * requests)
+        variance = max(self.mean_square - self.mean_worth * self.mean_worth, spread)
         effective = min(self.trials, 2 * HORIZON - 1)
         error = math.sqrt(variance / effective + self.costs.error(self.mean_density) ** 2)
         return self.costs.share(self.mean_density) - self.mean_worth > CONFIDENCE * error

@@ -159,16 +159,19 @@ class DraftGate:
                 size.wait = FIRST_WAIT
                 size.changed_at = self._step - FIRST_WAIT
 
-    def observe(self, requests: int, rows: int, tokens: int, seconds: float, drafted: bool) -> None:
+    def observe(
+        self, requests: int, rows: int, tokens: int, seconds: float, drafted: bool, stands_for: int = 1
+    ) -> None:
         """Take in one engine step that only decoded.
 
         `requests`: B; `rows`: B plus the drafted tokens; `tokens`: emitted; `seconds`: of the whole
         step and of the drafter before it; `drafted`: the drafter ran for it, though it may have proposed
-        nothing (rows == requests). Steps without requests or of senseless duration are ignored.
+        nothing (rows == requests); `stands_for`: so many steps like it, itself and those before it that were
+        not told. Steps without requests or of senseless duration are ignored.
         """
         if requests < 1 or not 1e-9 < seconds < LONGEST_STEP_S:
             return
-        self._step += 1
+        self._step += stands_for
         size = self._size(requests)
         if not size.met:
             if drafted:
@@ -178,14 +181,14 @@ class DraftGate:
         if drafted:
             self._observe_drafted(size, requests, max(rows - requests, 0), tokens, seconds)
         else:
-            self._observe_undrafted(size, requests, seconds)
+            self._observe_undrafted(size, requests, seconds, stands_for)
 
-    def _observe_undrafted(self, size: BatchSize, requests: int, seconds: float) -> None:
+    def _observe_undrafted(self, size: BatchSize, requests: int, seconds: float, stands_for: int) -> None:
         size.costs.learn(self._step, requests + self._fixed_rows, None, seconds)
         size.undrafted_at, size.drafted_steps = self._step, 0
         size.owed = max(size.owed - 1, 0)
-        self._fit_if_due()
-        self._book(0.0, 1.0)
+        self._fit_if_due(stands_for)
+        self._book(0.0, float(stands_for))
 
     def _observe_drafted(
         self, size: BatchSize, requests: int, drafted: int, tokens: int, seconds: float
@@ -205,7 +208,7 @@ class DraftGate:
             # What was learnt of a few drafted tokens says little about a step with many; the step does.
             share = min(share, seconds / (size.costs.row_s * rows))
         self._book(believed - share, worth)
-        if size.open and (self._account < 0.0 or size.loses(requests)):
+        if size.open and (self._account < 0.0 or size.loses(requests, rows)):
             self._close(size)
 
     def _wait(self, size: BatchSize) -> int:
@@ -235,8 +238,8 @@ class DraftGate:
             costs, rows = self._latest.costs, self._latest.requests + self._fixed_rows
             size.costs = StepCosts(costs.row, costs.fixed * rows / (requests + self._fixed_rows))
 
-    def _fit_if_due(self) -> None:
-        if self._step % FIT_STEPS:
+    def _fit_if_due(self, stands_for: int) -> None:
+        if self._step % FIT_STEPS >= stands_for:
             return
         before, self._fixed_rows = self._fixed_rows, fixed_rows(self._sizes, self._fixed_rows)
         for size in self._sizes:

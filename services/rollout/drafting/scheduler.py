@@ -319,14 +319,16 @@ class DraftScheduler:
         """Take note of a step that only decoded: what the gate compares."""
         if self.script is not None or not requests:
             return
-        if not self._sourced and not self._previous.draft:
-            # Nothing to decide: one step in a few keeps the undrafted time known.
+        stands_for = 1
+        if not self._previous.draft and not (self._sourced and self._gate.is_open(requests)):
+            # Nothing to decide soon: one step in a few keeps the undrafted time known, for less.
             self._idle_steps += 1
             if self._idle_steps % IDLE_SHARE:
                 return
+            stands_for = IDLE_SHARE if self._sourced else 1
         # Drafts are made at the end of one step and verified in the next, which is charged with both.
         seconds += self._previous_drafter_s - self._drafter_s
-        self._gate.observe(requests, rows, tokens, seconds, self._previous.draft)
+        self._gate.observe(requests, rows, tokens, seconds, self._previous.draft, stands_for)
 
     def _follow(self, slot: int, group: _Group) -> None:
         """Let the forest follow a request, and open its group, unless it does so already."""

@@ -6,7 +6,7 @@ import pytest
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
-from antiphon.services.rollout.drafting.scheduler import DraftScheduler
+from antiphon.services.rollout.drafting.scheduler import IDLE_SHARE, DraftScheduler
 from antiphon.services.rollout.engine.api import EngineRequest
 
 PAST = np.arange(10, 60, dtype=np.int32)
@@ -27,7 +27,8 @@ class Clock:
 class Gate(DraftGate):
     """Plans what it is told to, and notes what it is shown."""
 
-    drafts = True
+    drafts = opened = True
+    steps = 0
     shown: list[tuple[float, bool]]
     woken: int
 
@@ -37,8 +38,14 @@ class Gate(DraftGate):
     def wake(self) -> None:
         self.woken += 1
 
-    def observe(self, requests: int, rows: int, tokens: int, seconds: float, drafted: bool) -> None:
+    def is_open(self, requests: int) -> bool:
+        return self.opened
+
+    def observe(
+        self, requests: int, rows: int, tokens: int, seconds: float, drafted: bool, stands_for: int = 1
+    ) -> None:
         self.shown.append((seconds, drafted))
+        self.steps += stands_for
 
 
 @pytest.fixture
@@ -77,6 +84,16 @@ def test_a_step_is_charged_with_the_drafts_it_verifies(scheduler: DraftScheduler
     assert none == 0
     advance(scheduler, tokens, 0, 0)
     assert gate.shown == [(1.5, False), (2.5, True), (2.0, False)]
+
+
+def test_a_gate_that_rests_is_shown_few_steps_which_stand_for_all(scheduler: DraftScheduler) -> None:
+    gate = scheduler._gate
+    assert isinstance(gate, Gate)
+    gate.drafts = gate.opened = False
+    tokens = 2
+    for _ in range(2 * IDLE_SHARE):
+        tokens, _ = advance(scheduler, min(tokens, 8), 0, 0)
+    assert len(gate.shown) == 2 and gate.steps == 2 * IDLE_SHARE
 
 
 def test_rested_tokens_are_those_that_good_drafts_could_have_had(scheduler: DraftScheduler) -> None:
