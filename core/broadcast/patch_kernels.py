@@ -63,7 +63,7 @@ def find_changes(parent: Any, new: Any, gaps: Any, planes: Any) -> tuple[int, in
                 plane[j] = np.uint8((np.uint64(codes[j]) >> np.uint64(8 * k)) & np.uint64(255))
         changed += found
         for j in range(found):
-            place = start + np.int64(places[j])
+            place = start + int(places[j])
             gap = place - last - 1
             last = place
             while gap > LAST_GAP_BYTE:
