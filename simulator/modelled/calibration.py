@@ -6,9 +6,11 @@ journal of the run. A calibration is a small YAML file: `antiphon simulate --fro
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 from pydantic import Field, ValidationError
 
@@ -17,11 +19,14 @@ from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import Section
 from antiphon.core.errors import ConfigError, InfeasibleError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.loop_measures import LoopMeasures, LoopPace
+from antiphon.core.loop.events import load_event
+from antiphon.core.loop.loop_measures import LoopMeasures
 from antiphon.core.loop.run_state import RunState, new_state
+from antiphon.services.coordinator.journal.journal import Journal, journal_place
 
 GROUPS_KEPT = 512
 """Newest groups of a run whose lengths are kept."""
+MOST_EVENTS = 10**9
 
 TimedEvent = tuple[float, e.JournalEvent]
 """Second on the coordinator's clock, and what happened then."""
@@ -49,6 +54,9 @@ class Calibration(Section):
     """Seconds per token of a completion that a worker samples alone."""
     beta_s: float = Field(ge=0.0, le=60.0)
     """Seconds per token that each further completion of the same worker adds."""
+    start_s: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Seconds of a lease besides those per token: until its first one, and from its last one until it is
+    handed in."""
     concurrent_groups: int = Field(ge=1, le=4096)
     """Groups that a worker has room for."""
     learner_s: float = Field(gt=0.0, le=1e6)
@@ -91,38 +99,51 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     path.write_text(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110), "utf-8")
 
 
-def measure_pace(config: RunConfig, events: Sequence[TimedEvent]) -> tuple[LoopPace, RunState]:
-    """Return the pace of one worker of a run, and the run's state at its end.
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    start_s: float
+    alpha_s: float
+    beta_s: float
+    learner_s: float
+    broadcast_s: float
+    losses: bool
+    state: RunState
 
-    The coordinator fits seconds per token to the completions of the whole fleet; here each worker is measured
-    apart, so that its pace holds in fleets of other sizes. Of several workers the mean is taken.
 
-    Raises:
-        InfeasibleError: when nothing was trained.
-    """
+def _measure(config: RunConfig, events: Sequence[TimedEvent]) -> _Measured:
+    """Measure each worker apart, so that its pace holds in fleets of other sizes; a fit over all leases."""
     state, measures = new_state(config), dict[str, LoopMeasures]()
     holders: dict[str, str] = {}
-    everyone: list[LoopMeasures] = []
+    whole = LoopMeasures()
     for at_s, event in events:
         match event:
             case e.LeaseGranted():
                 holders[event.group_id] = event.worker_id
-            case e.WorkerRegistered() if event.worker_id not in measures:
-                everyone.append(measures.setdefault(event.worker_id, LoopMeasures()))
-        leased = isinstance(event, e.LeaseGranted | e.LeaseExpired | e.GroupSubmitted)
-        holder = measures.get(holders.get(getattr(event, "group_id", ""), ""))
-        for one in ([holder] if holder is not None else []) if leased else everyone:
-            one.observe(event, state, at_s)
+            case e.WorkerRegistered():
+                measures.setdefault(event.worker_id, LoopMeasures())
+        if isinstance(event, e.LeaseGranted | e.LeaseExpired | e.GroupSubmitted):
+            measures.get(holders.get(event.group_id, ""), whole).observe(event, state, at_s)
+        whole.observe(event, state, at_s)
         state.apply(event)
     end_s = events[-1][0] if events else 0.0
-    paces = [pace for one in everyone if (pace := one.pace(end_s)) is not None]
-    if not paces:
+    pace = whole.pace(end_s)
+    if pace is None:
         raise InfeasibleError("that run trained on no batch, so nothing can be measured by it; let it train")
-    mean = {
-        name: float(np.mean([getattr(pace, name) for pace in paces]))
-        for name in ("alpha", "beta", "learner_s", "broadcast_s")
-    }
-    return LoopPace(tuple(group for pace in paces for group in pace.groups), **mean), state
+    found = [one.leases(end_s) for one in measures.values()]
+    seconds, tokens, load = (np.concatenate(column) for column in zip(*found, strict=True))
+    # Seconds of a lease = start + tokens (alpha + beta load), none of the three negative.
+    columns = np.stack([np.ones_like(tokens), tokens, tokens * load], axis=1)
+    start_s, alpha_s, beta_s = _fit(columns, seconds)
+    return _Measured(start_s, alpha_s, beta_s, pace.learner_s, pace.broadcast_s, pace.losses, state)
+
+
+def _fit(columns: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> list[float]:
+    """Return coefficients of least squares, none negative; where one would be, the fit without it."""
+    for kept in ([0, 1, 2], [1, 2], [0, 1], [1]):
+        found = np.linalg.lstsq(columns[:, kept], seconds, rcond=None)[0]
+        if (found >= 0.0).all():
+            break
+    return [float(found[kept.index(at)]) if at in kept else 0.0 for at in range(3)]
 
 
 def calibrate(
@@ -140,15 +161,17 @@ def calibrate(
         InfeasibleError: when nothing was trained.
     """
     rows = list(events)
-    pace, state = measure_pace(config, rows)
+    pace = _measure(config, rows)
+    state = pace.state
     tokens = [batch.tokens for batch in state.sealed[: len(state.commits)] if batch.tokens]
     places = [event.concurrent_groups for _, event in rows if isinstance(event, e.WorkerRegistered)]
     lost = Counter(isinstance(event, e.WorkerLost) for _, event in rows)[True]
     lived_s = state.work_accounts.account(rows[-1][0]).total_s
     return Calibration(
         source=source,
-        alpha_s=pace.alpha,
-        beta_s=pace.beta,
+        alpha_s=pace.alpha_s,
+        beta_s=pace.beta_s,
+        start_s=pace.start_s,
         concurrent_groups=max(places),
         learner_s=pace.learner_s,
         step_tokens=float(np.mean(tokens)),
@@ -178,3 +201,18 @@ def _seen_groups(rows: Sequence[TimedEvent]) -> list[SeenGroup]:
                 waited = max(0.0, round(at_s - then, 6))
                 found.append(SeenGroup(prompt=prompt, tokens=tokens, reward_s=waited, varied=varied))
     return found[-GROUPS_KEPT:]
+
+
+async def read_journal(directory: Path, config: RunConfig) -> list[TimedEvent]:
+    """Return the events of the journal of a run that is not under way, with their times.
+
+    Args:
+        directory: of the run.
+        config: of the run.
+    """
+    journal = Journal(journal_place(config, directory), directory.name)
+    try:
+        rows = await journal.read(0, MOST_EVENTS)
+    finally:
+        await journal.close()
+    return [(row.at, load_event(row.kind, row.body)) for row in rows]

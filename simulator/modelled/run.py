@@ -36,8 +36,6 @@ EXACT_WORKERS = 32
 completion, and the others are as long as their mean."""
 HOUR_S = 3600.0
 _SMALL = 1e-9
-_SPREAD = 0x9E3779B97F4A7C15
-"""Multiplies numbers that follow each other into numbers that are spread evenly; Knuth, TAOCP 3, 6.4."""
 _WORKER, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(6)
 
 
@@ -335,18 +333,21 @@ class ModelledRun:
             ),
             engine.name,
         )  # fmt: skip
-        absolute = [(engine.tokens + left, count) for left, count in ends]
+        load = sum(count for _, count in ends)
+        pace_s = self._known.alpha_s + self._known.beta_s * (engine.load + load)
+        begins = engine.tokens + self._known.start_s / max(1e-12, pace_s)
+        absolute = [(begins + left, count) for left, count in ends]
         for end, count in absolute:
             heapq.heappush(engine.running, (end, group.group_id, count))
-        load = sum(count for _, count in ends)
         self._sampling[group.group_id] = (seen, load, absolute)
         engine.load += load
         engine.groups += 1
 
     def _draw(self, group: GroupState) -> SeenGroup:
-        """Return a recorded group of the prompt; of any prompt where it was not recorded."""
-        known = self._seen.get(group.prompt_index) or self._known.groups
-        return known[((group.number + self._seed) * _SPREAD >> 32) % len(known)]
+        """Return a recorded group of the prompt, each in its turn; of any prompt where it was not recorded."""
+        if known := self._seen.get(group.prompt_index):
+            return known[(group.epoch + group.prompt_index + self._seed) % len(known)]
+        return self._known.groups[(group.number + self._seed) % len(self._known.groups)]
 
     def _ends(self, seen: SeenGroup) -> list[tuple[float, int]]:
         if self._exact:
