@@ -6,7 +6,8 @@ assumed. A learner needs a half of what a pool has on average. It is run on each
 
 - `all_on`: all workers that can be had;
 - `greedy`: production's activator with the mean alone, `Redundancy(0.5)`;
-- `default`: production's activator as it is, with redundancy;
+- `greedy_redundancy`: with a supply that is enough at 95% of all moments;
+- `default`: production's activator as it is;
 - further confidences, shares that survive a zone and margins: the cheapest of all is the best in hindsight.
 
 `usd_per_accepted` is in US dollars per accepted GPU-hour of sampling, to which tokens are proportional;
@@ -33,12 +34,14 @@ from antiphon.benchmarks.parts.capacity.spot import (
     walk,
 )
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.capacity.activation import Activator
 from antiphon.core.capacity.cover import Redundancy
 
 NAMED = (
     SpotPolicy("all_on"),
     SpotPolicy("greedy", Redundancy(confidence=0.5)),
-    SpotPolicy("default", Redundancy()),
+    SpotPolicy("greedy_redundancy", Redundancy(confidence=0.95)),
+    SpotPolicy("default", Activator().redundancy),
 )
 HINDSIGHT = tuple(
     SpotPolicy(f"confidence {confidence:g}, survives {survives:g}, margin {margin:g}", redundancy, margin)
