@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 
 from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
@@ -22,7 +21,7 @@ class RunFigures:
     """What a run came to, measured or predicted."""
 
     seconds_per_step: float
-    """Median of the steps behind the first `SKIPPED`."""
+    """Mean of the steps behind the first `SKIPPED`."""
     staleness: dict[int, float]
     """Staleness in versions -> share of the trained completions."""
     usd: float
@@ -34,9 +33,9 @@ class RunFigures:
 
 
 def seconds_per_step(commits_s: Sequence[float]) -> float:
-    """Return the median of the seconds between successive commits; NaN of a run too short for one."""
+    """Return the mean of the seconds between successive commits; NaN of a run too short for one."""
     counted = commits_s[min(SKIPPED, max(0, len(commits_s) - 2)) :]
-    return median([b - a for a, b in pairwise(counted)] or [math.nan])
+    return (counted[-1] - counted[0]) / (len(counted) - 1) if len(counted) > 1 else math.nan
 
 
 def measured_figures(config: RunConfig, events: Sequence[TimedEvent]) -> RunFigures:
@@ -54,6 +53,20 @@ def measured_figures(config: RunConfig, events: Sequence[TimedEvent]) -> RunFigu
 def predicted_figures(done: Modelled) -> RunFigures:
     """Return the figures of a modelled run."""
     return RunFigures(seconds_per_step(done.commits_s), _shares(done.staleness), done.usd)
+
+
+def figure_lines(done: Modelled) -> list[str]:
+    """Say what a modelled run came to, for a terminal."""
+    found = predicted_figures(done)
+    ages = ", ".join(f"{age}: {share:.1%}" for age, share in found.staleness.items())
+    per_million = f", ${done.usd / done.tokens * 1e6:,.3f} per million accepted tokens" if done.usd else ""
+    return [
+        f"a step           {found.seconds_per_step:,.2f} s; the learner waits {done.idle_share:.1%} of the time",
+        f"the run          {len(done.commits_s)} steps in {done.seconds / HOUR_S:,.2f} h for ${done.usd:,.2f}"
+        f"{per_million}",
+        f"staleness        {ages}",
+        f"digest           {done.digest}",
+    ]
 
 
 def _shares(histogram: dict[int, int]) -> dict[int, float]:
