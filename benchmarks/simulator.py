@@ -1,16 +1,15 @@
 """Simulator: what a calibrated model predicts of real runs, and how long a large fleet takes to simulate.
 
-One real run is recorded: the main job without Prefect, MLflow and DVC, with the demo's model, real engines and a real
-learner. It is the calibration. Then three runs that it was not calibrated on, of another staleness bound, another
-number of workers and other steps, are first predicted and then measured. All share the cores of this machine, so
-the calibration says how many there are. `seconds_per_step_error` and `dollars_error` are the largest of
-the three, as shares of what was measured; `staleness_error` is the largest share of completions that trained at
-another staleness than predicted.
+One real run is recorded: the main job without Prefect, MLflow and DVC, with the demo's model, real engines
+and a real learner. It is the calibration. Then three runs that it was not calibrated on, of another staleness
+bound, another number of workers and other steps, are first predicted and then measured. All share the cores
+of this machine, and the calibration knows how many. `seconds_per_step_error` and `dollars_error` are the
+largest of the three, as shares of what was measured; `staleness_error` is the largest share of completions
+that trained at another staleness than predicted.
 
-`fleet_seconds` are the CPU seconds of one core for 1,000 workers over 24 hours of virtual time, with losses,
-`modelled_error` the difference of seconds per step to the simulation that takes message by message, of one small
-run. Fails when an error is above 10%, a fleet takes above 60 s, or the same seed gives another digest.
-The last line is JSON.
+`fleet_seconds` are the CPU seconds of one core for 1,000 workers over 24 hours of virtual time, with losses.
+Fails when an error is above 10%, the fleet takes above 60 s, or the same seed gives another digest. The last
+line is JSON.
 
     .venv/bin/python benchmarks/simulator.py [--only-fleet]
 """
@@ -34,13 +33,14 @@ from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.simulator.length_pipeline import draw_groups
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal
+from antiphon.simulator.modelled.outcome import Modelled
 from antiphon.simulator.modelled.prediction import (
     RunFigures,
     calibrate_shared,
     measured_figures,
     predicted_figures,
 )
-from antiphon.simulator.modelled.run import Modelled, ModelledRun
+from antiphon.simulator.modelled.run import ModelledRun
 
 MOST_ERROR, MOST_FLEET_S = 0.10, 60.0
 RUN_S = 900.0
@@ -122,7 +122,7 @@ def fleet(hours: float) -> tuple[dict[str, Any], list[str]]:
 
 
 def fleet_run(workers: int, hours: float) -> Modelled:
-    """Run spot workers that reason at length, some 25 tokens per second and completion, and lose one in four hours."""
+    """Run spot workers that sample some 25 tokens per second each; one is lost every four hours."""
     samples = 16
     drawn = draw_groups(512, samples, 12_000.0, 0)
     groups = tuple(SeenGroup(prompt=n, tokens=g.counts, reward_s=2.0) for n, g in enumerate(drawn))

@@ -11,8 +11,9 @@ assumed. A learner needs a half of what a pool has on average. It is run on each
 - further confidences, shares that survive a zone and margins: the cheapest of all is the best in hindsight.
 
 `usd_per_accepted` is in US dollars per accepted GPU-hour of sampling, to which tokens are proportional;
-`lost_share` are the learner's steps that were lost to waiting. Fails when over all pools the default costs more
-than 5% above the best policy in hindsight. Skipped with a reason where the traces are not. The last line is JSON.
+`lost_share` are the learner's steps that were lost to waiting. Fails when over all pools the default costs
+more than 5% above the best policy in hindsight. Skipped with a reason where the traces are not. The last line
+is JSON.
 
     ANTIPHON_TRACES=FOLDER .venv/bin/python benchmarks/spot_traces.py
 """

@@ -29,8 +29,8 @@ def simulate(
     Coordinator, workers, reward services and learner are the production ones; engines are stand-ins.
     The same seed always gives the same run. The exit code is 1 when a promise was broken.
 
-    With --from-run a recorded run is the scenario, with the key=value pairs that follow. What it measured of its
-    engines, lengths, learner and broadcasts predicts the seconds per step, staleness and dollars of that setting.
+    With --from-run a recorded run is the scenario, with the key=value pairs that follow. What it measured of
+    engines, lengths, learner and broadcasts predicts seconds per step, staleness and dollars of that setting.
 
     Args:
         scenario: a YAML file as in examples/; by default each seed draws its own.

@@ -1,7 +1,7 @@
 """Calibration: what a recorded run says of its engines, lengths, learner, broadcasts and prices.
 
 All of it is measured by `core.loop.loop_measures`, the code by which a run plans its own run-ahead, from the
-journal of the run. A calibration is a small YAML file: `antiphon simulate --from-run RUN --keep FILE` writes it.
+journal of the run. It is a small YAML file, which `antiphon simulate --from-run RUN --keep FILE` writes.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Prediction: what a recorded run's calibration says of the same job in another setting, beside what was measured."""
+"""Prediction: what the calibration of a recorded run says of the same job in another setting."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from antiphon.core.config import RunConfig
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import fold, new_state
 from antiphon.simulator.modelled.calibration import Calibration, TimedEvent, calibrate
-from antiphon.simulator.modelled.run import HOUR_S, Modelled, ModelledRun
+from antiphon.simulator.modelled.outcome import Modelled
+from antiphon.simulator.modelled.run import HOUR_S, ModelledRun
 
 SKIPPED = 4
 """Steps at the beginning that do not count: the loop fills."""
@@ -61,7 +62,7 @@ def figure_lines(done: Modelled) -> list[str]:
     ages = ", ".join(f"{age}: {share:.1%}" for age, share in found.staleness.items())
     per_million = f", ${done.usd / done.tokens * 1e6:,.3f} per million accepted tokens" if done.usd else ""
     return [
-        f"a step           {found.seconds_per_step:,.2f} s; the learner waits {done.idle_share:.1%} of the time",
+        f"a step           {found.seconds_per_step:,.2f} s; the learner waits {done.idle_share:.1%} of it",
         f"the run          {len(done.commits_s)} steps in {done.seconds / HOUR_S:,.2f} h for ${done.usd:,.2f}"
         f"{per_million}",
         f"staleness        {ages}",

@@ -1,17 +1,15 @@
 """Modelled run: a run whose decisions are production's and whose engines, learner and network are a model.
 
 What is opened, leased, continued, dropped and sealed is decided by `core.loop` (`plan_leases`, `plan_seal`,
-`dropped`, the bound, the run-ahead), on the same fold of the same events as in a coordinator. A worker samples all
-of its completions side by side, ``alpha + beta n`` seconds per token with n of them; nothing is sent. So a day of
-a thousand workers takes a minute, where `simulator.world` takes a message at a time. What is left out: messages
-that are lost or late, retries, evaluations, and engines that pause to load a version.
+`dropped`, the bound, the run-ahead), on the same fold of the same events as in a coordinator. Engines are
+models, and nothing is sent. So a day of a thousand workers takes a minute, where `simulator.world` goes
+message by message. What is left out: messages that are lost or late, retries, evaluations, and engines that
+pause to load a version.
 """
 
 import asyncio
 import heapq
 import math
-from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import partial
 
 from blake3 import blake3
@@ -25,62 +23,18 @@ from antiphon.core.loop.assembly import dropped, plan_seal
 from antiphon.core.loop.group_state import GroupPhase, GroupState
 from antiphon.core.loop.run_state import RunState, new_state
 from antiphon.core.loop.staleness import is_published, oldest_allowed_version
-from antiphon.core.loop.work_account import WorkAccount
 from antiphon.core.seeds import generator
 from antiphon.services.loop.order import WorkerSpeed
 from antiphon.services.loop.run_ahead import RunAheadPlanner
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
+from antiphon.simulator.modelled.engine import Ends, Engine, Lengths
+from antiphon.simulator.modelled.outcome import Modelled, sealed_event
 
 EXACT_WORKERS = 32
 """Fleets of up to so many workers are walked completion by completion. In larger ones a group has its longest
 completion, and the others are as long as their mean."""
 HOUR_S = 3600.0
-_SMALL = 1e-9
 _WORKER, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(6)
-
-
-@dataclass(frozen=True, slots=True)
-class Modelled:
-    """What a modelled run came to."""
-
-    commits_s: tuple[float, ...]
-    """When each step was committed, virtual seconds since the first lease."""
-    learner_s: float
-    """In which the learner trained."""
-    staleness: dict[int, int]
-    """Staleness in versions -> trained completions."""
-    account: WorkAccount
-    worker_hours: float
-    usd: float
-    tokens: int
-    """Accepted."""
-    losses: int
-    events: int
-    digest: str
-    """blake3 of all events and their times; the same seed gives the same."""
-
-    @property
-    def seconds(self) -> float:
-        return self.commits_s[-1]
-
-    @property
-    def idle_share(self) -> float:
-        return max(0.0, 1.0 - self.learner_s / self.seconds)
-
-
-@dataclass(slots=True)
-class _Engine:
-    name: str
-    tokens: float = 0.0
-    """What a completion has got that ran from the beginning on."""
-    at_s: float = 0.0
-    running: list[tuple[float, str, int]] = field(default_factory=list)
-    """(value of `tokens` at its end, group, completions of the group that end there), a heap."""
-    load: int = 0
-    groups: int = 0
-    planned: int = 0
-    held: int = 0
-    away: bool = False
 
 
 class ModelledRun:
@@ -113,32 +67,31 @@ class ModelledRun:
             raise ConfigError("a modelled run has loop.mode=elastic and at least one worker; change this")
         if any(len(group.tokens) != config.loop.group_size for group in calibration.groups):
             raise ConfigError(
-                f"loop.group_size={config.loop.group_size} is not that of the calibration's groups, which have "
-                f"{len(calibration.groups[0].tokens)} completions; calibrate by a run with groups of this size"
+                f"loop.group_size={config.loop.group_size} is not that of the calibration, whose groups have "
+                f"{len(calibration.groups[0].tokens)} completions; calibrate by a run with such groups"
             )
         self._config, self._known, self._seed, self._end_s = config, calibration, seed, hours * HOUR_S
         self._size = config.loop.prompts_per_step
         self._state: RunState = new_state(config)
-        self._engines = [_Engine(f"worker-{number:04d}") for number in range(workers)]
+        self._engines = [Engine(f"worker-{number:04d}", calibration) for number in range(workers)]
         self._places = calibration.concurrent_groups * config.loop.group_size
         self._there: list[WorkerSpeed] = []
-        self._planner = RunAheadPlanner(config, lambda: self._now, self._fleet, lambda: self._state.lengths)
-        self._exact = workers <= EXACT_WORKERS
-        self._seen = defaultdict[int, list[SeenGroup]](list)
-        for group in calibration.groups:
-            self._seen[group.prompt].append(group)
+        self._planner = RunAheadPlanner(
+            config, lambda: self._now, lambda: self._there, lambda: self._state.lengths
+        )
+        self._lengths = Lengths(calibration, seed, workers <= EXACT_WORKERS)
         self._random = generator("modelled", seed)
         self._queue: list[tuple[float, int, int, int]] = []
-        self._asking: dict[int, None] = dict.fromkeys(range(workers))
+        self._asking: dict[int, None] = {}
         self._set_aside: dict[int, None] = {}
         """Those that ask and sample as many groups as the run-ahead lets them."""
         self._dry = False
         """No worker gets a group before something else happens."""
         self._waits_for = ""
         """A group of the next batch that is not rewarded; nothing is sealed before it is."""
-        self._sampling: dict[str, tuple[SeenGroup, int, list[tuple[float, int]]]] = {}
+        self._sampling: dict[str, tuple[SeenGroup, int, Ends]] = {}
         """Group -> what it will be, completions left, and where they end."""
-        self._kept: dict[str, tuple[int, list[tuple[float, int]]]] = {}
+        self._kept: dict[str, tuple[int, Ends]] = {}
         """Group of a lost worker -> its oldest version, and what is left of it."""
         self._rewarding: list[tuple[str, bool]] = []
         """Group that was handed in, and whether its rewards will differ."""
@@ -147,26 +100,20 @@ class ModelledRun:
         self._commits_s: list[float] = []
         self._training = False
         self._speed = 1.0
-        self._now = self._begin_s = 0.0
-        self._leased = False
+        self._now = 0.0
         self._hash = blake3()
         self.events: list[TimedEvent] | None = [] if keep else None
 
     def run(self) -> Modelled:
         """Walk to the last step, or to the end of the hours."""
-        known, config = self._known, self._config
         self._emit(e.RunOpened("modelled", {}, 0.0), "")
-        for engine in self._engines:
-            self._emit(
-                e.WorkerRegistered(engine.name, engine.name, known.concurrent_groups, 0.0), engine.name
-            )
-        for number in range(len(self._engines) if known.losses_per_hour else 0):
-            self._push(self._random.exponential(HOUR_S / known.losses_per_hour), _LOST, number)
+        for number, engine in enumerate(self._engines):
+            self._join(engine, number)
         self._emit(e.SnapshotAnnounced(0, "", ""), "")
         self._open_steps()
         self._wake()
         self._grant()
-        while self._queue and len(self._state.commits) < config.run.steps:
+        while self._queue and len(self._state.commits) < self._config.run.steps:
             second, kind, number, stamp = heapq.heappop(self._queue)
             if second > self._end_s:
                 break
@@ -192,39 +139,26 @@ class ModelledRun:
         elif kind == _LOST:
             self._lost(self._engines[number], number)
         else:
-            self._engines[number].away = False
-            name = self._engines[number].name
-            self._emit(
-                e.WorkerRegistered(name, name, self._known.concurrent_groups, self._now), name
-            )
-            self._asking[number] = None
+            self._join(self._engines[number], number)
             self._wake()
-            self._push(
-                self._now + self._random.exponential(HOUR_S / self._known.losses_per_hour), _LOST, number
-            )
+
+    def _join(self, engine: Engine, number: int) -> None:
+        engine.away = False
+        places, losses = self._known.concurrent_groups, self._known.losses_per_hour
+        self._emit(e.WorkerRegistered(engine.name, engine.name, places, self._now), engine.name)
+        self._asking[number] = None
+        if losses:
+            self._push(self._now + self._random.exponential(HOUR_S / losses), _LOST, number)
 
     # Sampling.
 
-    def _rate(self, engine: _Engine) -> float:
-        return self._speed / max(1e-12, self._known.alpha_s + self._known.beta_s * engine.load)
-
-    def _move(self, engine: _Engine) -> None:
-        if engine.load:
-            engine.tokens += (self._now - engine.at_s) * self._rate(engine)
-        engine.at_s = self._now
-
-    def _plan(self, engine: _Engine, number: int) -> None:
+    def _plan(self, engine: Engine, number: int) -> None:
         engine.planned += 1
         if engine.running:
-            left = max(0.0, engine.running[0][0] - engine.tokens)
-            self._push(self._now + left / self._rate(engine), _WORKER, number, engine.planned)
+            self._push(engine.next_s(), _WORKER, number, engine.planned)
 
-    def _ended(self, engine: _Engine, number: int) -> None:
-        self._move(engine)
-        engine.tokens = max(engine.tokens, engine.running[0][0])
-        while engine.running and engine.running[0][0] <= engine.tokens + _SMALL:
-            _, group_id, count = heapq.heappop(engine.running)
-            engine.load -= count
+    def _ended(self, engine: Engine, number: int) -> None:
+        for group_id, count in engine.ended(self._now):
             seen, left, ends = self._sampling[group_id]
             self._sampling[group_id] = (seen, left - count, ends)
             if left == count:
@@ -235,14 +169,13 @@ class ModelledRun:
             self._asking.setdefault(number)
         self._plan(engine, number)
 
-    def _submitted(self, group_id: str, seen: SeenGroup, engine: _Engine) -> None:
+    def _submitted(self, group_id: str, seen: SeenGroup, engine: Engine) -> None:
         group = self._state.groups[group_id]
         del self._sampling[group_id]
-        spent_s = self._now - group.leased_at_s
         self._emit(
             e.GroupSubmitted(
                 group_id, group.lease_id, engine.name, group.attempt, "", group.held_version, seen.tokens,
-                spent_s, self._now,
+                self._now - group.leased_at_s, self._now,
             ),
             group_id,
         )  # fmt: skip
@@ -262,16 +195,12 @@ class ModelledRun:
 
     # Leases.
 
-    def _fleet(self) -> list[WorkerSpeed]:
-        return self._there
-
     def _grant(self) -> None:
         """Answer those that ask, the one first that asked longest ago."""
         if self._dry or not self._asking:
             return
         plan, order = self._plan_ahead, self._order
-        state, size = self._state, self._size
-        group_size = self._config.loop.group_size
+        state, size, group_size = self._state, self._size, self._config.loop.group_size
         for number in list(self._asking):
             engine = self._engines[number]
             most = (self._places - engine.load) // group_size
@@ -297,7 +226,7 @@ class ModelledRun:
                     self._dry = True
                     return
                 continue
-            self._move(engine)
+            engine.move(self._now)
             for group_id in found.group_ids:
                 self._begin(state.groups[group_id], engine)
             self._plan(engine, number)
@@ -313,18 +242,16 @@ class ModelledRun:
         self._there = [(one.name, 0.0, places) for one in self._engines if not one.away]
         self._plan_ahead, self._order = self._planner.plan, self._planner.order.order
 
-    def _begin(self, group: GroupState, engine: _Engine) -> None:
-        if not self._leased:
-            self._leased, self._begin_s = True, self._now
+    def _begin(self, group: GroupState, engine: Engine) -> None:
         oldest, ends = self._kept.pop(group.group_id, (engine.held, []))
-        seen = self._draw(group)
+        seen = self._lengths.draw(group.prompt_index, group.epoch, group.number)
         if ends and not continues(self._state, self._config, group, oldest):
             ends = []
         held = min(oldest, engine.held) if ends else engine.held
         if ends:
             continued = sum(seen.tokens) - round(sum(left * count for left, count in ends))
         else:
-            ends, continued = self._ends(seen), 0
+            ends, continued = self._lengths.ends(seen), 0
         attempt = group.attempt + 1
         self._emit(
             e.LeaseGranted(
@@ -334,33 +261,12 @@ class ModelledRun:
             engine.name,
         )  # fmt: skip
         load = sum(count for _, count in ends)
-        pace_s = self._known.alpha_s + self._known.beta_s * (engine.load + load)
-        begins = engine.tokens + self._known.start_s / max(1e-12, pace_s)
-        absolute = [(begins + left, count) for left, count in ends]
-        for end, count in absolute:
-            heapq.heappush(engine.running, (end, group.group_id, count))
-        self._sampling[group.group_id] = (seen, load, absolute)
-        engine.load += load
-        engine.groups += 1
+        self._sampling[group.group_id] = (seen, load, engine.begin(group.group_id, ends))
 
-    def _draw(self, group: GroupState) -> SeenGroup:
-        """Return a recorded group of the prompt, each in its turn; of any prompt where it was not recorded."""
-        if known := self._seen.get(group.prompt_index):
-            return known[(group.epoch + group.prompt_index + self._seed) % len(known)]
-        return self._known.groups[(group.number + self._seed) % len(self._known.groups)]
-
-    def _ends(self, seen: SeenGroup) -> list[tuple[float, int]]:
-        if self._exact:
-            return [(float(tokens), seen.tokens.count(tokens)) for tokens in set(seen.tokens)]
-        longest, others = max(seen.tokens), len(seen.tokens) - 1
-        if not others:
-            return [(float(longest), 1)]
-        return [(float(longest), 1), ((sum(seen.tokens) - longest) / others, others)]
-
-    def _lost(self, engine: _Engine, number: int) -> None:
+    def _lost(self, engine: Engine, number: int) -> None:
         """End a worker; another continues what it had handed over with its beats."""
         self._losses += 1
-        self._move(engine)
+        engine.move(self._now)
         for group_id in dict.fromkeys(group_id for _, group_id, _ in engine.running):
             group = self._state.groups[group_id]
             seen, _, ends = self._sampling.pop(group_id)
@@ -374,8 +280,7 @@ class ModelledRun:
             if kept:
                 self._kept[group_id] = (group.held_version, left)
         self._emit(e.WorkerLost(engine.name, "lost", self._now), engine.name)
-        engine.running, engine.load, engine.groups, engine.away = [], 0, 0, True
-        engine.planned += 1
+        engine.lose()
         self._asking.pop(number, None)
         self._set_aside.pop(number, None)
         self._wake()
@@ -385,21 +290,7 @@ class ModelledRun:
 
     def _seal(self) -> None:
         while (plan := plan_seal(self._state, self._config)) is not None:
-            ages: dict[int, int] = {}
-            for group in plan.used:
-                age = plan.step - group.oldest_version
-                ages[age] = ages.get(age, 0) + group.samples
-            tokens = sum(sum(group.token_counts) for group in plan.used)
-            filtered = tuple(group.group_id for group in plan.filtered)
-            count = sum(ages.values())
-            self._emit(
-                e.BatchSealed(
-                    plan.step, tuple(group.group_id for group in plan.used), filtered, "", "", count,
-                    len(filtered) + len(self._state.since_seal.filtered), 0, tokens, 0.0,
-                    tokens / max(1, count), tuple(sorted(ages.items())),
-                ),
-                str(plan.step),
-            )  # fmt: skip
+            self._emit(sealed_event(plan, len(self._state.since_seal.filtered)), str(plan.step))
         line = list(self._state.training())[: self._size]
         waiting = [group.group_id for group in line if group.phase is not GroupPhase.REWARDED]
         # With filter=refill a batch may have fewer groups.
@@ -412,7 +303,8 @@ class ModelledRun:
         if self._training or not self._state.is_sealed(step):
             return
         self._training, self._training_at = True, self._now
-        self._training_left = self._known.learner_s * self._state.sealed[step].tokens / self._known.step_tokens
+        tokens = self._state.sealed[step].tokens
+        self._training_left = self._known.learner_s * tokens / self._known.step_tokens
         self._plan_training()
 
     def _plan_training(self) -> None:
@@ -465,7 +357,8 @@ class ModelledRun:
         if speed == self._speed:
             return
         for engine in self._engines:
-            self._move(engine)
+            engine.move(self._now)
+            engine.speed = speed
         if self._training:
             self._training_left -= (self._now - self._trained_to) * self._speed
         self._speed = speed
@@ -491,10 +384,9 @@ class ModelledRun:
         state, known = self._state, self._known
         account = state.work_accounts.account(self._now)
         hours = account.total_s / HOUR_S
-        usd = hours * known.worker_usd_per_hour
-        usd += (self._now - self._begin_s) / HOUR_S * known.learner_usd_per_hour
+        usd = hours * known.worker_usd_per_hour + self._now / HOUR_S * known.learner_usd_per_hour
         return Modelled(
-            commits_s=tuple(at_s - self._begin_s for at_s in self._commits_s),
+            commits_s=tuple(self._commits_s),
             learner_s=self._learner_s,
             staleness=dict(sorted(state.staleness_histogram.items())),
             account=account,

@@ -17,9 +17,7 @@ from antiphon.benchmarks.parts.capacity.spot import (
 from antiphon.core.capacity.cover import Redundancy, WorkerOffer
 from antiphon.core.errors import InfeasibleError
 
-OFFERS = tuple(
-    WorkerOffer(f"w{n}", 1.0 + n / 10, 1.0, group="east" if n < 4 else "west") for n in range(8)
-)
+OFFERS = tuple(WorkerOffer(f"w{n}", 1.0 + n / 10, 1.0, group="east" if n < 4 else "west") for n in range(8))
 
 
 def pool(there: "np.typing.NDArray[np.bool_]") -> Pool:
@@ -53,5 +51,5 @@ def test_real_traces_are_read() -> None:
     pools = read_pools(folder)
     assert len(pools) >= 7
     for one in pools:
-        assert one.there.shape[1] == len(one.offers) and 0.0 < one.need
+        assert one.there.shape[1] == len(one.offers) and one.need > 0.0
         assert all(0.2 < offer.usd_per_hour / offer.rate < 5.0 for offer in one.offers)

@@ -1,4 +1,4 @@
-"""Modelled runs: the decisions are those of runs that send messages, and a journal gives what is calibrated."""
+"""Modelled runs: they decide as runs that send messages, and a journal gives what is calibrated."""
 
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,9 @@
 
 Traces are read from a folder of the user's, none of them is a part of the package:
 
-- `spot_skypilot.jsonl.gz` (skypilot-org/spot-traces; Wu et al., NSDI 2024): a JSON object a line with `kind`,
-  `nodes_wanted`, `start`, `zone`, `instance` (`v100_8`: 8 GPUs), `gap_seconds` and `rle`, [[instances, ticks], ...].
+- `spot_skypilot.jsonl.gz` (skypilot-org/spot-traces; Wu et al., NSDI 2024): a JSON object a line with
+  `kind`, `nodes_wanted`, `start`, `zone`, `instance` (`v100_8`: 8 GPUs), `gap_seconds` and `rle`,
+  [[instances, ticks], ...].
 - `spot_bamboo.jsonl.gz` (uclasystem/bamboo; Thorpe et al., NSDI 2023): `id`, `unit` and `events`, either
   [ms, "add" or "remove", node] or [wall time, instances].
 - `gpu_prices.csv.gz` (cherielilili/gpu-pricing-tracker): `provider`, `gpu_model`, `rental_type`,
@@ -49,7 +50,7 @@ TICK_S = 60.0
 JOIN_S = 180.0
 """From an order until a worker samples: it is paid for meanwhile."""
 UNSAFE_S = 5.0
-"""Seconds of work that a sudden end destroys: a heartbeat's worth, since another worker continues the rest."""
+"""Seconds of work that a sudden end destroys: a heartbeat's worth; another worker continues the rest."""
 GPUS_PER_LEARNER_GPU = 4.0
 """Workers' GPUs that keep one GPU of the learner busy; an assumption that fixes the learner's price."""
 HOUR_S = 3600.0
@@ -214,8 +215,8 @@ def _counts(events: Sequence[Sequence[Any]]) -> npt.NDArray[np.int64]:
 def walk(pool: Pool, policy: SpotPolicy) -> Spent:
     """Run a learner on a pool and return what it cost.
 
-    A tick at a time: what was reclaimed is lost, production's activator orders, the active workers sample, and the
-    learner trains on what lies ready. Availabilities are those that were seen so far, zone by zone.
+    A tick at a time: what was reclaimed is lost, production's activator orders, the active workers sample,
+    and the learner trains on what lies ready. Availabilities are those that were seen so far, zone by zone.
     """
     decide = _activation(policy, pool.need * policy.margin, pool.hours * HOUR_S)
     learner_usd = pool.need / GPUS_PER_LEARNER_GPU * pool.learner_usd_per_gpu_hour
