@@ -122,7 +122,8 @@ def _measure(config: RunConfig, events: Sequence[TimedEvent]) -> _Measured:
             case e.WorkerRegistered():
                 measures.setdefault(event.worker_id, LoopMeasures())
         if isinstance(event, e.LeaseGranted | e.LeaseExpired | e.GroupSubmitted):
-            measures.get(holders.get(event.group_id, ""), whole).observe(event, state, at_s)
+            if (one := measures.get(holders.get(event.group_id, ""))) is not None:
+                one.observe(event, state, at_s)
         whole.observe(event, state, at_s)
         state.apply(event)
     end_s = events[-1][0] if events else 0.0
@@ -166,7 +167,7 @@ def calibrate(
     tokens = [batch.tokens for batch in state.sealed[: len(state.commits)] if batch.tokens]
     places = [event.concurrent_groups for _, event in rows if isinstance(event, e.WorkerRegistered)]
     lost = Counter(isinstance(event, e.WorkerLost) for _, event in rows)[True]
-    lived_s = state.work_accounts.account(rows[-1][0]).total_s
+    lived_s = state.work_accounts.account(state.clock.latest_s).total_s
     return Calibration(
         source=source,
         alpha_s=pace.alpha_s,

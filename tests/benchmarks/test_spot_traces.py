@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from antiphon.benchmarks.parts.capacity.spot import (
@@ -20,7 +21,7 @@ from antiphon.core.errors import InfeasibleError
 OFFERS = tuple(WorkerOffer(f"w{n}", 1.0 + n / 10, 1.0, group="east" if n < 4 else "west") for n in range(8))
 
 
-def pool(there: "np.typing.NDArray[np.bool_]") -> Pool:
+def pool(there: npt.NDArray[np.bool_]) -> Pool:
     return Pool("made up", OFFERS, 60.0, there, 2.0)
 
 
