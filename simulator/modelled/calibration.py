@@ -27,6 +27,7 @@ from antiphon.services.coordinator.journal.journal import Journal, journal_place
 GROUPS_KEPT = 512
 """Newest groups of a run whose lengths are kept."""
 MOST_EVENTS = 10**9
+_LEASED = (e.LeaseGranted, e.LeaseExpired, e.GroupSubmitted)
 
 TimedEvent = tuple[float, e.JournalEvent]
 """Second on the coordinator's clock, and what happened then."""
@@ -121,9 +122,9 @@ def _measure(config: RunConfig, events: Sequence[TimedEvent]) -> _Measured:
                 holders[event.group_id] = event.worker_id
             case e.WorkerRegistered():
                 measures.setdefault(event.worker_id, LoopMeasures())
-        if isinstance(event, e.LeaseGranted | e.LeaseExpired | e.GroupSubmitted):
-            if (one := measures.get(holders.get(event.group_id, ""))) is not None:
-                one.observe(event, state, at_s)
+        group_id = getattr(event, "group_id", "") if isinstance(event, _LEASED) else ""
+        if (one := measures.get(holders.get(group_id, ""))) is not None:
+            one.observe(event, state, at_s)
         whole.observe(event, state, at_s)
         state.apply(event)
     end_s = events[-1][0] if events else 0.0
