@@ -76,6 +76,7 @@ class ModelledRun:
         self._engines = [Engine(f"worker-{number:04d}", calibration) for number in range(workers)]
         self._places = calibration.concurrent_groups * config.loop.group_size
         self._there: list[WorkerSpeed] = []
+        self._now = 0.0
         self._planner = RunAheadPlanner(
             config, lambda: self._now, lambda: self._there, lambda: self._state.lengths
         )
@@ -100,7 +101,6 @@ class ModelledRun:
         self._commits_s: list[float] = []
         self._training = False
         self._speed = 1.0
-        self._now = 0.0
         self._hash = blake3()
         self.events: list[TimedEvent] | None = [] if keep else None
 
