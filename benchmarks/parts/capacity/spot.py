@@ -206,7 +206,7 @@ def _counts(events: Sequence[Sequence[Any]]) -> npt.NDArray[np.int64]:
         counts = [int(count) for _, count in events]
         changes = [(0.0, counts[0])]
         changes += [(at, b - a) for at, (a, b) in zip(seconds[1:], pairwise(counts), strict=True)]
-    found = np.zeros(int(changes[-1][0] / TICK_S) + 1, dtype=np.int64)
+    found: npt.NDArray[np.int64] = np.zeros(int(changes[-1][0] / TICK_S) + 1, dtype=np.int64)
     for at, change in changes:
         found[int(at / TICK_S) :] += change
     return found
