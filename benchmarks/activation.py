@@ -8,8 +8,7 @@ direction: a worker is drained and fetched back, or the other way round. The las
     .venv/bin/python benchmarks/activation.py
 """
 
-import argparse
-import json
+import sys
 from statistics import fmean
 
 import numpy as np
@@ -19,6 +18,7 @@ from antiphon.benchmarks.parts.capacity.fleets import (
     least_price_with_losses,
     random_fleet,
 )
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.capacity.activation import Activator, Hysteresis
 from antiphon.core.capacity.cover import Redundancy, WorkerOffer, cover
 
@@ -26,11 +26,12 @@ PLAIN = Redundancy(confidence=0.5)
 SPARE = Redundancy(confidence=0.95, survives=0.5)
 SMALL = 12
 TICK_S = 15.0
+MOST_GAP = 0.015
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--fleets", type=int, default=400)
     parser.add_argument("--noisy", type=int, default=40, help="fleets that run with noise")
     parser.add_argument("--hours", type=float, default=4.0, help="of virtual time, each of them")
@@ -57,7 +58,14 @@ def main() -> None:
         "fleets": arguments.fleets,
         "seed": arguments.seed,
     }
-    print(json.dumps(result))
+    violated = []
+    if fmean(gaps) > MOST_GAP:
+        violated.append(f"covers cost {fmean(gaps):.2%} more than the optimum; at most {MOST_GAP:.1%}")
+    if broken or spare_broken:
+        violated.append(f"{broken + spare_broken} covers cost more than the optimum and one worker")
+    if flips > 1:
+        violated.append(f"{flips} flips within a hold time; at most 1")
+    return finish(result, record=arguments.record, violated=violated)
 
 
 def gaps_of(fleets: int, seed: int) -> tuple[list[float], int]:
@@ -114,4 +122,4 @@ def most_flips(source: np.random.Generator, hours: float) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

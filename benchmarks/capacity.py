@@ -7,14 +7,14 @@ at most 1% of the time is searched for and compared with the rule. The last line
     .venv/bin/python benchmarks/capacity.py
 """
 
-import argparse
-import json
+import sys
 from dataclasses import replace
 from statistics import median
 
 import numpy as np
 
 from antiphon.benchmarks.parts.capacity.schedules import Schedule, random_schedule, walk
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.capacity.model import LoopShape, largest_staleness, required_supply
 
 IDLE = 0.01
@@ -27,9 +27,9 @@ KNEES = [
 """Publish interval, broadcast over training, whether workers pause, acceptance."""
 
 
-def main() -> None:
+def main() -> int:
     """Walk, search and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--knees", type=int, default=len(KNEES))
     parser.add_argument("--seed", type=int, default=0)
@@ -57,7 +57,11 @@ def main() -> None:
         "schedules": arguments.schedules,
         "seed": arguments.seed,
     }
-    print(json.dumps(result))
+    broken = {"steps above the bound": violations, "deadlocks": deadlocks}
+    violated = [
+        f"{count} {what} in {arguments.schedules} schedules" for what, count in broken.items() if count
+    ]
+    return finish(result, record=arguments.record, violated=violated)
 
 
 def knee_error(interval: int, broadcast: float, pauses: bool, acceptance: float) -> float:
@@ -88,4 +92,4 @@ def _idle(shape: LoopShape, interval: int, supply: float) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

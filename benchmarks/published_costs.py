@@ -9,10 +9,10 @@ those of `core/capacity/estimate.py`, whose bands give the bands here. The last 
     .venv/bin/python benchmarks/published_costs.py
 """
 
-import argparse
-import json
+import sys
 from dataclasses import asdict, dataclass, field
 
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.capacity.estimate import (
     GPUS,
     MODELS,
@@ -30,6 +30,7 @@ QUARTILES = {"H200": (2.29, 6.16)}
 CONTEXT_TOKENS = 4096
 """Mean live context; the runs' own was not published."""
 MOST_AT_ONCE = 4096
+MOST_ERROR = 0.15
 SAMPLE_USD, TRAIN_USD = 0.30, 0.36
 """Tinker's price list of January 2026 for this model, US dollars per million tokens."""
 TOKENS = 1122 / (SAMPLE_USD + TRAIN_USD) * 1e6
@@ -47,6 +48,8 @@ class Row:
     """None where an input is missing, or the figure is one."""
     band: tuple[float, float] | None
     inputs: dict[str, str] = field(default_factory=dict)
+    sensitivity: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """One input at each of its ends, all others as they are -> the figure."""
     counted: bool = True
     """Its inputs are complete, so its error counts."""
     note: str = ""
@@ -62,9 +65,15 @@ def hosted() -> list[Row]:
     hours = train_seconds(model, h200, 4, TOKENS) / 3600.0
     rate = sampling_rate(model, h200, 1, CONTEXT_TOKENS, MOST_AT_ONCE).tokens_per_s
     gpu_hours = TOKENS / rate / 3600.0
-    usd = 4 * hours * ON_DEMAND["H200"] + gpu_hours * SPOT["H200"]
     low_h, high_h = hours / (1 + TRAIN_BAND), hours * (1 + TRAIN_BAND)
     low, high = QUARTILES["H200"]
+
+    def dollars(train_h: float = hours, sampled_h: float = gpu_hours, actor: float = SPOT["H200"]) -> float:
+        return 4 * train_h * ON_DEMAND["H200"] + sampled_h * actor
+
+    def sampled_h(context: int) -> float:
+        return TOKENS / sampling_rate(model, h200, 1, context, MOST_AT_ONCE).tokens_per_s / 3600.0
+
     inputs = {
         "tokens": f"{TOKENS / 1e9:.2f}e9, from Tinker's published $1,122 and its price list",
         "learner": "4 H200, published",
@@ -77,17 +86,32 @@ def hosted() -> list[Row]:
     price = "an input: the tokens come from this bill"
     gpus = "the number and price of its GPUs are not published, so neither figure gives the other"
     return [
-        Row("ECHO-2, Qwen3-30B-A3B", "h", 9.5, hours, (low_h, high_h), inputs),
+        Row(
+            *("ECHO-2, Qwen3-30B-A3B", "h", 9.5, hours, (low_h, high_h), inputs),
+            sensitivity={f"training +-{TRAIN_BAND:.0%}": (low_h, high_h)},
+        ),
         Row(
             "ECHO-2, Qwen3-30B-A3B",
             "USD",
             425.0,
-            usd,
+            dollars(),
             (
-                4 * low_h * ON_DEMAND["H200"] + gpu_hours / (1 + RATE_BAND) * low,
-                4 * high_h * ON_DEMAND["H200"] + gpu_hours * (1 + RATE_BAND) * high,
+                dollars(low_h, gpu_hours / (1 + RATE_BAND), low),
+                dollars(high_h, gpu_hours * (1 + RATE_BAND), high),
             ),
             inputs_usd,
+            {
+                f"training +-{TRAIN_BAND:.0%}": (dollars(train_h=low_h), dollars(train_h=high_h)),
+                f"sampling +-{RATE_BAND:.0%}": (
+                    dollars(sampled_h=gpu_hours / (1 + RATE_BAND)),
+                    dollars(sampled_h=gpu_hours * (1 + RATE_BAND)),
+                ),
+                "price of an actor, quartiles": (dollars(actor=low), dollars(actor=high)),
+                "context of 2,048 and 8,192 tokens": (
+                    dollars(sampled_h=sampled_h(2048)),
+                    dollars(sampled_h=sampled_h(8192)),
+                ),
+            },
             note="the band takes all inputs at their ends at once; most of it is the price of a spot H200",
         ),
         Row("Tinker, same work", "USD", 1122.0, None, None, counted=False, note=price),
@@ -151,15 +175,17 @@ def others() -> list[Row]:
     ]
 
 
-def main() -> None:
+def main() -> int:
     """Predict and print."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    arguments = benchmark_parser(__doc__).parse_args()
     rows = [*hosted(), consumer_gpus(), *others()]
     for row in rows:
         said = "not predicted" if row.predicted is None else f"predicted {row.predicted:,.4g}"
         error = "" if row.error is None else f", error {row.error:+.1%}"
         band = f", band {row.band[0]:,.4g} to {row.band[1]:,.4g}" if row.band else ""
         print(f"{row.figure}: published {row.published:,.4g} {row.unit}, {said}{error}{band}")
+        for name, (low, high) in row.sensitivity.items():
+            print(f"    {name}: {low:,.4g} to {high:,.4g}")
         if row.note:
             print(f"    {row.note}")
     errors = [abs(row.error) for row in rows if row.counted and row.error is not None]
@@ -169,8 +195,13 @@ def main() -> None:
         "without_inputs": sum(not row.counted for row in rows),
         "rows": [{**asdict(row), "error": row.error} for row in rows],
     }
-    print(json.dumps(result))
+    violated = [
+        f"{row.figure}: {row.error:+.1%} off, at most {MOST_ERROR:.0%}"
+        for row in rows
+        if row.counted and row.error is not None and abs(row.error) > MOST_ERROR
+    ]
+    return finish(result, record=arguments.record, violated=violated)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

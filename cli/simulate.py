@@ -13,26 +13,43 @@ DEFAULT_SEEDS = 20
 def simulate(
     scenario: Path | None = None,
     /,
-    *,
+    *overrides: str,
     seed: int | None = None,
     seeds: str | None = None,
     results: Path | None = None,
     trace: Path | None = None,
     journal: Path | None = None,
+    from_run: str | None = None,
+    workers: int = 0,
+    shared_cores: float | None = None,
+    keep: Path | None = None,
 ) -> int:
     """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
 
     Coordinator, workers, reward services and learner are the production ones; engines are stand-ins.
     The same seed always gives the same run. The exit code is 1 when a promise was broken.
 
+    With --from-run a recorded run is the scenario, with the key=value pairs that follow. What it measured of
+    engines, lengths, learner and broadcasts predicts seconds per step, staleness and dollars of that setting.
+
     Args:
         scenario: a YAML file as in examples/; by default each seed draws its own.
+        overrides: with --from-run: key=value pairs, such as loop.max_staleness=4.
         seed: the one seed to simulate, with all its faults listed.
         seeds: a range of seeds, FIRST..LAST; by default the first 20.
         results: JSON file to write the totals to.
         trace: file to write the journal of the last simulated run to.
         journal: a folder; each journal then lies there as a real SQLite file, which is slower.
+        from_run: a run of this home that is not under way, by its name.
+        workers: with --from-run: how many; by default as many as the run's configuration says.
+        shared_cores: with --from-run: cores that its workers and learner share, if it ran on one machine.
+        keep: with --from-run: file to write the calibration to.
     """
+    if from_run is not None:
+        words = [*([] if scenario is None else [str(scenario)]), *overrides]
+        return _predict(from_run, words, workers, shared_cores, seed or 0, keep)
+    if overrides:
+        raise ConfigError(f"{overrides[0]} changes a recorded run; name that with --from-run")
     from antiphon.simulator.campaign import Campaign, mute_logs
     from antiphon.simulator.checks.trace import Tracer
     from antiphon.simulator.report import Summary, failure_lines, outcome_lines
@@ -56,6 +73,36 @@ def simulate(
     if results is not None:
         results.write_text(json.dumps(summary.plain(), indent=2) + "\n", encoding="utf-8")
     return 1 if summary.failing else 0
+
+
+def _predict(
+    name: str, overrides: list[str], workers: int, shared_cores: float | None, seed: int, keep: Path | None
+) -> int:
+    import asyncio
+
+    from antiphon.core.config import load_config
+    from antiphon.runs.directory import home_directory
+    from antiphon.runs.finding import find_run
+    from antiphon.simulator.campaign import mute_logs
+    from antiphon.simulator.modelled.calibration import calibrate, read_journal, save_calibration
+    from antiphon.simulator.modelled.prediction import calibrate_shared, figure_lines
+    from antiphon.simulator.modelled.run import ModelledRun
+
+    mute_logs()
+    directory = find_run(home_directory(), name)
+    recorded = load_config(directory / "config.yaml")
+    events = asyncio.run(read_journal(directory, recorded))
+    if shared_cores is None:
+        calibration = calibrate(recorded, events, directory.name)
+    else:
+        count = recorded.rollout.workers
+        calibration = calibrate_shared(recorded, events, count, shared_cores, directory.name)
+    if keep is not None:
+        save_calibration(calibration, keep)
+    config = load_config(directory / "config.yaml", overrides)
+    count = workers or config.rollout.workers
+    print("\n".join(figure_lines(ModelledRun(config, calibration, count, seed).run())))
+    return 0
 
 
 def _range(seed: int | None, seeds: str | None) -> range:

@@ -79,6 +79,14 @@ MEASUREMENTS = {
     "sampling_rules": Measurement("sampling_rules.py", 3),
     "sandbox": Measurement("sandbox.py", 2),
     "exhaustion": Measurement("exhaustion.py --pairs 3", 4),
+    "capacity": Measurement("capacity.py", 3),
+    "activation": Measurement("activation.py", 3),
+    "spot_traces": Measurement("spot_traces.py", 8),
+    "published_costs": Measurement("published_costs.py", 1),
+    "simulator": Measurement("simulator.py", 8),
+    "distant_workers": Measurement("distant_workers.py", 6),
+    "broadcast": Measurement("broadcast.py", 3),
+    "patch": Measurement("patch.py", 5),
 }
 """Name of the result -> how it is measured."""
 

@@ -62,7 +62,7 @@ class Activator:
     Times are on the clock of whoever passes `now`.
     """
 
-    redundancy: Redundancy = field(default_factory=Redundancy)
+    redundancy: Redundancy = field(default_factory=lambda: Redundancy(confidence=0.5))
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
     _rates: dict[str, _Smoothed] = field(default_factory=dict)
     _short_since: float = math.inf
@@ -132,7 +132,7 @@ class Activator:
         running = {one.name for one in mine}
         # Those that run are paid for already: beside them, others are chosen by their price.
         free = [replace(one, usd_per_hour=0.0) if one.name in running else one for one in known]
-        chosen = cover(free, need * (1.0 + self.hysteresis.shortage), self.redundancy) if free else None
+        chosen = cover(free, need, self.redundancy) if free else None
         added = tuple(name for name in chosen.names if name not in running) if chosen else ()
         if not added:
             return Orders()

@@ -23,6 +23,9 @@ STEPS_REMEMBERED = 8
 """Learner steps and broadcasts whose median is taken."""
 
 
+_Numbers = npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class SampledGroup:
     """One group as it was sampled and rewarded."""
@@ -147,10 +150,10 @@ class LoopMeasures:
         """Return what is known of the loop; None before a batch was trained."""
         if not self.batches or not self._groups:
             return None
-        found = self._paces(now)
-        if not len(found[0]):
+        seconds, tokens, load = self.leases(now)
+        if not len(seconds):
             return None
-        alpha, beta = _fit(*found)
+        alpha, beta = _fit(seconds / tokens, load)
         return LoopPace(
             groups=tuple(self._groups),
             alpha=alpha,
@@ -160,8 +163,9 @@ class LoopMeasures:
             losses=self.losses,
         )
 
-    def _paces(self, now: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return seconds per token of each lease, and the mean number of completions at once meanwhile.
+    def leases(self, now: float) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Return of each lease its seconds, the tokens of its longest completion, and the mean number of
+        completions at once meanwhile.
 
         A completion is taken to have got its tokens evenly over the lease of its group; those that
         still run are taken to last.
@@ -185,8 +189,8 @@ class LoopMeasures:
         whole = [x for x in self._ended if x.fresh and max(x.counts) > 0 and x.ended_s > x.begun_s]
         first = np.asarray([lease.begun_s for lease in whole])
         last = np.asarray([lease.ended_s for lease in whole])
-        tokens = np.asarray([max(lease.counts) for lease in whole])
-        return (last - first) / tokens, (area(last) - area(first)) / (last - first)
+        tokens = np.asarray([max(lease.counts) for lease in whole], np.float64)
+        return last - first, tokens, (area(last) - area(first)) / (last - first)
 
 
 def _area(instants: npt.NDArray[np.float64], at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

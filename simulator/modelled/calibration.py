@@ -1,0 +1,220 @@
+"""Calibration: what a recorded run says of its engines, lengths, learner, broadcasts and prices.
+
+All of it is measured by `core.loop.loop_measures`, the code by which a run plans its own run-ahead, from the
+journal of the run. It is a small YAML file, which `antiphon simulate --from-run RUN --keep FILE` writes.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+from pydantic import Field, ValidationError
+
+from antiphon.core.config import RunConfig
+from antiphon.core.config_errors import read_yaml, sentences
+from antiphon.core.config_sections import Section
+from antiphon.core.errors import ConfigError, InfeasibleError
+from antiphon.core.loop import events as e
+from antiphon.core.loop.events import load_event
+from antiphon.core.loop.loop_measures import LoopMeasures
+from antiphon.core.loop.run_state import RunState, new_state
+from antiphon.services.coordinator.journal.journal import Journal, journal_place
+
+GROUPS_KEPT = 512
+"""Newest groups of a run whose lengths are kept."""
+MOST_EVENTS = 10**9
+_LEASED = (e.LeaseGranted, e.LeaseExpired, e.GroupSubmitted)
+
+TimedEvent = tuple[float, e.JournalEvent]
+"""Second on the coordinator's clock, and what happened then."""
+
+
+class SeenGroup(Section):
+    """One training group as it was sampled and rewarded."""
+
+    prompt: int = Field(ge=0)
+    """Index in the training split."""
+    tokens: tuple[int, ...] = Field(min_length=1)
+    """Of each completion."""
+    reward_s: float = Field(default=0.0, ge=0.0)
+    """From its submission to its rewards, seconds."""
+    varied: bool = True
+    """Its rewards differ: with a filter only such groups train."""
+
+
+class Calibration(Section):
+    """How fast the parts of a loop are."""
+
+    source: str = ""
+    """The run that it was measured on."""
+    alpha_s: float = Field(ge=0.0, le=60.0)
+    """Seconds per token of a completion that a worker samples alone."""
+    beta_s: float = Field(ge=0.0, le=60.0)
+    """Seconds per token that each further completion of the same worker adds."""
+    start_s: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Seconds of a lease besides those per token: until its first one, and from its last one until it is
+    handed in."""
+    concurrent_groups: int = Field(ge=1, le=4096)
+    """Groups that a worker has room for."""
+    learner_s: float = Field(gt=0.0, le=1e6)
+    """Of a learner step of `step_tokens`, with its commit."""
+    step_tokens: float = Field(gt=0.0)
+    """Completion tokens of a batch; the time of a step is taken to be proportional to them."""
+    broadcast_s: float = Field(ge=0.0, le=1e6)
+    """From a commit until the workers hold its version."""
+    shared_cores: float | None = Field(default=None, gt=0.0, le=4096.0)
+    """Cores that all workers and the learner share, where they run on one machine: what is busy beyond that
+    slows all of it. Null: each has a machine of its own."""
+    losses_per_hour: float = Field(default=0.0, ge=0.0, le=3600.0)
+    """Sudden ends of one worker per hour of its life."""
+    replaced_s: float = Field(default=600.0, gt=0.0, le=1e6)
+    """Seconds until another one samples in its place."""
+    worker_usd_per_hour: float = Field(default=0.0, ge=0.0, le=100_000.0)
+    learner_usd_per_hour: float = Field(default=0.0, ge=0.0, le=100_000.0)
+    groups: tuple[SeenGroup, ...] = Field(min_length=1)
+    """Lengths by prompt."""
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a calibration.
+
+    Raises:
+        ConfigError: when it cannot be read, or a field is wrong; the sentence names it.
+    """
+    try:
+        return Calibration.model_validate(read_yaml(path.read_text(encoding="utf-8")) or {})
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        said = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise ConfigError(f"cannot read the calibration {path}: {said}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path} is no calibration: {sentences(error, Calibration)}") from error
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Write a calibration as `load_calibration` reads it."""
+    tree = calibration.model_dump(mode="json")
+    path.write_text(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110), "utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    start_s: float
+    alpha_s: float
+    beta_s: float
+    learner_s: float
+    broadcast_s: float
+    losses: bool
+    state: RunState
+
+
+def _measure(config: RunConfig, events: Sequence[TimedEvent]) -> _Measured:
+    """Measure each worker apart, so that its pace holds in fleets of other sizes; a fit over all leases."""
+    state, measures = new_state(config), dict[str, LoopMeasures]()
+    holders: dict[str, str] = {}
+    whole = LoopMeasures()
+    for at_s, event in events:
+        match event:
+            case e.LeaseGranted():
+                holders[event.group_id] = event.worker_id
+            case e.WorkerRegistered():
+                measures.setdefault(event.worker_id, LoopMeasures())
+        group_id = getattr(event, "group_id", "") if isinstance(event, _LEASED) else ""
+        if (one := measures.get(holders.get(group_id, ""))) is not None:
+            one.observe(event, state, at_s)
+        whole.observe(event, state, at_s)
+        state.apply(event)
+    end_s = events[-1][0] if events else 0.0
+    pace = whole.pace(end_s)
+    if pace is None:
+        raise InfeasibleError("that run trained on no batch, so nothing can be measured by it; let it train")
+    found = [one.leases(end_s) for one in measures.values()]
+    seconds, tokens, load = (np.concatenate(column) for column in zip(*found, strict=True))
+    # Seconds of a lease = start + tokens (alpha + beta load), none of the three negative.
+    columns = np.stack([np.ones_like(tokens), tokens, tokens * load], axis=1)
+    start_s, alpha_s, beta_s = _fit(columns, seconds)
+    return _Measured(start_s, alpha_s, beta_s, pace.learner_s, pace.broadcast_s, pace.losses, state)
+
+
+def _fit(columns: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> list[float]:
+    """Return coefficients of least squares, none negative; where one would be, the fit without it."""
+    for kept in ([0, 1, 2], [1, 2], [0, 1], [1]):
+        found = np.linalg.lstsq(columns[:, kept], seconds, rcond=None)[0]
+        if (found >= 0.0).all():
+            break
+    return [float(found[kept.index(at)]) if at in kept else 0.0 for at in range(3)]
+
+
+def calibrate(
+    config: RunConfig, events: Iterable[TimedEvent], source: str = "", shared_cores: float | None = None
+) -> Calibration:
+    """Return what the events of a recorded run say.
+
+    Args:
+        config: of the run.
+        events: of its journal, in order.
+        source: what reports call it.
+        shared_cores: as in `Calibration`.
+
+    Raises:
+        InfeasibleError: when nothing was trained.
+    """
+    rows = list(events)
+    pace = _measure(config, rows)
+    state = pace.state
+    tokens = [batch.tokens for batch in state.sealed[: len(state.commits)] if batch.tokens]
+    places = [event.concurrent_groups for _, event in rows if isinstance(event, e.WorkerRegistered)]
+    lost = Counter(isinstance(event, e.WorkerLost) for _, event in rows)[True]
+    lived_s = state.work_accounts.account(state.clock.latest_s).total_s
+    return Calibration(
+        source=source,
+        alpha_s=pace.alpha_s,
+        beta_s=pace.beta_s,
+        start_s=pace.start_s,
+        concurrent_groups=max(places),
+        learner_s=pace.learner_s,
+        step_tokens=float(np.mean(tokens)),
+        broadcast_s=pace.broadcast_s,
+        shared_cores=shared_cores,
+        losses_per_hour=3600.0 * lost / lived_s if lived_s and pace.losses else 0.0,
+        worker_usd_per_hour=config.record.worker_usd_per_hour,
+        learner_usd_per_hour=config.record.learner_usd_per_hour,
+        groups=tuple(_seen_groups(rows)),
+    )
+
+
+def _seen_groups(rows: Sequence[TimedEvent]) -> list[SeenGroup]:
+    prompts: dict[str, int] = {}
+    submitted: dict[str, tuple[float, tuple[int, ...]]] = {}
+    found = []
+    for at_s, event in rows:
+        match event:
+            case e.GroupOpened():
+                prompts[event.group_id] = event.prompt_index
+            case e.GroupSubmitted() if event.group_id in prompts and min(event.token_counts) > 0:
+                submitted[event.group_id] = (at_s, event.token_counts)
+            case e.GroupRewarded() if event.group_id in submitted:
+                then, tokens = submitted.pop(event.group_id)
+                varied = min(event.rewards) < max(event.rewards)
+                prompt = prompts[event.group_id]
+                waited = max(0.0, round(at_s - then, 6))
+                found.append(SeenGroup(prompt=prompt, tokens=tokens, reward_s=waited, varied=varied))
+    return found[-GROUPS_KEPT:]
+
+
+async def read_journal(directory: Path, config: RunConfig) -> list[TimedEvent]:
+    """Return the events of the journal of a run that is not under way, with their times.
+
+    Args:
+        directory: of the run.
+        config: of the run.
+    """
+    journal = Journal(journal_place(config, directory), directory.name)
+    try:
+        rows = await journal.read(0, MOST_EVENTS)
+    finally:
+        await journal.close()
+    return [(row.at, load_event(row.kind, row.body)) for row in rows]

@@ -1,0 +1,399 @@
+"""Modelled run: a run whose decisions are production's and whose engines, learner and network are a model.
+
+What is opened, leased, continued, dropped and sealed is decided by `core.loop` (`plan_leases`, `plan_seal`,
+`dropped`, the bound, the run-ahead), on the same fold of the same events as in a coordinator. Engines are
+models, and nothing is sent. So a day of a thousand workers takes a minute, where `simulator.world` goes
+message by message. What is left out: messages that are lost or late, retries, evaluations, and engines that
+pause to load a version.
+"""
+
+import asyncio
+import heapq
+import math
+from functools import partial
+
+from blake3 import blake3
+
+from antiphon.core.config import RunConfig
+from antiphon.core.errors import ConfigError
+from antiphon.core.lengths.order import ARRIVAL
+from antiphon.core.loop import events as e
+from antiphon.core.loop.admission import Ordering, continues, plan_leases
+from antiphon.core.loop.assembly import dropped, plan_seal
+from antiphon.core.loop.group_state import GroupPhase, GroupState
+from antiphon.core.loop.run_state import RunState, new_state
+from antiphon.core.loop.staleness import is_published, oldest_allowed_version
+from antiphon.core.seeds import generator
+from antiphon.services.loop.order import WorkerSpeed
+from antiphon.services.loop.run_ahead import RunAheadPlanner
+from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent
+from antiphon.simulator.modelled.engine import Ends, Engine, Lengths
+from antiphon.simulator.modelled.outcome import Modelled, sealed_event
+
+EXACT_WORKERS = 32
+"""Fleets of up to so many workers are walked completion by completion. In larger ones a group has its longest
+completion, and the others are as long as their mean."""
+HOUR_S = 3600.0
+_WORKER, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(6)
+
+
+class ModelledRun:
+    """One run; `run` walks it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        calibration: Calibration,
+        workers: int,
+        seed: int = 0,
+        *,
+        hours: float = math.inf,
+        keep: bool = False,
+    ) -> None:
+        """Prepare a run of so many workers, all of them alike.
+
+        Args:
+            config: of the run, elastic; its own `rollout.concurrent_groups` does not count.
+            calibration: how fast everything is.
+            workers: that join at second 0.
+            seed: of lengths, rewards and losses.
+            hours: of virtual time after which it is left as it stands.
+            keep: keep the events in `events`.
+
+        Raises:
+            ConfigError: for fixed mode, or no workers.
+        """
+        if config.loop.mode != "elastic" or workers < 1:
+            raise ConfigError("a modelled run has loop.mode=elastic and at least one worker; change this")
+        if any(len(group.tokens) != config.loop.group_size for group in calibration.groups):
+            raise ConfigError(
+                f"loop.group_size={config.loop.group_size} is not that of the calibration, whose groups have "
+                f"{len(calibration.groups[0].tokens)} completions; calibrate by a run with such groups"
+            )
+        self._config, self._known, self._seed, self._end_s = config, calibration, seed, hours * HOUR_S
+        self._size = config.loop.prompts_per_step
+        self._state: RunState = new_state(config)
+        self._engines = [Engine(f"worker-{number:04d}", calibration) for number in range(workers)]
+        self._places = calibration.concurrent_groups * config.loop.group_size
+        self._there: list[WorkerSpeed] = []
+        self._now = 0.0
+        self._planner = RunAheadPlanner(
+            config, lambda: self._now, lambda: self._there, lambda: self._state.lengths
+        )
+        self._lengths = Lengths(calibration, seed, workers <= EXACT_WORKERS)
+        self._random = generator("modelled", seed)
+        self._queue: list[tuple[float, int, int, int]] = []
+        self._asking: dict[int, None] = {}
+        self._set_aside: dict[int, None] = {}
+        """Those that ask and sample as many groups as the run-ahead lets them."""
+        self._dry = False
+        """No worker gets a group before something else happens."""
+        self._waits_for = ""
+        """A group of the next batch that is not rewarded; nothing is sealed before it is."""
+        self._sampling: dict[str, tuple[SeenGroup, int, Ends]] = {}
+        """Group -> what it will be, completions left, and where they end."""
+        self._kept: dict[str, tuple[int, Ends]] = {}
+        """Group of a lost worker -> its oldest version, and what is left of it."""
+        self._rewarding: list[tuple[str, bool]] = []
+        """Group that was handed in, and whether its rewards will differ."""
+        self._newest_held = self._trainings = self._losses = self._count = 0
+        self._training_left = self._learner_s = self._training_at = self._trained_to = 0.0
+        self._commits_s: list[float] = []
+        self._training = False
+        self._speed = 1.0
+        self._hash = blake3()
+        self.events: list[TimedEvent] | None = [] if keep else None
+
+    def run(self) -> Modelled:
+        """Walk to the last step, or to the end of the hours."""
+        self._emit(e.RunOpened("modelled", {}, 0.0), "")
+        for number, engine in enumerate(self._engines):
+            self._join(engine, number)
+        self._emit(e.SnapshotAnnounced(0, "", ""), "")
+        self._open_steps()
+        self._wake()
+        self._grant()
+        while self._queue and len(self._state.commits) < self._config.run.steps:
+            second, kind, number, stamp = heapq.heappop(self._queue)
+            if second > self._end_s:
+                break
+            if (kind == _WORKER and stamp != self._engines[number].planned) or (
+                kind == _TRAINED and stamp != self._trainings
+            ):
+                continue
+            self._now = second
+            self._happen(kind, number)
+            self._grant()
+            self._share_cores()
+        return self._outcome()
+
+    def _happen(self, kind: int, number: int) -> None:
+        if kind == _WORKER:
+            self._ended(self._engines[number], number)
+        elif kind == _REWARDED:
+            self._rewarded(*self._rewarding[number])
+        elif kind == _TRAINED:
+            self._committed()
+        elif kind == _HELD:
+            self._held(number)
+        elif kind == _LOST:
+            self._lost(self._engines[number], number)
+        else:
+            self._join(self._engines[number], number)
+            self._wake()
+
+    def _join(self, engine: Engine, number: int) -> None:
+        engine.away = False
+        places, losses = self._known.concurrent_groups, self._known.losses_per_hour
+        self._emit(e.WorkerRegistered(engine.name, engine.name, places, self._now), engine.name)
+        self._asking[number] = None
+        if losses:
+            self._push(self._now + self._random.exponential(HOUR_S / losses), _LOST, number)
+
+    # Sampling.
+
+    def _plan(self, engine: Engine, number: int) -> None:
+        engine.planned += 1
+        if engine.running:
+            self._push(engine.next_s(), _WORKER, number, engine.planned)
+
+    def _ended(self, engine: Engine, number: int) -> None:
+        for group_id, count in engine.ended(self._now):
+            seen, left, ends = self._sampling[group_id]
+            self._sampling[group_id] = (seen, left - count, ends)
+            if left == count:
+                engine.groups -= 1
+                self._submitted(group_id, seen, engine)
+        if self._places - engine.load >= self._config.loop.group_size:
+            self._set_aside.pop(number, None)
+            self._asking.setdefault(number)
+        self._plan(engine, number)
+
+    def _submitted(self, group_id: str, seen: SeenGroup, engine: Engine) -> None:
+        group = self._state.groups[group_id]
+        del self._sampling[group_id]
+        self._emit(
+            e.GroupSubmitted(
+                group_id, group.lease_id, engine.name, group.attempt, "", group.held_version, seen.tokens,
+                self._now - group.leased_at_s, self._now,
+            ),
+            group_id,
+        )  # fmt: skip
+        self._rewarding.append((group_id, seen.varied))
+        self._push(self._now + seen.reward_s, _REWARDED, len(self._rewarding) - 1)
+
+    def _rewarded(self, group_id: str, varied: bool) -> None:
+        rewards = (float(varied),) + (0.0,) * (self._config.loop.group_size - 1)
+        self._emit(e.GroupRewarded(group_id, rewards, "reward", self._now), group_id)
+        if self._config.loop.filter == "refill":
+            for event in dropped(self._state, self._config):
+                self._emit(event, event.group_id)
+                self._waits_for = ""
+                self._wake()
+        if self._waits_for in ("", group_id):
+            self._seal()
+
+    # Leases.
+
+    def _grant(self) -> None:
+        """Answer those that ask, the one first that asked longest ago."""
+        if self._dry or not self._asking:
+            return
+        plan, order = self._plan_ahead, self._order
+        state, size, group_size = self._state, self._size, self._config.loop.group_size
+        for number in list(self._asking):
+            engine = self._engines[number]
+            most = (self._places - engine.load) // group_size
+            # As `services.coordinator.lease_granter` limits openings.
+            room = unused = math.inf
+            if plan is not None:
+                room = plan.room(state.batches * size + state.training_groups, self._newest_held, size)
+                unused = max(0, plan.unused(self._known.concurrent_groups, engine.groups))
+            if not unused and not state.open_groups:
+                del self._asking[number]
+                self._set_aside[number] = None
+                continue
+            openings, ordering = (None if plan is None else int(min(unused, room))), None
+            if order != ARRIVAL:
+                openings = None if plan is None else int(room)
+                take = partial(self._planner.order.take, order, engine.name, engine.groups)
+                ordering = Ordering(take, unused)
+            found = plan_leases(state, self._config, engine.held, most, (), openings, ordering)
+            for opened in found.openings:
+                self._emit(opened, opened.group_id)
+            if not found.group_ids:
+                if unused and engine.held == self._newest_held:
+                    self._dry = True
+                    return
+                continue
+            engine.move(self._now)
+            for group_id in found.group_ids:
+                self._begin(state.groups[group_id], engine)
+            self._plan(engine, number)
+            if self._places - engine.load < group_size:
+                del self._asking[number]
+
+    def _wake(self) -> None:
+        """Let all that ask try again."""
+        self._dry = False
+        self._asking |= self._set_aside
+        self._set_aside = {}
+        places = self._known.concurrent_groups
+        self._there = [(one.name, 0.0, places) for one in self._engines if not one.away]
+        self._plan_ahead, self._order = self._planner.plan, self._planner.order.order
+
+    def _begin(self, group: GroupState, engine: Engine) -> None:
+        oldest, ends = self._kept.pop(group.group_id, (engine.held, []))
+        seen = self._lengths.draw(group.prompt_index, group.epoch, group.number)
+        if ends and not continues(self._state, self._config, group, oldest):
+            ends = []
+        held = min(oldest, engine.held) if ends else engine.held
+        if ends:
+            continued = sum(seen.tokens) - round(sum(left * count for left, count in ends))
+        else:
+            ends, continued = self._lengths.ends(seen), 0
+        attempt = group.attempt + 1
+        self._emit(
+            e.LeaseGranted(
+                group.group_id, f"{group.group_id}/{attempt}", engine.name, attempt, held, self._now,
+                max(0, continued),
+            ),
+            engine.name,
+        )  # fmt: skip
+        load = sum(count for _, count in ends)
+        self._sampling[group.group_id] = (seen, load, engine.begin(group.group_id, ends))
+
+    def _lost(self, engine: Engine, number: int) -> None:
+        """End a worker; another continues what it had handed over with its beats."""
+        self._losses += 1
+        engine.move(self._now)
+        for group_id in dict.fromkeys(group_id for _, group_id, _ in engine.running):
+            group = self._state.groups[group_id]
+            seen, _, ends = self._sampling.pop(group_id)
+            left = [(end - engine.tokens, count) for end, count in ends if end > engine.tokens]
+            sampled = max(0, sum(seen.tokens) - round(sum(end * count for end, count in left)))
+            kept = sampled if self._config.coordinator.partials_mib else 0
+            self._emit(
+                e.LeaseExpired(group_id, group.lease_id, engine.name, "lost", self._now, sampled, kept),
+                group_id,
+            )
+            if kept:
+                self._kept[group_id] = (group.held_version, left)
+        self._emit(e.WorkerLost(engine.name, "lost", self._now), engine.name)
+        engine.lose()
+        self._asking.pop(number, None)
+        self._set_aside.pop(number, None)
+        self._wake()
+        self._push(self._now + self._known.replaced_s, _BACK, number)
+
+    # The learner.
+
+    def _seal(self) -> None:
+        while (plan := plan_seal(self._state, self._config)) is not None:
+            self._emit(sealed_event(plan, len(self._state.since_seal.filtered)), str(plan.step))
+        line = list(self._state.training())[: self._size]
+        waiting = [group.group_id for group in line if group.phase is not GroupPhase.REWARDED]
+        # With filter=refill a batch may have fewer groups.
+        known = len(line) == self._size and self._config.loop.filter != "refill"
+        self._waits_for = waiting[-1] if waiting and known else ""
+        self._train()
+
+    def _train(self) -> None:
+        step = len(self._state.commits)
+        if self._training or not self._state.is_sealed(step):
+            return
+        self._training, self._training_at = True, self._now
+        tokens = self._state.sealed[step].tokens
+        self._training_left = self._known.learner_s * tokens / self._known.step_tokens
+        self._plan_training()
+
+    def _plan_training(self) -> None:
+        self._trainings += 1
+        self._trained_to = self._now
+        self._push(self._now + self._training_left / self._speed, _TRAINED, 0, self._trainings)
+
+    def _committed(self) -> None:
+        self._learner_s += self._now - self._training_at
+        self._training = False
+        self._commits_s.append(self._now)
+        step = len(self._state.commits)
+        published = is_published(step + 1, self._config.loop.publish_interval, self._config.run.steps)
+        self._emit(e.StepCommitted(step, step + 1, "", "", {}, published, self._now), str(step))
+        if published:
+            self._emit(e.SnapshotAnnounced(step + 1, "", ""), str(step + 1))
+            self._push(self._now + self._known.broadcast_s, _HELD, step + 1)
+        if self._planner.measuring:
+            asyncio.run(self._planner.plan_if_due())
+        self._wake()
+        self._train()
+
+    def _held(self, version: int) -> None:
+        self._newest_held = version
+        for engine in self._engines:
+            engine.held = version
+        self._emit(e.WorkerLoaded(self._engines[0].name, version), str(version))
+        self._open_steps()
+        self._wake()
+
+    def _open_steps(self) -> None:
+        """Open what the schedule opens once the newest version is held."""
+        loop, state = self._config.loop, self._state
+        while (
+            state.opened_steps < self._config.run.steps
+            and oldest_allowed_version(state.opened_steps, loop.max_staleness, loop.publish_interval)
+            <= self._newest_held
+        ):
+            self._emit(e.StepOpened(state.opened_steps), "")
+
+    # Beneath.
+
+    def _share_cores(self) -> None:
+        """Slow down what is busy on one machine, where it has fewer cores than that."""
+        cores = self._known.shared_cores
+        if cores is None:
+            return
+        busy = sum(1 for engine in self._engines if engine.load) + self._training
+        speed = min(1.0, cores / max(1, busy))
+        if speed == self._speed:
+            return
+        for engine in self._engines:
+            engine.move(self._now)
+            engine.speed = speed
+        if self._training:
+            self._training_left -= (self._now - self._trained_to) * self._speed
+        self._speed = speed
+        for number, engine in enumerate(self._engines):
+            self._plan(engine, number)
+        if self._training:
+            self._training_left = max(0.0, self._training_left)
+            self._plan_training()
+
+    def _push(self, second: float, kind: int, number: int, stamp: int = 0) -> None:
+        heapq.heappush(self._queue, (float(second), kind, number, stamp))
+
+    def _emit(self, event: e.JournalEvent, about: str) -> None:
+        if self._planner.measuring:
+            self._planner.measures.observe(event, self._state, self._now)
+        self._state.apply(event)
+        self._count += 1
+        self._hash.update(f"{self._now!r} {event.kind} {about}\n".encode())
+        if self.events is not None:
+            self.events.append((self._now, event))
+
+    def _outcome(self) -> Modelled:
+        state, known = self._state, self._known
+        account = state.work_accounts.account(self._now)
+        hours = account.total_s / HOUR_S
+        usd = hours * known.worker_usd_per_hour + self._now / HOUR_S * known.learner_usd_per_hour
+        return Modelled(
+            commits_s=tuple(self._commits_s),
+            learner_s=self._learner_s,
+            staleness=dict(sorted(state.staleness_histogram.items())),
+            account=account,
+            worker_hours=hours,
+            usd=usd,
+            tokens=sum(batch.tokens for batch in state.sealed[: len(state.commits)]),
+            losses=self._losses,
+            events=self._count,
+            digest=self._hash.hexdigest(),
+        )
