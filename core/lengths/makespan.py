@@ -11,6 +11,7 @@ are left out: orders are compared, not forecast.
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import linear_regression
 
 from antiphon.core.lengths.memory import ComparedGroup
 from antiphon.core.lengths.order import AskingWorker, LeaseOrder, WaitingGroup, WaitingGroups
@@ -79,7 +80,8 @@ class _Worker:
 
 
 def seconds_per_step(loop: Loop, order: LeaseOrder, groups: Sequence[ComparedGroup], steps: int) -> float:
-    """Walk `steps` steps, after those in which the loop fills, and return the seconds of one.
+    """Walk `steps` steps, after those in which the loop fills, and return the seconds of one: the slope of
+    their commits.
 
     Args:
         loop: the fleet and the bound.
@@ -114,7 +116,7 @@ class _Walk:
     def run(self, begin: int, steps: int) -> float:
         loop, size = self._loop, self._loop.prompts_per_step
         held = commits = 0
-        opened, training, begun_s = 0, False, 0.0
+        opened, training, committed_s = 0, False, list[float]()
         while commits < begin + steps:
             while opened < (held + loop.max_staleness + 1) * size:
                 group = self._groups[opened % len(self._groups)]
@@ -138,11 +140,12 @@ class _Walk:
                 commits, training = commits + 1, False
                 self._missing.pop(commits - 1)
                 heapq.heappush(self._events, (second + loop.broadcast_s, _HELD, commits, 0))
-                if commits == begin:
-                    begun_s = second
+                if commits >= begin:
+                    committed_s.append(second)
             else:
                 held = number
-        return (self._now - begun_s) / steps
+        # Steps end two by two; of a span between two commits a good part would be chance.
+        return linear_regression(range(steps + 1), committed_s).slope
 
     _now = 0.0
 

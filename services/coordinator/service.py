@@ -144,7 +144,7 @@ class CoordinatorService(Coordinator):
         if not found:
             await state_machine.record()
             return verdict
-        leases.measure(submission.lease_id, now)
+        leases.measure(submission.lease_id, [t.token_ids.size for t in submission.trajectories], now)
         found = [*leases.stop_slower(group, submission.lease_id, now), *found]
         accepted = verdict is SubmitVerdict.ACCEPTED
         keep = {submission.group_id: payloads.dump_submission(submission)} if accepted else None

@@ -58,6 +58,10 @@ class OrderPlanner:
             return ARRIVAL
         return self._choice.order if predicts(self.correlation) else ARRIVAL
 
+    def predict(self, prompt_index: int) -> float | None:
+        """Return the tokens that a prompt's longest completion should have; None while lengths do not predict."""
+        return self._memory().predict(prompt_index) if predicts(self.correlation) else None
+
     def describe(self) -> str:
         """Say what groups are leased by; "" where that is always arrival."""
         if not self.active:
