@@ -13,7 +13,8 @@ lease draws its lengths anew, so that remembered ones say nothing and the run st
 `streaming_s1` is `auto_s1` with workers as production has them, which ask whenever they have places.
 `same_s1` is arrival over arrival: what the machine alone does to a ratio. `length_bias_worst` is |mean tokens
 of trained groups / of opened ones - 1|. `simulated` has the gains of the same code over arrival in virtual
-time, for fleets of 16 and 128 workers.
+time, for fleets of 16 and 128 workers, and `spare` what batches of the first groups that end would gain
+there if a loop opened more than it needs, with the bias by length of what is trained.
 
     .venv/bin/python benchmarks/length_pipeline.py --pairs 3
     .venv/bin/python benchmarks/length_pipeline.py --simulated-only
@@ -31,10 +32,12 @@ from antiphon.benchmarks.parts.lengths.site import EPOCH_STEPS, RunFigures, RunS
 from antiphon.benchmarks.parts.measure import end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.simulator.length_pipeline import Row, walk_fleets
+from antiphon.simulator.spare_groups import SpareRow, walk_spare
 from antiphon.system.logs import configure_logs
 
 ORDERS = ("arrival", "longest_first", "alternating", "two_tier")
 BOUNDS = (0, 1, 2)
+SPARE = (0.125, 0.25)
 GAIN_LEAST, SHUFFLED_LEAST, BIAS_MOST = 1.15, 0.98, 1e-9
 RUN_LIMIT_S = 1800.0
 
@@ -68,6 +71,22 @@ def table(fleets: list[int], steps: int) -> list[Row]:
             f"{name} {seconds:.1f} s ({row.gains[name]:.2f}x)" for name, seconds in row.seconds.items()
         )
         print(f"simulated: {row.workers} workers, S={row.max_staleness}, {kind}: {told}", flush=True)
+    return rows
+
+
+def spare_table(workers: int, steps: int) -> list[SpareRow]:
+    """Walk a fleet with spare groups and print a line for each."""
+    rows = []
+    for max_staleness in BOUNDS:
+        for spare in SPARE:
+            row = walk_spare(workers, max_staleness, spare, steps=steps)
+            rows.append(row)
+            print(
+                f"simulated: {workers} workers, S={max_staleness}, {spare:.1%} spare groups: {row.gain:.2f}x, "
+                f"trained lengths {row.length_bias:+.1%} (first batch {row.first_bias:+.1%}), "
+                f"{row.given_up:.1%} given up",
+                flush=True,
+            )
     return rows
 
 
@@ -107,8 +126,9 @@ def main() -> int:
         {**asdict(row), "gains": {name: round(gain, 3) for name, gain in row.gains.items()}}
         for row in table(options.fleets, options.steps)
     ]
+    spare = [asdict(row) for row in spare_table(options.fleets[0], options.steps)] if options.fleets else []
     if options.simulated_only:
-        return finish({"simulated": simulated}, record=False)
+        return finish({"simulated": simulated, "spare": spare}, record=False)
 
     samples: dict[str, list[float]] = {}
     biases: list[float] = []
@@ -141,7 +161,7 @@ def main() -> int:
         best[f"s{bound}"], samples[f"gain_s{bound}"] = best_order(gains)
     samples["auto_s1"] = samples.pop("s1_auto")
     medians = {name: median(samples[name]) for name in ("gain_s1", "auto_s1", "shuffled_s1")}
-    result = {"best": best, "length_bias_worst": max(biases), "simulated": simulated}
+    result = {"best": best, "length_bias_worst": max(biases), "simulated": simulated, "spare": spare}
     return finish(result, record=options.record, samples=samples, violated=violations(medians, max(biases)))
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from antiphon.core.config import build_config
 from antiphon.core.lengths.memory import LengthMemory
+from antiphon.core.lengths.order import ARRIVAL
 from antiphon.core.metrics import ORDER_METRICS, find_metric
 from antiphon.services.loop.order import STEPS_NEEDED, OrderPlanner
 
@@ -38,6 +39,7 @@ def test_predicted_and_measured_seconds_stand_beside_the_correlation() -> None:
 def test_steps_of_another_order_are_not_measured_with_those_of_this_one() -> None:
     memory = remembered(epochs=1)
     found = planner("longest_first", memory)
+    assert found.order == ARRIVAL  # every prompt was seen once
     for step in range(STEPS_NEEDED):
         found.committed(float(step))
     assert found.metrics() == {"order_by_length": 0.0, "order_step_s": pytest.approx(1.0)}
