@@ -166,5 +166,7 @@ def find_metric(name: str) -> Metric | None:
     'nats'
     """
     stem, split, _ = name.partition(_SPLIT)
-    catalogue = STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS, *ORDER_METRICS, *DRAFTING_METRICS)
+    catalogue = (
+        STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS, *ORDER_METRICS, *DRAFTING_METRICS)
+    )
     return next((metric for metric in catalogue if metric.name == stem), None)

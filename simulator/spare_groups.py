@@ -72,7 +72,9 @@ class _SpareWalk(Walk):
 
     def _give_up(self, step: int) -> None:
         """Give up what is too old for a step."""
-        late = {group for group, version in self._versions.items() if version + self._loop.max_staleness < step}
+        late = {
+            group for group, version in self._versions.items() if version + self._loop.max_staleness < step
+        }
         if not late:
             return
         self.given_up += late

@@ -63,7 +63,9 @@ def choose_order(asked: str, groups: Sequence[ComparedGroup], loop: Loop | None)
         return OrderChoice(step_s=arrival_s, arrival_s=arrival_s)
     took, order = min(found, key=lambda one: fmean(one[0]))
     # What only one half of the groups shows may be chance.
-    gains = all(step_s <= (1.0 - WORTH_IT) * before_s for step_s, before_s in zip(took, by_arrival, strict=True))
+    gains = all(
+        step_s <= (1.0 - WORTH_IT) * before_s for step_s, before_s in zip(took, by_arrival, strict=True)
+    )
     if asked == "auto" and not gains:
         return OrderChoice(step_s=arrival_s, arrival_s=arrival_s)
     return OrderChoice(order, fmean(took), arrival_s)

@@ -1,4 +1,4 @@
-"""Running groups: when a group that is being sampled should end, and whether another worker would end it sooner.
+"""Running groups: when a group that is being sampled should end, and who would end it sooner.
 
 What is remembered of a prompt predicts its longest completion before it begins. The first completions of a
 group that end say it better, and for prompts that were never seen too: a group's completions are of like
@@ -76,7 +76,7 @@ class GroupEnds:
         return bool(paces) and min(paces) < SOONER * max(paces)
 
     def longest(self, group: RunningGroup) -> float | None:
-        """Return the tokens that the longest completion of a group should have; None where nothing says it."""
+        """Return the tokens that a group's longest completion should have; None where nothing says it."""
         found, count = group.remembered, len(group.ended)
         alike = [counts for counts in self._groups if len(counts) == group.samples]
         if 0 < count < group.samples and len(alike) >= GROUPS_NEEDED:
@@ -84,7 +84,7 @@ class GroupEnds:
         return None if found is None else max(found, float(group.tokens))
 
     def sooner_at(self, group: RunningGroup, worker_id: str) -> bool:
-        """Return whether a worker that goes on from what is known would end a group well before its holder."""
+        """Return whether a worker that goes on from what is known ends a group well before its holder."""
         longest, home, away = self.longest(group), self.pace(group.worker_id), self.pace(worker_id)
         if longest is None or home is None or away is None:
             return False

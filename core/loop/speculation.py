@@ -2,8 +2,9 @@
 
 A duplicate is given only to a worker that has nothing else to do, only for the last
 ``ceil(share * P)`` groups of the batch that is waited for, and only when a lease is older than most
-leases ever get, or that worker should end the group well before its holder (`core.lengths.running`): so a
-straggler moves, with its prefix, before it is late. The first complete submission wins; the other lease is cancelled and billed as waste.
+leases ever get, or that worker should end the group well before its holder (`core.lengths.running`):
+so a straggler moves, with its prefix, before it is late. The first complete submission wins; the other
+lease is cancelled and billed as waste.
 
 It cannot choose between outcomes. Seeds belong to the group, so under one version two engines of the
 same numerics sample the same tokens; a duplicate is given only to a worker that has both from the first.

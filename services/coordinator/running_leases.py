@@ -57,11 +57,10 @@ class RunningLeases(LeaseTable):
             self.times.add(now - held.granted_s)
             self._ends.add(held.worker_id, now - held.granted_s, counts)
 
-    def ends_sooner_at(
-        self, worker_id: str, group: GroupState, remembered: float | None, now: float
-    ) -> bool:
-        """Return whether a worker should end a leased group well before its holder; a group that was continued
-        before stays where it is.
+    def ends_sooner_at(self, worker_id: str, group: GroupState, remembered: float | None, now: float) -> bool:
+        """Return whether a worker should end a leased group well before its holder.
+
+        A group that was continued before stays where it is.
 
         `remembered`: tokens that its longest completion should have, or None.
         """
@@ -83,7 +82,9 @@ class RunningLeases(LeaseTable):
     def may_be_late(self, now: float) -> bool:
         """Return whether a lease is slow, or one worker is much slower than another."""
         slow_s = self.times.slow_s
-        return self._ends.uneven or (slow_s is not None and any(s > slow_s for s in self.ages_s(now).values()))
+        return self._ends.uneven or (
+            slow_s is not None and any(s > slow_s for s in self.ages_s(now).values())
+        )
 
     def forget_worker(self, worker_id: str) -> None:
         """Forget what a worker that is gone was like."""

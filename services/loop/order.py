@@ -68,7 +68,7 @@ class OrderPlanner:
         return self._choice.order if predicts(self.correlation) else ARRIVAL
 
     def predict(self, prompt_index: int) -> float | None:
-        """Return the tokens that a prompt's longest completion should have; None while lengths do not predict."""
+        """Return the tokens that a prompt's longest completion should have; None where nothing predicts."""
         return self._memory().predict(prompt_index) if predicts(self.correlation) else None
 
     def describe(self) -> str:

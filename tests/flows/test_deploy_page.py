@@ -1,10 +1,10 @@
 """The page of a flow run: what it says, what it costs to say it, and what is said after a bad end."""
 
 import json
-from dataclasses import replace
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 

@@ -54,7 +54,16 @@ class LengthWorld(World):
 
     def __init__(self, shape: RunShape, fleet: Fleet) -> None:
         tree: dict[str, Any] = shape.config().model_dump()
-        sections = "run environment evaluation loop sampling rollout learner coordinator drafting".split()
+        sections = (
+            "run",
+            "environment",
+            "evaluation",
+            "loop",
+            "sampling",
+            "rollout",
+            "learner",
+            "coordinator",
+        )
         tree["coordinator"]["speculation"] = fleet.speculation
         scenario = Scenario(
             run={name: tree[name] for name in sections},
