@@ -9,8 +9,8 @@ epochs do not count, nor do the last steps.
 With step-scoped batches a worker asks for groups only when all of its own are handed in. `gain_s0`, `gain_s1`
 and `gain_s2` are seconds per step by arrival over those of the best order (named in `best`), medians of the
 pairs; `auto_s1` is the same for the order that a run chooses by itself. `shuffled_s1` is `auto_s1` where
-each lease draws its lengths anew, so that remembered ones say nothing and the run stays with arrival by itself,
-and `streaming_s1` is `auto_s1` with workers as production has them, which ask whenever they have places.
+each lease draws its lengths anew, so that remembered ones say nothing and the run stays with arrival by
+itself, and `streaming_s1` is `auto_s1` with workers as production has them, which ask whenever they have places.
 `same_s1` is arrival over arrival: what the machine alone does to a ratio. `length_bias_worst` is |mean tokens
 of trained groups / of opened ones - 1|. `simulated` has the gains of the same code over arrival in virtual
 time, for fleets of 16 and 128 workers, and `spare` what batches of the first groups that end would gain
@@ -83,8 +83,8 @@ def spare_table(workers: int, steps: int) -> list[SpareRow]:
             rows.append(row)
             print(
                 f"simulated: {workers} workers, S={max_staleness}, {spare:.1%} spare groups: "
-                f"{row.gain:.2f}x, trained lengths {row.length_bias:+.1%} (first batch {row.first_bias:+.1%}), "
-                f"{row.given_up:.1%} given up",
+                f"{row.gain:.2f}x, trained lengths {row.length_bias:+.1%} "
+                f"(first batch {row.first_bias:+.1%}), {row.given_up:.1%} given up",
                 flush=True,
             )
     return rows
