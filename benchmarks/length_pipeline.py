@@ -11,10 +11,10 @@ and `gain_s2` are seconds per step by arrival over those of the best order (name
 pairs; `auto_s1` is the same for the order that a run chooses by itself. `shuffled_s1` is `auto_s1` where
 each lease draws its lengths anew, so that remembered ones say nothing and the run stays with arrival by
 itself, and `streaming_s1` is `auto_s1` with workers as production has them, which ask whenever they have
-places. `same_s1` is arrival over arrival: what the machine alone does to a ratio. `length_bias_worst` is |mean tokens
-of trained groups / of opened ones - 1|. `simulated` has the gains of the same code over arrival in virtual
-time, for fleets of 16 and 128 workers, and `spare` what batches of the first groups that end would gain
-there if a loop opened more than it needs, with the bias by length of what is trained.
+places. `same_s1` is arrival over arrival: what the machine alone does to a ratio. `length_bias_worst` is
+|mean tokens of trained groups / of opened ones - 1|. `simulated` has the gains of the same code over arrival
+in virtual time, for fleets of 16 and 128 workers, and `spare` what batches of the first groups that end
+would gain there if a loop opened more than it needs, with the bias by length of what is trained.
 
     .venv/bin/python benchmarks/length_pipeline.py --pairs 3
     .venv/bin/python benchmarks/length_pipeline.py --simulated-only
