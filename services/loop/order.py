@@ -91,7 +91,7 @@ class OrderPlanner:
         come."""
         if not self.active:
             return {}
-        known = {
+        known: dict[str, float | None] = {
             "order_correlation": self.correlation,
             "order_by_length": float(self.order != ARRIVAL),
             "order_step_s": self._step_s(),
