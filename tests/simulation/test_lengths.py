@@ -63,6 +63,7 @@ class LengthWorld(World):
             "rollout",
             "learner",
             "coordinator",
+            "drafting",
         )
         tree["coordinator"]["speculation"] = fleet.speculation
         scenario = Scenario(
