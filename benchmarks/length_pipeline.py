@@ -3,15 +3,18 @@
 Coordinator, reward and learner services are production's, and so are the two workers, each a process of
 its own that talks gRPC. Engines and trainer are stand-ins that sleep for as long as a step takes; the engine
 imposes completion lengths of a recorded distribution, which keep their ranks from epoch to epoch. Runs of all
-orders take turns in each pair. Steps of the first epoch do not count: nothing is remembered before.
+orders take turns in each pair, the other way round in every second one, on equal lengths. The first two
+epochs do not count, nor do the last steps.
 
 With step-scoped batches a worker asks for groups only when all of its own are handed in. `gain_s0`, `gain_s1`
 and `gain_s2` are seconds per step by arrival over those of the best order (named in `best`), medians of the
-pairs; `shuffled_s1` is the same at S = 1 for that order where each lease draws its lengths anew, so that
-remembered ones say nothing and the run falls back to arrival by itself. `streaming_s1` is arrival over `auto`
-with workers as production has them, which ask whenever they have places. `length_bias_worst` is |mean tokens
-of trained groups / of opened ones - 1|. `simulated` has the gains of the same code over arrival in virtual
-time, for fleets of 16 and 128 workers.
+pairs; `auto_s1` is the same for the order that a run chooses by itself. `shuffled_s1` is `auto_s1` where
+each lease draws its lengths anew, so that remembered ones say nothing and the run stays with arrival by
+itself, and `streaming_s1` is `auto_s1` with workers as production has them, which ask whenever they have
+places. `same_s1` is arrival over arrival: what the machine alone does to a ratio. `length_bias_worst` is
+|mean tokens of trained groups / of opened ones - 1|. `simulated` has the gains of the same code over arrival
+in virtual time, for fleets of 16 and 128 workers, and `spare` what batches of the first groups that end
+would gain there if a loop opened more than it needs, with the bias by length of what is trained.
 
     .venv/bin/python benchmarks/length_pipeline.py --pairs 3
     .venv/bin/python benchmarks/length_pipeline.py --simulated-only
@@ -25,16 +28,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from antiphon.benchmarks.parts.lengths.site import PLACES, PROMPTS, WORKERS, RunFigures, RunShape, run_once
+from antiphon.benchmarks.parts.lengths.site import EPOCH_STEPS, RunFigures, RunShape, run_once
 from antiphon.benchmarks.parts.measure import end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.simulator.length_pipeline import Row, walk_fleets
+from antiphon.simulator.spare_groups import SpareRow, walk_spare
 from antiphon.system.logs import configure_logs
 
 ORDERS = ("arrival", "longest_first", "alternating", "two_tier")
 BOUNDS = (0, 1, 2)
+SPARE = (0.125, 0.25)
 GAIN_LEAST, SHUFFLED_LEAST, BIAS_MOST = 1.15, 0.98, 1e-9
-EPOCH_STEPS = -(-PROMPTS // (2 * WORKERS * PLACES))
 RUN_LIMIT_S = 1800.0
 
 
@@ -70,11 +74,29 @@ def table(fleets: list[int], steps: int) -> list[Row]:
     return rows
 
 
+def spare_table(workers: int, steps: int) -> list[SpareRow]:
+    """Walk a fleet with spare groups and print a line for each."""
+    rows = []
+    for max_staleness in BOUNDS:
+        for spare in SPARE:
+            row = walk_spare(workers, max_staleness, spare, steps=steps)
+            rows.append(row)
+            print(
+                f"simulated: {workers} workers, S={max_staleness}, {spare:.1%} spare groups: "
+                f"{row.gain:.2f}x, trained lengths {row.length_bias:+.1%} "
+                f"(first batch {row.first_bias:+.1%}), {row.given_up:.1%} given up",
+                flush=True,
+            )
+    return rows
+
+
 def violations(result: dict[str, Any], bias: float) -> list[str]:
     """Return a sentence for everything that does not hold."""
     found = []
     if result["gain_s1"] < GAIN_LEAST:
         found.append(f"at S=1 the best order gains {result['gain_s1']:.3f}x, not at least {GAIN_LEAST}x")
+    if result["auto_s1"] < SHUFFLED_LEAST:
+        found.append(f"the order chosen automatically at S=1 loses: {result['auto_s1']:.3f}x")
     if result["shuffled_s1"] < SHUFFLED_LEAST:
         found.append(f"with shuffled ranks: {result['shuffled_s1']:.3f}x, not at least {SHUFFLED_LEAST}x")
     if bias > BIAS_MOST:
@@ -86,7 +108,9 @@ def main() -> int:
     """Run pairs of every order and print the table of the simulated fleets."""
     parser = benchmark_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=3, help="turns of all orders (default 3)")
-    parser.add_argument("--steps", type=int, default=8, help="steps of a run that count (default 8)")
+    parser.add_argument(
+        "--steps", type=int, default=3 * EPOCH_STEPS, help="steps of a run that count (default 9)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first pair (default 0)")
     parser.add_argument(
         "--bounds", type=int, nargs="+", default=list(BOUNDS), help="values of S (default 0 1 2)"
@@ -94,51 +118,50 @@ def main() -> int:
     parser.add_argument("--fleets", type=int, nargs="*", default=[16, 128], help="workers that are simulated")
     parser.add_argument("--simulated-only", action="store_true", help="only walk the simulated fleets")
     options = parser.parse_args()
-    if options.pairs < 1 or options.steps < 2 or 1 not in options.bounds:
-        parser.error("--pairs must be at least 1, --steps at least 2, and --bounds must name 1")
+    if options.pairs < 1 or options.steps < EPOCH_STEPS or 1 not in options.bounds:
+        parser.error(f"--pairs must be at least 1, --steps at least {EPOCH_STEPS}, and --bounds must name 1")
     end_on_sigterm()
     configure_logs("error")
     simulated = [
         {**asdict(row), "gains": {name: round(gain, 3) for name, gain in row.gains.items()}}
         for row in table(options.fleets, options.steps)
     ]
+    spare = [asdict(row) for row in spare_table(options.fleets[0], options.steps)] if options.fleets else []
     if options.simulated_only:
-        return finish({"simulated": simulated}, record=False)
+        return finish({"simulated": simulated, "spare": spare}, record=False)
 
-    gains: dict[int, dict[str, list[float]]] = {bound: {} for bound in options.bounds}
-    seconds: dict[str, list[float]] = {}
-    shuffled: dict[str, list[float]] = {}
-    streaming: list[float] = []
+    samples: dict[str, list[float]] = {}
     biases: list[float] = []
 
     def run(order: str, bound: int, pair: int, **kind: bool) -> float:
-        skipped = EPOCH_STEPS + bound + 3
-        shape = RunShape(order, bound, skipped + options.steps, skipped, options.seed + pair, **kind)
-        found = measure(shape)
+        found = measure(RunShape(order, bound, options.steps, options.seed + pair, **kind))
         biases.append(found.length_bias)
         return found.seconds_per_step
 
+    def compare(orders: tuple[str, ...], bound: int, pair: int, **kind: bool) -> dict[str, float]:
+        """Return the gains over arrival of orders that take turns."""
+        took = {order: run(order, bound, pair, **kind) for order in (orders if pair % 2 else orders[::-1])}
+        for order, taken in took.items():
+            kinds = "".join(f"{name}_" for name in kind)
+            samples.setdefault(f"s{bound}_{kinds}{order}_s", []).append(round(taken, 4))
+        return {order: round(took["arrival"] / taken, 4) for order, taken in took.items()}
+
     for pair in range(options.pairs):
         for bound in options.bounds:
-            turn = ORDERS if pair % 2 == 0 else ORDERS[::-1]
-            took = {order: run(order, bound, pair) for order in turn}
-            for order, taken in took.items():
-                seconds.setdefault(f"s{bound}_{order}_s", []).append(round(taken, 4))
-                if order != "arrival":
-                    gains[bound].setdefault(order, []).append(round(took["arrival"] / taken, 4))
-        by_arrival = run("arrival", 1, pair, shuffled=True)
-        for order in ORDERS[1:]:
-            taken = run(order, 1, pair, shuffled=True)
-            shuffled.setdefault(order, []).append(round(by_arrival / taken, 4))
-        streamed = {order: run(order, 1, pair, step_scoped=False) for order in ("arrival", "auto")}
-        streaming.append(round(streamed["arrival"] / streamed["auto"], 4))
-    samples, best = dict(seconds), {}
+            for order, gain in compare((*ORDERS, "auto") if bound == 1 else ORDERS, bound, pair).items():
+                samples.setdefault(f"s{bound}_{order}", []).append(gain)
+        again = run("arrival", 1, pair)
+        samples.setdefault("same_s1", []).append(round(samples["s1_arrival_s"][-1] / again, 4))
+        for name, kind in (("shuffled_s1", {"shuffled": True}), ("streaming_s1", {"step_scoped": False})):
+            gain = compare(("arrival", "auto"), 1, pair, **kind)["auto"]
+            samples.setdefault(name, []).append(gain)
+    best = {}
     for bound in options.bounds:
-        best[f"s{bound}"], samples[f"gain_s{bound}"] = best_order(gains[bound])
-    samples["shuffled_s1"] = shuffled[best["s1"]]
-    samples["streaming_s1"] = streaming
-    medians = {name: median(samples[name]) for name in ("gain_s1", "shuffled_s1")}
-    result = {"best": best, "length_bias_worst": max(biases), "simulated": simulated}
+        gains = {order: samples.pop(f"s{bound}_{order}") for order in ORDERS}
+        best[f"s{bound}"], samples[f"gain_s{bound}"] = best_order(gains)
+    samples["auto_s1"] = samples.pop("s1_auto")
+    medians = {name: median(samples[name]) for name in ("gain_s1", "auto_s1", "shuffled_s1")}
+    result = {"best": best, "length_bias_worst": max(biases), "simulated": simulated, "spare": spare}
     return finish(result, record=options.record, samples=samples, violated=violations(medians, max(biases)))
 
 

@@ -15,6 +15,7 @@ from antiphon.core.metrics import (
     BATCH_METRICS,
     DRAFTING_METRICS,
     LEARNER_METRICS,
+    ORDER_METRICS,
     STALENESS_METRICS,
     SUMMARY_METRICS,
     SYSTEM_METRICS,
@@ -50,13 +51,14 @@ def catalogue_page() -> str:
     for title, metrics in (
         ("What a learner step reports", LEARNER_METRICS),
         ("What a commit says of its batch", BATCH_METRICS),
+        ("What it says of the order of leasing, where `loop.order` is not `arrival`", ORDER_METRICS),
         ("What it says of drafting, where an engine drafts", DRAFTING_METRICS),
     ):
         parts.append(f"{title}:\n\n{_metric_table(metrics)}")
     rows = [(f"`{name}/`", ", ".join(f"`{n}`" for n in drawn.split())) for name, drawn in SECTIONS.items()]
     parts.append(
-        "MLflow draws them in sections, such as `learning/loss`; those of drafting are in `rollout/`, "
-        f"those of one staleness in `staleness/`:\n\n{table(('section', 'metrics'), rows)}"
+        "MLflow draws them in sections, such as `learning/loss`; those of drafting and order are in "
+        f"`rollout/`, those of one staleness in `staleness/`:\n\n{table(('section', 'metrics'), rows)}"
     )
     example = staleness_metric("kl_k3", 2)
     split = [dataclasses.replace(m, name=f"{m.name}.staleness_N") for m in STALENESS_METRICS]

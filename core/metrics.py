@@ -59,6 +59,15 @@ BATCH_METRICS: tuple[Metric, ...] = (
 )
 """What a commit says of the batch it was trained on."""
 
+ORDER_METRICS: tuple[Metric, ...] = (
+    Metric("order_correlation", "1", "rank correlation of remembered and sampled lengths, -1..1"),
+    Metric("order_by_length", "1", "1 where groups were leased by remembered lengths, 0 where as they came"),
+    Metric("order_step_s", "s", "seconds per step since the order was chosen, of at most 32 steps"),
+    Metric("order_predicted_s", "s", "seconds per step that were predicted of that order"),
+    Metric("order_arrival_s", "s", "seconds per step that were predicted of the order of arrival"),
+)
+"""What a commit says of the order of leasing, where `loop.order` is not arrival, as far as it is known."""
+
 DRAFTING_METRICS: tuple[Metric, ...] = (
     Metric("drafting_acceptance", "1", "share of the drafted tokens that were right"),
     Metric("drafting_coverage", "1", "share of the sampled tokens at whose place a draft stood"),
@@ -157,5 +166,7 @@ def find_metric(name: str) -> Metric | None:
     'nats'
     """
     stem, split, _ = name.partition(_SPLIT)
-    catalogue = STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS, *DRAFTING_METRICS)
+    catalogue = (
+        STALENESS_METRICS if split else (*LEARNER_METRICS, *BATCH_METRICS, *ORDER_METRICS, *DRAFTING_METRICS)
+    )
     return next((metric for metric in catalogue if metric.name == stem), None)

@@ -293,6 +293,9 @@ def _plan(facts: PageFacts) -> str:
         _table("now", _now(facts).items()) if not facts.outcome else "",
         "\n".join(f"- **{line}**" for line in facts.alarms),
         _table("figures up to the last recorded step", facts.figures.rows() if facts.figures.steps else ()),
+        _table("groups are leased by", [("order", facts.status.order)])
+        if facts.status and facts.status.order
+        else "",
         _table("asked for", _asked(facts.config).items()),
         _table(f"differs from {base or 'the defaults'} in", fields.items()),
         _table(

@@ -2,12 +2,14 @@
 
 Where remembered lengths do not rank groups as they turn out, groups are taken as they come, whatever is
 configured. Otherwise `auto` walks the loop under each order (`core.lengths.makespan`), with the newest groups
-as they were predicted and as they were, and takes the one of least seconds per step, if that is worth it.
+as they were predicted and as they were, and takes the one of least seconds per step, if that is worth it
+with the older and with the newer half of these groups.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from antiphon.core.lengths.makespan import Loop, WorkerPace, seconds_per_step
 from antiphon.core.lengths.memory import ComparedGroup
@@ -48,19 +50,25 @@ def choose_order(asked: str, groups: Sequence[ComparedGroup], loop: Loop | None)
         return OrderChoice(LeaseOrder(Policy(asked)))
     if asked == Policy.ARRIVAL or loop is None or not groups or not loop.workers:
         return OrderChoice()
-    loop = _part_of(loop)
+    loop, middle = _part_of(loop), len(groups) // 2
+    halves = [half for half in (groups[:middle], groups[middle:]) if half]
 
-    def walked(order: LeaseOrder) -> float:
-        return seconds_per_step(loop, order, groups, WALKED_STEPS)
+    def walked(order: LeaseOrder) -> list[float]:
+        return [seconds_per_step(loop, order, half, WALKED_STEPS) for half in halves]
 
-    arrival_s = walked(ARRIVAL)
+    by_arrival = walked(ARRIVAL)
+    arrival_s = fmean(by_arrival)
     found = [(walked(order), order) for order in _candidates(asked, groups, loop)]
     if not found:
         return OrderChoice(step_s=arrival_s, arrival_s=arrival_s)
-    step_s, order = min(found, key=lambda one: one[0])
-    if asked == "auto" and step_s > (1.0 - WORTH_IT) * arrival_s:
+    took, order = min(found, key=lambda one: fmean(one[0]))
+    # What only one half of the groups shows may be chance.
+    gains = all(
+        step_s <= (1.0 - WORTH_IT) * before_s for step_s, before_s in zip(took, by_arrival, strict=True)
+    )
+    if asked == "auto" and not gains:
         return OrderChoice(step_s=arrival_s, arrival_s=arrival_s)
-    return OrderChoice(order, step_s, arrival_s)
+    return OrderChoice(order, fmean(took), arrival_s)
 
 
 def describe_order(choice: OrderChoice, correlation: float | None, predicts: bool) -> str:

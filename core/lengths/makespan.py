@@ -11,6 +11,7 @@ are left out: orders are compared, not forecast.
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import linear_regression
 
 from antiphon.core.lengths.memory import ComparedGroup
 from antiphon.core.lengths.order import AskingWorker, LeaseOrder, WaitingGroup, WaitingGroups
@@ -79,7 +80,8 @@ class _Worker:
 
 
 def seconds_per_step(loop: Loop, order: LeaseOrder, groups: Sequence[ComparedGroup], steps: int) -> float:
-    """Walk `steps` steps, after those in which the loop fills, and return the seconds of one.
+    """Walk `steps` steps, after those in which the loop fills, and return the seconds of one: the slope of
+    their commits.
 
     Args:
         loop: the fleet and the bound.
@@ -88,10 +90,12 @@ def seconds_per_step(loop: Loop, order: LeaseOrder, groups: Sequence[ComparedGro
             repeated as often as needed.
         steps: that count.
     """
-    return _Walk(loop, order, groups).run(loop.max_staleness + WARM_UP_STEPS, steps)
+    return Walk(loop, order, groups).run(loop.max_staleness + WARM_UP_STEPS, steps)
 
 
-class _Walk:
+class Walk:
+    """One walk of a loop, from its first group on."""
+
     def __init__(self, loop: Loop, order: LeaseOrder, groups: Sequence[ComparedGroup]) -> None:
         self._loop, self._groups = loop, groups
         fastest = max(pace.tokens_per_s for pace in loop.workers)
@@ -112,16 +116,17 @@ class _Walk:
         """Workers with places for a whole group, the one that asked longest ago first."""
 
     def run(self, begin: int, steps: int) -> float:
+        """Walk `begin` and then `steps` steps, and return the seconds of one of the latter."""
         loop, size = self._loop, self._loop.prompts_per_step
-        held = commits = 0
-        opened, training, begun_s = 0, False, 0.0
+        commits = 0
+        opened, training, committed_s = 0, False, list[float]()
         while commits < begin + steps:
-            while opened < (held + loop.max_staleness + 1) * size:
+            while opened < self._most_opened():
                 group = self._groups[opened % len(self._groups)]
                 self._waiting.add(WaitingGroup(opened, opened // size, group.predicted))
                 self._missing[opened // size] = self._missing.get(opened // size, 0) + 1
                 opened += 1
-            if not training and self._missing.get(commits) == 0:
+            if not training and self._begins(commits):
                 training = True
                 heapq.heappush(self._events, (self._now + loop.learner_s, _COMMIT, 0, 0))
             self._lease()
@@ -133,18 +138,32 @@ class _Walk:
                 for group_number in self._ended(self._workers[number], number):
                     heapq.heappush(self._events, (second + loop.reward_s, _REWARD, group_number, 0))
             elif kind == _REWARD:
-                self._missing[number // size] -= 1
+                self._rewarded(number)
             elif kind == _COMMIT:
                 commits, training = commits + 1, False
                 self._missing.pop(commits - 1)
                 heapq.heappush(self._events, (second + loop.broadcast_s, _HELD, commits, 0))
-                if commits == begin:
-                    begun_s = second
+                if commits >= begin:
+                    committed_s.append(second)
             else:
-                held = number
-        return (self._now - begun_s) / steps
+                self._held = number
+        # Steps end two by two; of a span between two commits a good part would be chance.
+        return linear_regression(range(steps + 1), committed_s).slope
 
     _now = 0.0
+    _held = 0
+    """Version that the workers hold."""
+
+    def _most_opened(self) -> int:
+        """Return how many groups may have been opened by now."""
+        return (self._held + self._loop.max_staleness + 1) * self._loop.prompts_per_step
+
+    def _rewarded(self, group: int) -> None:
+        self._missing[group // self._loop.prompts_per_step] -= 1
+
+    def _begins(self, step: int) -> bool:
+        """Return whether a step's batch is complete; it is trained then."""
+        return self._missing.get(step) == 0
 
     def _ended(self, worker: _Worker, number: int) -> Iterator[int]:
         """Yield the groups whose last completion a worker has just ended."""

@@ -19,8 +19,8 @@ PROMPTS_REMEMBERED = 65_536
 """Prompts whose lengths are kept; those that were sampled longest ago go first."""
 GROUPS_COMPARED = 256
 """Newest groups that had a prediction, by which predictions are judged."""
-GROUPS_NEEDED = 16
-"""Fewer than these say nothing about predictions."""
+GROUPS_NEEDED = 32
+"""Fewer than these say nothing about predictions: by chance 32 of them reach 0.4 once in 80 times."""
 LEAST_CORRELATION = 0.4
 """Below it groups are taken as they come."""
 NEWEST = 0.6

@@ -2,7 +2,9 @@
 
 A duplicate is given only to a worker that has nothing else to do, only for the last
 ``ceil(share * P)`` groups of the batch that is waited for, and only when a lease is older than most
-leases ever get. The first complete submission wins; the other lease is cancelled and billed as waste.
+leases ever get, or that worker should end the group well before its holder (`core.lengths.running`):
+so a straggler moves, with its prefix, before it is late. The first complete submission wins; the other
+lease is cancelled and billed as waste.
 
 It cannot choose between outcomes. Seeds belong to the group, so under one version two engines of the
 same numerics sample the same tokens; a duplicate is given only to a worker that has both from the first.
@@ -10,7 +12,7 @@ same numerics sample the same tokens; a duplicate is given only to a worker that
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from antiphon.core.config import RunConfig
@@ -64,6 +66,7 @@ def group_to_duplicate(
     numerics: Mapping[str, str],
     ages_s: Mapping[str, float],
     slow_s: float | None,
+    sooner: Callable[[GroupState], bool] = lambda _: False,
 ) -> str | None:
     """Return the group that an idle worker should sample a second time, or None.
 
@@ -76,9 +79,10 @@ def group_to_duplicate(
         numerics: worker id -> what decides its engine's bits; "" or none: nobody samples the same.
         ages_s: lease id -> seconds since it was granted.
         slow_s: the age from which a lease is slow; None: not known yet.
+        sooner: whether the asking worker should end a group well before its holder.
     """
     share, step = config.coordinator.speculation, state.next_seal
-    if slow_s is None or not share or held_version is None or state.finished or state.paused_reason:
+    if not share or held_version is None or state.finished or state.paused_reason:
         return None
     if config.sampling.sampler != "keyed" or not missing_groups(state, config):
         return None
@@ -95,12 +99,12 @@ def group_to_duplicate(
             group.phase is GroupPhase.LEASED
             and not group.twin_lease_id
             and group.worker_id != worker_id
-            and ages_s.get(group.lease_id, 0.0) > slow_s
             and holders.get(group.worker_id, held_version) == held_version
             and numerics.get(group.worker_id, "") == own_numerics
             and (group.version is None or group.version == held_version)
+            and ((slow_s is not None and ages_s.get(group.lease_id, 0.0) > slow_s) or sooner(group))
         )
 
     candidates = [group for group in groups if slow(group)]
-    candidates.sort(key=lambda group: (-ages_s[group.lease_id], group.number))
+    candidates.sort(key=lambda group: (-ages_s.get(group.lease_id, 0.0), group.number))
     return candidates[0].group_id if candidates else None

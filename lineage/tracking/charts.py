@@ -44,7 +44,7 @@ def chart_name(metric: str) -> str:
     """
     if metric in _NAMES:
         return _NAMES[metric]
-    if metric.startswith("drafting_"):
+    if metric.startswith(("drafting_", "order_")):
         return f"rollout/{metric}"
     return f"staleness/{metric}" if metric.partition(".")[0] in _SPLIT and "." in metric else metric
 

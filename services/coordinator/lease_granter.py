@@ -13,6 +13,7 @@ from functools import partial
 from antiphon.core.lengths.order import ARRIVAL
 from antiphon.core.loop import acceptance, admission, speculation
 from antiphon.core.loop import events as e
+from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.message_sizes import group_bytes, page
 from antiphon.core.records import Lease
@@ -184,8 +185,11 @@ class LeaseGranter:
         return kept.continued_by(held_version) and not barred
 
     def _duplicate(self, request: LeaseRequest, now: float) -> str | None:
-        if self._leases.times.slow_s is None:
-            return None
+        remembered = self._state_machine.planner.order.predict
+
+        def sooner(group: GroupState) -> bool:
+            return self._leases.ends_sooner_at(request.worker_id, group, remembered(group.prompt_index), now)
+
         return speculation.group_to_duplicate(
             self._state,
             self._config,
@@ -195,6 +199,7 @@ class LeaseGranter:
             numerics={member.worker_id: member.numerics for member in self._fleet.living()},
             ages_s=self._leases.ages_s(now),
             slow_s=self._leases.times.slow_s,
+            sooner=sooner,
         )
 
     async def _grant_duplicate(self, group_id: str, request: LeaseRequest, now: float) -> LeaseReply:

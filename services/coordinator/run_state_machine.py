@@ -281,7 +281,7 @@ class RunStateMachine:
     def lose(self, member: Member, reason: str) -> None:
         """Count a worker as lost and offer its groups again."""
         self.fleet.lose(member)
-        self.leases.engines.forget(member.worker_id)
+        self.leases.forget_worker(member.worker_id)
         self.record(e.WorkerLost(member.worker_id, reason, self.clock()))
         _log.warning("worker.lost", worker=member.worker_id, reason=reason)
         for held in self.leases.of_worker(member.worker_id):
@@ -394,6 +394,5 @@ class RunStateMachine:
                 self.lose(member, f"no heartbeat for {now - member.seen_s:.1f} s")
             for held in self.leases.expired(now):
                 self.take_back(held, f"no sign of life for {self.config.coordinator.lease_s:g} s")
-            slow_s = self.leases.times.slow_s
-            if slow_s is not None and any(age_s > slow_s for age_s in self.leases.ages_s(now).values()):
+            if self.leases.may_be_late(now):
                 self.offer(speculation.missing_groups(self.state, self.config))

@@ -5,8 +5,10 @@ next holder of a group may continue from waits here too.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from antiphon.core.config import RunConfig
+from antiphon.core.lengths.running import GroupEnds, RunningGroup
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.leases import EngineSign, EngineWatch, HeldLease, LeaseTable
@@ -32,6 +34,7 @@ class RunningLeases(LeaseTable):
         self.partial_groups = PartialGroups(section.partials_mib << 20)
         self.times = LeaseTimes()
         """How long whole groups took lately."""
+        self._ends = GroupEnds()
         self._reported: dict[str, int] = {}
         """Lease id -> most tokens of its group that a heartbeat reported."""
         self._hangs: Counter[str] = Counter()
@@ -44,11 +47,49 @@ class RunningLeases(LeaseTable):
         self.grant(lease_id, group.group_id, worker_id, now)
         self.partial_groups.begin(lease_id, group.group_id, group.samples, given)
 
-    def measure(self, lease_id: str, now: float) -> None:
-        """Take in how long a lease that is handed in now has lasted, if it began at the first token."""
+    def measure(self, lease_id: str, counts: Sequence[int], now: float) -> None:
+        """Take in how long a lease that is handed in now has lasted, if it began at the first token.
+
+        `counts`: tokens of its completions.
+        """
         held = self.get(lease_id)
         if held is not None and not self.partial_groups.given(lease_id):
             self.times.add(now - held.granted_s)
+            self._ends.add(held.worker_id, now - held.granted_s, counts)
+
+    def ends_sooner_at(self, worker_id: str, group: GroupState, remembered: float | None, now: float) -> bool:
+        """Return whether a worker should end a leased group well before its holder.
+
+        A group that was continued before stays where it is.
+
+        `remembered`: tokens that its longest completion should have, or None.
+        """
+        held = self.get(group.lease_id)
+        if held is None or self.partial_groups.given(group.lease_id):
+            return False
+        kept = self.partial_groups.snapshot(group.lease_id)
+        pieces = () if kept is None else kept.pieces()
+        running = RunningGroup(
+            held.worker_id,
+            now - held.granted_s,
+            group.samples,
+            remembered,
+            max((piece.stop for piece in pieces), default=0),
+            [piece.stop for piece in pieces if piece.finish_reason is not None],
+        )
+        return self._ends.sooner_at(running, worker_id)
+
+    def may_be_late(self, now: float) -> bool:
+        """Return whether a lease is slow, or one worker is much slower than another."""
+        slow_s = self.times.slow_s
+        return self._ends.uneven or (
+            slow_s is not None and any(s > slow_s for s in self.ages_s(now).values())
+        )
+
+    def forget_worker(self, worker_id: str) -> None:
+        """Forget what a worker that is gone was like."""
+        self.engines.forget(worker_id)
+        self._ends.forget(worker_id)
 
     def take_progress(self, worker_id: str, progress: LeaseProgress) -> bool:
         """Keep the pieces of a running lease, and return whether any heartbeat reported fewer tokens of it.

@@ -5,6 +5,7 @@ they are on disk. Calls that wait are woken by what happens and never held longe
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 
 import structlog
@@ -144,7 +145,7 @@ class CoordinatorService(Coordinator):
         if not found:
             await state_machine.record()
             return verdict
-        leases.measure(submission.lease_id, now)
+        leases.measure(submission.lease_id, [t.token_ids.size for t in submission.trajectories], now)
         found = [*leases.stop_slower(group, submission.lease_id, now), *found]
         accepted = verdict is SubmitVerdict.ACCEPTED
         keep = {submission.group_id: payloads.dump_submission(submission)} if accepted else None
@@ -205,7 +206,11 @@ class CoordinatorService(Coordinator):
     async def commit_step(self, commit: StepCommit) -> None:
         state_machine = self.state_machine
         state_machine.check_open()
-        found = acceptance.accept_commit(self._state, commit, state_machine.clock())
+        order, now = state_machine.planner.order, state_machine.clock()
+        commit = dataclasses.replace(commit, metrics={**commit.metrics, **order.metrics()})
+        found = acceptance.accept_commit(self._state, commit, now)
+        if found:
+            order.committed(now)
         oldest_kept = commit.step - self._state.payload_retention_steps
         kept = self._state.sealed_groups
         forget = [g for step, ids in kept.items() if step < oldest_kept for g in ids] if found else []

@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import linear_regression
 
 import structlog
 
@@ -15,6 +17,10 @@ from antiphon.core.loop.admission import Waiting
 from antiphon.core.loop.loop_measures import LoopMeasures, LoopPace
 from antiphon.core.loop.run_ahead import is_due
 
+STEPS_MEASURED = 32
+"""Newest commits that the measured seconds per step are the slope of, and"""
+STEPS_NEEDED = 5
+"""how many are needed."""
 SLOWEST, FASTEST = 0.1, 10.0
 """Paces of single workers, in those of the mean, that are believed."""
 _log = structlog.get_logger("coordinator")
@@ -36,6 +42,9 @@ class OrderPlanner:
         self._planned = 0
         self._judged = -1
         self._correlation: float | None = None
+        self._leased_by = ARRIVAL
+        self._commits: deque[float] = deque(maxlen=STEPS_MEASURED)
+        """When steps were committed under this order."""
         self.active = self._asked != "arrival"
 
     @property
@@ -58,11 +67,42 @@ class OrderPlanner:
             return ARRIVAL
         return self._choice.order if predicts(self.correlation) else ARRIVAL
 
+    def predict(self, prompt_index: int) -> float | None:
+        """Return the tokens that a prompt's longest completion should have; None where nothing predicts."""
+        return self._memory().predict(prompt_index) if predicts(self.correlation) else None
+
     def describe(self) -> str:
         """Say what groups are leased by; "" where that is always arrival."""
         if not self.active:
             return ""
-        return describe_order(self._choice, self.correlation, predicts(self.correlation))
+        words = describe_order(self._choice, self.correlation, predicts(self.correlation))
+        step_s = self._step_s()
+        return words if step_s is None else f"{words}; measured: {step_s:.2f} s a step"
+
+    def committed(self, now: float) -> None:
+        """Note that a step was committed."""
+        if self.order != self._leased_by:
+            self._leased_by = self.order
+            self._commits.clear()
+        self._commits.append(now)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is known of `core.metrics.ORDER_METRICS`; nothing where groups are always taken as they
+        come."""
+        if not self.active:
+            return {}
+        known: dict[str, float | None] = {
+            "order_correlation": self.correlation,
+            "order_by_length": float(self.order != ARRIVAL),
+            "order_step_s": self._step_s(),
+            "order_predicted_s": self._choice.step_s,
+            "order_arrival_s": self._choice.arrival_s,
+        }
+        return {name: value for name, value in known.items() if value is not None and math.isfinite(value)}
+
+    def _step_s(self) -> float | None:
+        count = len(self._commits)
+        return linear_regression(range(count), self._commits).slope if count >= STEPS_NEEDED else None
 
     async def plan_if_due(self, measures: LoopMeasures, now: float) -> None:
         """Choose anew after the first steps in which lengths predict, then now and then."""

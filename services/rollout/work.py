@@ -21,6 +21,8 @@ class WorkInFlight:
         """What the coordinator calls this worker; empty before it is registered."""
         self.groups: dict[str, GroupInFlight] = {}
         self.finished: dict[str, GroupSubmission] = {}
+        self.unusable: set[str] = set()
+        """Leases to give back: another version was loaded while they were on their way."""
         self.tokens_generated = 0
         self.token_rate = TokenRate()
 

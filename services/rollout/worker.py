@@ -246,8 +246,10 @@ class RolloutWorker:
             # Made again for each attempt: what is sampled and what is held keeps changing.
             groups = list(self._work.groups.values()) if self._reports_progress else []
             progress = await gather(groups, engine, self._step_timeout_s)
-            told = self._heartbeat(progress)
+            told = self._heartbeat(progress, released=tuple(self._work.unusable))
             reply = await self._coordinator.heartbeat(told)
+            if reply.known:
+                self._work.unusable.difference_update(told.released_leases)
             if self._weights is not None and reply.known:
                 self._weights.network.confirmed(told.network)
             return reply
@@ -358,11 +360,12 @@ class RolloutWorker:
         return await self._coordinator.lease_group(request)
 
     def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightSync) -> None:
+        held = weights.held_version
         for lease in () if self._draining else reply.leases:
-            if not samples_with(lease, weights.held_version):
-                _log.warning(
-                    "lease.unusable", lease=lease.lease_id, wants=lease.version, held=weights.held_version
-                )
+            if not samples_with(lease, held):
+                _log.warning("lease.unusable", lease=lease.lease_id, wants=lease.version, held=held)
+                self._work.unusable.add(lease.lease_id)
+                self._swapped.notify()  # the next heartbeat gives it back, and is due now
                 continue
             self._work.take(lease, engine)
             _log.debug("lease.taken", lease=lease.lease_id, group=lease.group_id, attempt=lease.attempt)

@@ -17,11 +17,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from antiphon.benchmarks.parts.preemption.worker import NoWeights
 from antiphon.core.records import FinishReason, GroupSubmission, SubmitVerdict
 from antiphon.core.seeds import derive_seed
-from antiphon.services.coordinator.api import LeaseReply, LeaseRequest
+from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
 from antiphon.services.rollout.worker import RolloutWorker
@@ -32,6 +33,8 @@ from antiphon.system.logs import configure_logs
 
 MEDIAN_TOKENS = 40
 MAX_TOKENS = 240
+CATCH_UP_S = 0.5
+"""Steps that are later than this stay late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class LengthEngine(ArithmeticEngine):
     def __init__(self, order: WorkerOrder) -> None:
         super().__init__()
         self._order = order
+        self._due: float | None = None
+        """When the last step should have ended; None where nothing was sampled."""
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Take in requests, each with the length that is imposed on it."""
@@ -81,7 +86,11 @@ class LengthEngine(ArithmeticEngine):
 
     def step(self) -> list[EngineOutput]:
         """Sleep, then advance every request by one token; only the last one of a completion ends it."""
-        time.sleep(self._order.alpha_s + self._order.beta_s * self.unfinished)
+        now = time.monotonic()
+        # What a busy machine delayed is caught up with: each step is due so long after the one before.
+        due = now if self._due is None else max(self._due, now - CATCH_UP_S)
+        due += self._order.alpha_s + self._order.beta_s * self.unfinished
+        time.sleep(max(0.0, due - now))
         finished = []
         for request_id, live in list(self._live.items()):
             at = len(live.request.prefix_token_ids) + len(live.tokens)
@@ -92,23 +101,30 @@ class LengthEngine(ArithmeticEngine):
             if last:
                 del self._live[request_id]
                 finished.append(EngineOutput(*live.sampled(0), FinishReason.STOP, request_id=request_id))
+        self._due = due if self._live else None
         return finished
 
 
-class StepScopedClient(CoordinatorClient):
-    """A worker's client that asks for groups only when none of its own is unfinished."""
+class StepScoped(CoordinatorClient):
+    """A worker's client that asks for groups only when it has none of its own."""
 
-    def __init__(self, address: str, step_scoped: bool) -> None:
-        super().__init__(address)
-        self._step_scoped = step_scoped
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """As the class beside it in the order of inheritance."""
+        super().__init__(*arguments, **options)
         self._held: set[str] = set()
 
     async def lease_group(self, request: LeaseRequest) -> LeaseReply:
         """Ask for groups, or only for news."""
-        if self._step_scoped and self._held:
+        if self._held:
             request = dataclasses.replace(request, groups=0, wait_s=0.0)
         reply = await super().lease_group(request)
         self._held.update(lease.lease_id for lease in reply.leases)
+        return reply
+
+    async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
+        """Report; a lease that was given back or taken away is not held any more."""
+        reply = await super().heartbeat(heartbeat)
+        self._held.difference_update(heartbeat.released_leases, reply.cancelled_leases)
         return reply
 
     async def submit_group(self, submission: GroupSubmission) -> SubmitVerdict:
@@ -121,7 +137,7 @@ class StepScopedClient(CoordinatorClient):
 
 async def work(order: WorkerOrder) -> None:
     """Sample until the run ends or a signal says to leave."""
-    client = StepScopedClient(order.address, order.step_scoped)
+    client = (StepScoped if order.step_scoped else CoordinatorClient)(order.address)
     engine = LengthEngine(order)
     worker = RolloutWorker(client, order.name, "", lambda config: engine, lambda config: NoWeights())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)

@@ -56,7 +56,8 @@ def test_the_last_group_of_an_awaited_batch_is_duplicated_when_slow(mode: str) -
     assert ask(state, config) == last
     assert ask(state, config, age=20.0) is None  # not slow
     assert ask(state, config, slow_s=None) is None  # nobody knows what slow is
-    assert ask(state, config, worker_id="w1") is None  # its own
+    assert ask(state, config, slow_s=None, sooner=lambda group: group.group_id == last) == last
+    assert ask(state, config, worker_id="w1", sooner=lambda _: True) is None  # its own
     assert ask(state, config, held_version=1) is None  # another version: other tokens
     assert ask(state, config, holders={"w1": 1, "w2": 0}) is None  # its holder has moved on
     assert ask(state, config, held_version=None) is None

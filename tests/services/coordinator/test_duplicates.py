@@ -90,3 +90,37 @@ def test_both_leases_outlive_the_coordinator(tmp_path: Path) -> None:
             assert (await story.beat(lease.lease_id)).cancelled_leases == (lease.lease_id,)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_group_of_a_slow_worker_moves_with_its_beginning_before_it_is_late(
+    tmp_path: Path, fails: bool
+) -> None:
+    async def act(story: Story) -> None:
+        leases = story.state_machine.leases
+        lease = await story.begin()
+        told = (LeaseProgress(lease.lease_id, (piece(0, 3), piece(0, 2, sample=1))),)
+        await story.beat(lease.lease_id, progress=told, numerics="same")
+        other = await join(story, "second")
+        asking = LeaseRequest(other, 0, 1, 0.0)
+        for seconds, worker_id in ((1000.0, "first-1"), (0.1, other)):
+            leases._ends.add(worker_id, seconds, (5, 5))
+        assert not (await story.client.lease_group(asking)).leases  # how long it will be is not known
+        remembered = story.state_machine.planner.order
+        remembered.predict = lambda prompt_index: 50.0  # type: ignore[method-assign]
+        moved = await story.lease(other)
+        assert moved.group_id == lease.group_id and [p.stop for p in moved.prefix] == [3, 2]
+        if fails:  # its holder went on meanwhile
+            story.state_machine.lose_named("second", "it is gone")
+            assert not story.state_machine.leases.of_worker(other)
+            assert await story.submit(lease, "first-1") is SubmitVerdict.ACCEPTED
+        else:
+            assert await story.submit(moved, other) is SubmitVerdict.ACCEPTED
+            assert (await story.beat(lease.lease_id)).cancelled_leases == (lease.lease_id,)
+        assert len(leases) == 0 and leases.partial_groups.tokens == 0
+
+    async def run() -> None:
+        async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):
+            await act(Story(site.service, site.client()))
+
+    asyncio.run(run())

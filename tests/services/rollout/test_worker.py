@@ -283,7 +283,7 @@ def test_fixed_mode_goes_back_to_an_older_version_for_a_lost_group() -> None:
     asyncio.run(story())
 
 
-def test_a_lease_for_another_version_is_not_sampled() -> None:
+def test_a_lease_for_another_version_is_not_sampled_and_given_back_at_once() -> None:
     class Careless(LightCoordinator):
         def _grant(self, request):  # type: ignore[no-untyped-def]
             leases, self.queue = self.queue, []
@@ -299,10 +299,13 @@ def test_a_lease_for_another_version_is_not_sampled() -> None:
             await careless.until(lambda: any(beat.held_version == 0 for beat in careless.beats))
             careless.queue.extend([light_lease(0, version=5), light_lease(1, version=0)])
             await careless.until(lambda: len(careless.submissions) == 1)
+            await careless.until(lambda: any(beat.released_leases for beat in careless.beats))
             beats = len(careless.beats)
             await careless.until(lambda: len(careless.beats) > beats + 2)
         assert [s.group_id for s in careless.submissions] == ["g1"]
         assert careless.beats[-1].lease_ids == ()
+        given_back = [beat.released_leases for beat in careless.beats if beat.released_leases]
+        assert given_back == [(light_lease(0).lease_id,)]
 
     asyncio.run(story())
 
