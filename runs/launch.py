@@ -22,7 +22,6 @@ from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
-from antiphon.lineage.report.page import build_report
 from antiphon.lineage.report.timeline import RunDrawer
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
@@ -51,6 +50,7 @@ from antiphon.services.security.keys import LEARNER_KEY, ensure_key
 from antiphon.services.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
+from antiphon.system.ports import free_port
 
 _log = structlog.get_logger(__name__)
 
@@ -138,6 +138,8 @@ class LiveRun:
             drafting=drafting_summary(picture.drafting_by_epoch),
             no_signal=closing_lines(commits, run.run_dir, run.store_root.parent),
         )
+        from antiphon.lineage.report.page import build_report  # and matplotlib, which a start need not wait for
+
         report = run.run_dir / "report.html"
         plots = build_report(
             run.run_dir,
@@ -273,7 +275,6 @@ def _start_services(
     store_root = run_directory.store_directory(home)
     store_root.mkdir(parents=True, exist_ok=True)
     host, dialled = config.services.host, config.services.reached_at
-    port = config.services.coordinator_port
     bundle = config.services.credentials
     credentials = find_credentials(bundle)
     if bundle is None or credentials is None:
@@ -282,17 +283,21 @@ def _start_services(
             ensure_local_credentials(place.directory, [host]),
         )
         ensure_key(place.directory / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
+    # All start at once: the others load their libraries while the coordinator opens its journal, and
+    # call it until it answers. Engines take longest, so they come first.
+    port = config.services.coordinator_port or free_port(host)
+    address = f"{dialled}:{port}"
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
-    supervisor.start(specs["coordinator"](""))
-    address = f"{dialled}:{supervisor.wait_ready('coordinator', timeout_s)}"
-    supervisor.start(specs["learner"](address))
-    supervisor.start(specs["reward"](address))
     environment = child_environment(config.rollout.threads, {})
     environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
+    supervisor.start(specs["coordinator"](""))
     for name in names:
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
-    view.message("services are starting: coordinator is up, learner, reward and workers follow")
+    supervisor.start(specs["learner"](address))
+    supervisor.start(specs["reward"](address))
+    view.message("services are starting: coordinator, learner, reward and workers")
+    supervisor.wait_ready("coordinator", timeout_s)
     if not names:
         waits_s = config.services.empty_fleet_timeout_s
         view.message(f"rollout.workers=0: the run waits up to {waits_s:g} s for a worker to join, by")
