@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import structlog
 
 from antiphon.core.config import RunConfig
@@ -22,6 +23,7 @@ from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
+from antiphon.lineage.report.cpu_section import write_cpu_seconds
 from antiphon.lineage.report.timeline import RunDrawer
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
@@ -48,6 +50,7 @@ from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key
 from antiphon.services.security.local_run import ensure_local_credentials, local_bundle
+from antiphon.system.cpu_time import FamilyTimes
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
 from antiphon.system.ports import free_port
@@ -127,6 +130,8 @@ class LiveRun:
         if run.uploader is not None:
             run.uploader.flush(RECORD_TIMEOUT_S)
             records["uploads"] = asdict(run.uploader.report())
+        cpu_s = FamilyTimes(psutil.Process()).look()
+        write_cpu_seconds(run.run_dir, cpu_s)
         outcome = RunOutcome(
             run_id=run.run_id,
             run_dir=str(run.run_dir),
@@ -135,10 +140,12 @@ class LiveRun:
             total_s=time.perf_counter() - self.opened_s,
             restarts=self.supervisor.restarts(),
             records=records,
+            cpu_s=cpu_s,
             drafting=drafting_summary(picture.drafting_by_epoch),
             no_signal=closing_lines(commits, run.run_dir, run.store_root.parent),
         )
-        from antiphon.lineage.report.page import build_report  # and matplotlib, which a start need not wait for
+        # Here, with matplotlib: no start need wait for it.
+        from antiphon.lineage.report.page import build_report
 
         report = run.run_dir / "report.html"
         plots = build_report(

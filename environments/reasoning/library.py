@@ -1,4 +1,4 @@
-"""Library: reasoning-gym, of which a process loads the family of the task that it needs, and all only when asked.
+"""Library: reasoning-gym; a process loads the family of the task that it needs, and all only when asked.
 
 The package imports all of its hundred tasks at once, and sympy and matplotlib with them: 1.7 CPU seconds in
 each process of a run that builds the environment, where most families of tasks take less than a tenth.

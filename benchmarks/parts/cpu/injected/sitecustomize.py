@@ -1,7 +1,8 @@
 """Sampler: where one Python process spends its CPU seconds, by function; Python imports it at every start.
 
-It stands alone: whatever a process imports otherwise is its own. Every few milliseconds a thread reads the CPU
-clock of every Python thread and gives what a thread took since the look before to the functions on its stack.
+It stands alone: whatever a process imports otherwise is its own. Every few milliseconds a thread reads the
+CPU clock of every Python thread and gives what it took since the look before to the functions on its stack.
+What gives the interpreter away, such as a wait, is met there more often than it deserves; sums are right.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 
 FOLDER_VARIABLE = "ANTIPHON_CPU_SAMPLES"
 """Names the folder that gets one file for each process; unset, nothing is sampled."""
@@ -25,28 +27,30 @@ DEEP = 60
 class Sampler:
     """Counts CPU seconds by function until the process ends."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
+        """Begin; the file is named by the process id and appears in `folder`."""
         self._path = Path(folder) / f"{os.getpid()}.json"
-        self._alone, self._within, self._threads, self._clocks = {}, {}, {}, {}
+        self._within: dict[str, float] = {}
+        self._threads: dict[str, float] = {}
+        self._clocks: dict[int, float] = {}
         self._thread = threading.Thread(target=self._work, name="cpu-sampler", daemon=True)
         self._thread.start()
         atexit.register(self.write)
 
-    def write(self):
-        """Write what was counted: seconds alone, seconds with what was called, seconds by thread."""
+    def write(self) -> None:
+        """Write the seconds of functions with what they called, and those of threads."""
         found = {
             "words": sys.orig_argv[1:],
             "process_s": time.process_time(),
             "sampler_s": self._threads.get("cpu-sampler", 0.0),
             "threads": dict(self._threads),
-            "alone": dict(self._alone),
             "within": dict(self._within),
         }
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(found))
         new.replace(self._path)
 
-    def _work(self):
+    def _work(self) -> None:
         written = time.monotonic()
         while True:
             time.sleep(SAMPLE_S)
@@ -55,8 +59,8 @@ class Sampler:
                 self.write()
                 written = time.monotonic()
 
-    def _look(self):
-        names = {thread.ident: thread.name for thread in list(threading._active.values())}
+    def _look(self) -> None:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             if ident not in names:
                 continue  # a thread that Python does not know may end while its clock is read
@@ -74,15 +78,13 @@ class Sampler:
             if ident != self._thread.ident:
                 self._give(frame, spent)
 
-    def _give(self, frame, spent):
-        seen = set()
-        for depth in range(DEEP):
+    def _give(self, frame: FrameType | None, spent: float) -> None:
+        seen: set[str] = set()
+        for _ in range(DEEP):
             if frame is None:
                 break
             code = frame.f_code
             key = f"{code.co_filename}:{code.co_name}"
-            if depth == 0:
-                self._alone[key] = self._alone.get(key, 0.0) + spent
             if key not in seen:
                 seen.add(key)
                 self._within[key] = self._within.get(key, 0.0) + spent
