@@ -259,6 +259,7 @@ def open_run(
             context.store_root,
             payload_file=payloads.checked,
             decode=decoder(config),
+            begin=None if place.resumed else context.recording,
         )
         stack.callback(_close_queue, context.recorder, place.directory, surroundings)
         if place.resumed:

@@ -1,4 +1,4 @@
-"""A bearing channel: each call carries the token that its file has at that moment, and no thread is started."""
+"""A bearing channel: each call carries the token that its file has at that moment."""
 
 from pathlib import Path
 from typing import Any
