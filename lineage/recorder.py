@@ -396,5 +396,5 @@ class Recorder:
 
     @property
     def _writers(self) -> list[Writer]:
-        own = (self._ledger_writer, self._tracker and self._tracker.mlflow)
-        return [writer for writer in own if writer is not None]
+        tracker = self._tracker.mlflow if self._tracker is not None else None
+        return [writer for writer in (self._ledger_writer, tracker) if writer is not None]

@@ -293,7 +293,7 @@ def _start_services(
         ensure_key(place.directory / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
     # All start at once: the others load their libraries while the coordinator opens its journal, and
     # call it until it answers. Engines take longest, so they come first.
-    port = config.services.coordinator_port or free_port(host)
+    port = config.services.coordinator_port or free_port("0.0.0.0")  # free at every address of IPv4
     address = f"{dialled}:{port}"
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
     environment = child_environment(config.rollout.threads, {})

@@ -39,7 +39,10 @@ def sampled(folder: Path) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def read_samples(folder: Path) -> list[SampledProcess]:
