@@ -126,6 +126,12 @@ SYSTEM_METRICS: tuple[Metric, ...] = (
     Metric("run_cpu_percentage", "%", "the run's processes on this machine; 100 is one core"),
     Metric("run_memory_megabytes", "MB", "resident memory of the same processes"),
     Metric("run_processes", "processes", "how many they are"),
+    Metric("cpu_seconds_workers", "s", "CPU seconds of the rollout workers here since they started"),
+    Metric("cpu_seconds_learner", "s", "the same of the learner"),
+    Metric("cpu_seconds_coordinator", "s", "the same of the coordinator"),
+    Metric("cpu_seconds_reward", "s", "the same of the reward service and what it starts"),
+    Metric("cpu_seconds_prefect", "s", "the same of the Prefect server that the run started"),
+    Metric("cpu_seconds_flow", "s", "the same of the flow, with the writers of MLflow and the ledger"),
 )
 """What is sampled of the machine while a run lasts, each under `system/`."""
 

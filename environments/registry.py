@@ -64,7 +64,7 @@ def make_environment(
         return OutsideEnvironment(name, reference, parameters, seed, train_size, heldout_size)
     from antiphon.environments.reasoning import prompts as reasoning
 
-    if not name.startswith(f"{reasoning.FAMILY}/") or name.partition("/")[2] not in reasoning.task_names():
+    if not name.startswith(f"{reasoning.FAMILY}/") or not reasoning.knows(name.partition("/")[2]):
         raise ConfigError(_unknown(name))
     return reasoning.ReasoningEnvironment(
         name.partition("/")[2], parameters, seed=seed, train_size=train_size, heldout_size=heldout_size

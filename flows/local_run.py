@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import httpx
 
@@ -66,6 +68,8 @@ def run_post_train(
             stack.callback(lambda: begun.stop(_grace_s(surroundings)))
             for name, value in client_environment(server.url, home).items():
                 stack.callback(_set_variable(name, value))
+        # Prefect takes seconds to import, which would otherwise come after all services are up.
+        Thread(target=import_module, args=("antiphon.flows.post_train",), name="prefect", daemon=True).start()
         live = stack.enter_context(open_run(config, run_id, home))
         if server is not None:
             server.wait_healthy(SERVER_START_S)

@@ -5,6 +5,7 @@ entries on one thread, MLflow's on another. Opening a run again queues everythin
 holds; what was written before is skipped, so records lost in a crash are made up for.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class Recorder:
         project: Path | None = None,
         payload_file: Callable[[SnapshotManifest], Path] | None = None,
         decode: Callable[[Iterable[int]], str] | None = None,
+        begin: threading.Event | None = None,
     ) -> None:
         """Open the records of a run, continuing where an earlier process stopped.
 
@@ -78,12 +80,12 @@ class Recorder:
             run_dir: the run's directory; gets the run log, manifest.json and mlflow.json.
             home: holds MLflow's database and artifacts.
             store_root: root of the artifact store.
-            project: folder inside the DVC project of the ledger; by default the nearest one
-                above `home` or the working directory.
+            project: folder in the ledger's DVC project; by default the nearest above `home` or this folder.
             payload_file: returns a version's policy file, checked; it is linked into store and ledger.
                 Without it versions are pinned by their digests alone, not with their weights.
             decode: turns token ids into text, for the trajectories that MLflow shows; called by
                 its writer. Without it no trajectories are shown.
+            begin: the writers, and the libraries that they load, wait until it is set (see `Writer`).
 
         Raises:
             ConfigError: when record.dvc is true outside a DVC project.
@@ -100,12 +102,12 @@ class Recorder:
         self._figures = FiguresFold(config)
         self._pins: DocumentPins | None = None
         self._order: Sequencer[_Record] = Sequencer()
-        self._ledger_writer = Writer("ledger") if self._project else None
+        self._ledger_writer = Writer("ledger", begin=begin) if self._project else None
         self._tracker: Tracker | None = None
         if config.record.mlflow:
             export = self._export if self._project is not None else None
             self._tracker = Tracker(
-                run_dir, home, run_id, config, self._store, self._log, decode, export=export
+                run_dir, home, run_id, config, self._store, self._log, decode, export=export, begin=begin
             )
         self._open()
 
@@ -201,8 +203,7 @@ class Recorder:
 
     def close(self, timeout_s: float) -> RecorderReport:
         """Write what is left, for at most `timeout_s` seconds, and stop; names what is missing."""
-        deadline = time.perf_counter() + timeout_s
-        writers = []
+        deadline, writers = time.perf_counter() + timeout_s, []
         with self._timed.lock:
             self._queue(self._order.release())
         if self._ledger_writer is not None:
@@ -239,8 +240,8 @@ class Recorder:
             self._tell_base(self._log.base)
         for line in self._log.steps.values():
             if line["batch"] is not None:
-                timings, digest = line["timings"], line["batch_digest"]
-                files = (digest, timings["timings_digest"])
+                timings = line["timings"]
+                files = (line["batch_digest"], timings["timings_digest"])
                 self._tell_batch(line["step"], *files, line["batch"], timings["at"])
             self._figures.add(line)
             self._tell_step(line)
@@ -255,8 +256,8 @@ class Recorder:
 
         if self._project is None:
             return
-        record = self._config.record
-        ledger = Ledger(self._project, record.ledger, self._run_id, kept=record.keep_ledger)
+        folder, kept = self._config.record.ledger, self._config.record.keep_ledger
+        ledger = Ledger(self._project, folder, self._run_id, kept=kept)
         self._pins = DocumentPins(ledger, self._store, self._run_id)
         self._pins.run(self._config, self._run_dir / RUN)
         pin_model(ledger, self._config.model.path)
@@ -349,9 +350,8 @@ class Recorder:
     def _pin_checkpoint(self, version: int) -> None:
         interval, stride = self._config.learner.checkpoint_interval, self._config.record.checkpoint_stride
         if due(version, interval, stride):
-            checkpoints = self._run_dir / "checkpoints"
-            label = f"checkpoint {version}"
-            self._queue([_Record(label, lambda p: pin_checkpoint(p.ledger, checkpoints, version), None)])
+            label, folder = f"checkpoint {version}", self._run_dir / "checkpoints"
+            self._queue([_Record(label, lambda p: pin_checkpoint(p.ledger, folder, version), None)])
 
     def _tell(self, number: int, record: "_Record", *, completes: bool = False) -> None:
         self._queue(self._order.add(number, record, completes=completes))

@@ -19,6 +19,9 @@ FIRST_PAUSE_S = 0.5
 """Pause before the second attempt; it doubles with each further one."""
 LONGEST_PAUSE_S = 30.0
 """Most seconds between two attempts."""
+HOLD_S = 120.0
+"""Longest time that a writer is held back at its start."""
+
 FAILURES_KEPT = 50
 """Failed jobs whose reason is kept for the report; all are counted."""
 
@@ -49,8 +52,12 @@ class WriterReport:
 class Writer:
     """A queue and its one thread; `put` never blocks."""
 
-    def __init__(self, name: str, first_pause_s: float = FIRST_PAUSE_S) -> None:
+    def __init__(
+        self, name: str, first_pause_s: float = FIRST_PAUSE_S, begin: threading.Event | None = None
+    ) -> None:
+        """Start the thread; with `begin` it writes nothing before that is set, or `HOLD_S` have passed."""
         self.name = name
+        self._begin = begin
         self._first_pause_s = first_pause_s
         self._jobs: deque[tuple[str, Callable[[], None]]] = deque()
         self._changed = threading.Condition()
@@ -78,6 +85,7 @@ class Writer:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued so far is dealt with; False when the time runs out."""
+        self._hold_no_longer()
         with self._changed:
             return self._changed.wait_for(lambda: not self._jobs, timeout_s)
 
@@ -86,6 +94,7 @@ class Writer:
 
         What the time did not suffice for stays in the report as pending.
         """
+        self._hold_no_longer()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -99,6 +108,8 @@ class Writer:
         return report
 
     def _work(self) -> None:
+        if self._begin is not None:
+            self._begin.wait(HOLD_S)
         attempt = 0
         while (job := self._next()) is not None:
             label, call = job
@@ -127,6 +138,10 @@ class Writer:
             with self._changed:
                 self._jobs.popleft()
                 self._changed.notify_all()
+
+    def _hold_no_longer(self) -> None:
+        if self._begin is not None:
+            self._begin.set()
 
     def _next(self) -> tuple[str, Callable[[], None]] | None:
         with self._changed:

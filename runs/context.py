@@ -119,6 +119,8 @@ class RunContext:
     coordinator: CoordinatorClient
     learner: LearnerClient
     recorder: Recorder | None = None
+    recording: threading.Event = field(default_factory=threading.Event)
+    """Set with the first step that is recorded: what writes records loads no library before."""
     uploader: Uploader | None = None
     step_results: dict[int, StepResult] = field(default_factory=dict)
     batches: dict[int, BatchRef] = field(default_factory=dict)
@@ -213,6 +215,7 @@ class RunContext:
 
     def record(self, step: int) -> None:
         """Queue the batch of `step` and the version it made for MLflow and the ledger."""
+        self.recording.set()
         batch = self.batches.pop(step)
         (commit, *_) = self.call(partial(self.coordinator.commits_after, step - 1)).commits  # with its times
         if batch.digest != commit.batch_digest:  # it was voided after the reward stage

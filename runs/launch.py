@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import structlog
 
 from antiphon.core.config import RunConfig
@@ -22,7 +23,7 @@ from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
-from antiphon.lineage.report.page import build_report
+from antiphon.lineage.report.cpu_section import write_cpu_seconds
 from antiphon.lineage.report.timeline import RunDrawer
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
@@ -49,8 +50,10 @@ from antiphon.services.rollout.engine.environment import child_environment
 from antiphon.services.security.credentials import KEYS, VARIABLE, find_credentials
 from antiphon.services.security.keys import LEARNER_KEY, ensure_key
 from antiphon.services.security.local_run import ensure_local_credentials, local_bundle
+from antiphon.system.cpu_time import FamilyTimes
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
+from antiphon.system.ports import free_port
 
 _log = structlog.get_logger(__name__)
 
@@ -127,6 +130,8 @@ class LiveRun:
         if run.uploader is not None:
             run.uploader.flush(RECORD_TIMEOUT_S)
             records["uploads"] = asdict(run.uploader.report())
+        cpu_s = FamilyTimes(psutil.Process()).look()
+        write_cpu_seconds(run.run_dir, cpu_s)
         outcome = RunOutcome(
             run_id=run.run_id,
             run_dir=str(run.run_dir),
@@ -135,9 +140,13 @@ class LiveRun:
             total_s=time.perf_counter() - self.opened_s,
             restarts=self.supervisor.restarts(),
             records=records,
+            cpu_s=cpu_s,
             drafting=drafting_summary(picture.drafting_by_epoch),
             no_signal=closing_lines(commits, run.run_dir, run.store_root.parent),
         )
+        # Here, with matplotlib: no start need wait for it.
+        from antiphon.lineage.report.page import build_report
+
         report = run.run_dir / "report.html"
         plots = build_report(
             run.run_dir,
@@ -250,6 +259,7 @@ def open_run(
             context.store_root,
             payload_file=payloads.checked,
             decode=decoder(config),
+            begin=None if place.resumed else context.recording,
         )
         stack.callback(_close_queue, context.recorder, place.directory, surroundings)
         if place.resumed:
@@ -273,7 +283,6 @@ def _start_services(
     store_root = run_directory.store_directory(home)
     store_root.mkdir(parents=True, exist_ok=True)
     host, dialled = config.services.host, config.services.reached_at
-    port = config.services.coordinator_port
     bundle = config.services.credentials
     credentials = find_credentials(bundle)
     if bundle is None or credentials is None:
@@ -282,17 +291,21 @@ def _start_services(
             ensure_local_credentials(place.directory, [host]),
         )
         ensure_key(place.directory / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
+    # All start at once: the others load their libraries while the coordinator opens its journal, and
+    # call it until it answers. Engines take longest, so they come first.
+    port = config.services.coordinator_port or free_port("0.0.0.0")  # free at every address of IPv4
+    address = f"{dialled}:{port}"
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
-    supervisor.start(specs["coordinator"](""))
-    address = f"{dialled}:{supervisor.wait_ready('coordinator', timeout_s)}"
-    supervisor.start(specs["learner"](address))
-    supervisor.start(specs["reward"](address))
     environment = child_environment(config.rollout.threads, {})
     environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
+    supervisor.start(specs["coordinator"](""))
     for name in names:
         supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
-    view.message("services are starting: coordinator is up, learner, reward and workers follow")
+    supervisor.start(specs["learner"](address))
+    supervisor.start(specs["reward"](address))
+    view.message("services are starting: coordinator, learner, reward and workers")
+    supervisor.wait_ready("coordinator", timeout_s)
     if not names:
         waits_s = config.services.empty_fleet_timeout_s
         view.message(f"rollout.workers=0: the run waits up to {waits_s:g} s for a worker to join, by")

@@ -41,6 +41,8 @@ class RunOutcome:
     restarts: dict[str, int] = field(default_factory=dict)
     records: dict[str, Any] = field(default_factory=dict)
     """What recording cost (see `lineage.recorder`)."""
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU seconds by kind of process (`system.cpu_time`), of those that the finishing process started."""
     drafting: dict[str, Any] = field(default_factory=dict)
     """What drafting did, in all and under `by_epoch` (see `core.drafting.statistics`); {} without it."""
     no_signal: list[str] = field(default_factory=list)

@@ -12,13 +12,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from antiphon.system.cpu_time import FamilyTimes
 
 PROJECT = Path(__file__).resolve().parents[2]
 PR_SET_CHILD_SUBREAPER = 36
@@ -43,6 +45,15 @@ class JobRun:
     """Folder with metrics.json, timings.json and final.json."""
     cpu_curve: tuple[tuple[float, float], ...] = ()
     """About once a second: `time.perf_counter()`, and the CPU seconds that the job had taken by then."""
+    kind_curve: tuple[tuple[float, Mapping[str, float]], ...] = ()
+    """At the same moments: the CPU seconds by what the processes are for (`system.cpu_time`)."""
+
+    def kinds_after(self, moment: float = 0.0) -> dict[str, float]:
+        """Return what each kind of process took after a moment of `time.perf_counter`, as far as was seen."""
+        before = [taken for at, taken in self.kind_curve if at <= moment]
+        first = before[-1] if before else {}
+        last = self.kind_curve[-1][1] if self.kind_curve else {}
+        return {kind: taken - first.get(kind, 0.0) for kind, taken in last.items()}
 
     def metrics(self) -> dict[str, Any]:
         """Return what the configuration decided."""
@@ -63,6 +74,8 @@ class FamilyWatch:
         self._over = threading.Event()
         self.peak_bytes = 0
         self.cpu_curve: list[tuple[float, float]] = []
+        self._times = FamilyTimes(root)
+        self.kind_curve: list[tuple[float, Mapping[str, float]]] = []
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -86,6 +99,7 @@ class FamilyWatch:
             cpu += times.user + times.system + times.children_user + times.children_system
         self.peak_bytes = max(self.peak_bytes, total)
         self.cpu_curve.append((time.perf_counter(), cpu))
+        self.kind_curve.append((time.perf_counter(), self._times.look()))
 
     def close(self) -> int:
         """Stop watching and return the peak in bytes."""
@@ -178,7 +192,7 @@ def run_module(
         raise SystemExit(f"{label}: ended with status {status}\n{tail(log)}")
     wait_for_orphans(home, label)
     cpu = cpu_of_ended_children() - before
-    return JobRun(seconds, cpu, peak / 1e9, results, tuple(watch.cpu_curve))
+    return JobRun(seconds, cpu, peak / 1e9, results, tuple(watch.cpu_curve), tuple(watch.kind_curve))
 
 
 def adopt_orphans() -> None:

@@ -55,6 +55,7 @@ MEASUREMENTS = {
     "demo": Measurement("demo.py", 8),
     "overlap": Measurement("overlap.py", 10),
     "overhead": Measurement("overhead.py", 11),
+    "cpu_seconds": Measurement("cpu_seconds.py", 8),
     "recording": Measurement("recording.py", 2),
     "coordinator": Measurement("coordinator.py", 3),
     "kills": Measurement("kills.py", 12),

@@ -12,13 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import reasoning_gym
-from reasoning_gym.factory import DATASETS
-
 from antiphon.core.errors import ConfigError, ContractError
 from antiphon.core.seeds import derive_seed
 from antiphon.environments.environment import Problem
-from antiphon.environments.reasoning import reward
+from antiphon.environments.reasoning import library, reward
 
 FAMILY = "reasoning"
 SPLITS = ("train", "heldout")
@@ -46,12 +43,21 @@ _INTEGER = re.compile(r"0|[1-9][0-9]*")
 
 def task_names() -> list[str]:
     """Return the library's task names, sorted."""
-    return sorted(DATASETS)
+    return sorted(library.all_tasks())
+
+
+def knows(task: str) -> bool:
+    """Return whether the library has a task, which is loaded then."""
+    try:
+        library.load_task(task)
+    except KeyError:
+        return False
+    return True
 
 
 def about(task: str) -> str:
     """Return the library's sentence about a task."""
-    dataset, config = DATASETS[task]
+    dataset, config = library.load_task(task)
     said = (dataset.__doc__ or config.__doc__ or "").strip().splitlines()
     return said[0].strip() if said else ""
 
@@ -59,7 +65,7 @@ def about(task: str) -> str:
 def parameters_of(task: str) -> dict[str, Any]:
     """Return the parameters that a task takes, with their defaults."""
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(DATASETS[task][1]):
+    for field in dataclasses.fields(library.load_task(task)[1]):
         if field.name in RESERVED:
             continue
         made = field.default_factory
@@ -170,9 +176,7 @@ class _Stream:
         # The library draws problem i from seed + i: neighbouring seeds would share problems.
         stream_seed = derive_seed("reasoning", task, split, seed) % 2**31
         try:
-            self.dataset = reasoning_gym.create_dataset(
-                task, seed=stream_seed, size=self.length, **parameters
-            )
+            self.dataset = library.create(task, seed=stream_seed, size=self.length, **parameters)
         except (AssertionError, TypeError, ValueError, AttributeError, LookupError) as error:
             named = [name for name in parameters if name in str(error)] or list(parameters)
             fields = ", ".join(f"environment.parameters.{name}={parameters[name]!r}" for name in named)
@@ -198,7 +202,7 @@ class _Stream:
 
 
 def _check_names(task: str, parameters: Mapping[str, Any]) -> None:
-    fields = {field.name: field.type for field in dataclasses.fields(DATASETS[task][1])}
+    fields = {field.name: field.type for field in dataclasses.fields(library.load_task(task)[1])}
     known = set(fields) - set(RESERVED)
     for name, value in parameters.items():
         if name in RESERVED:

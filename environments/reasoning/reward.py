@@ -8,9 +8,7 @@ alone between `<answer>` and `</answer>` at the very end, and only a full score 
 import tokenize
 from typing import Any, Protocol
 
-from reasoning_gym.dataset import ProceduralDataset
-from reasoning_gym.factory import DATASETS
-
+from antiphon.environments.reasoning import library
 from antiphon.environments.reasoning.expressions import may_be_scored
 
 ANSWER_OPEN = "<answer>"
@@ -59,7 +57,8 @@ def only_compares(task: str) -> bool:
 
     The common one looks whether the answer is, or contains, the reference answer.
     """
-    return task in COMPARE_DECIMALS or DATASETS[task][0].score_answer is ProceduralDataset.score_answer
+    dataset, _ = library.load_task(task)
+    return task in COMPARE_DECIMALS or dataset.score_answer is library.common_scorer()
 
 
 def extract_answer(completion: str) -> str | None:

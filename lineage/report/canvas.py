@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 from markupsafe import escape
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
@@ -153,7 +154,8 @@ def _svg(
             layout.execute(figure)  # once; while it is in force, saving would do so twice
             figure.set_layout_engine("none")
         sink = io.StringIO()
-        figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None})
+        # Not `savefig`, which draws everything once more to learn what a layout would change.
+        FigureCanvasSVG(figure).print_svg(sink, metadata={"Date": None, "Creator": None})
     places = [_place(axes, size) for axes, _ in read]
     text = sink.getvalue()
     head, _, body = text[text.index("<svg") + len("<svg") :].partition(">")

@@ -19,6 +19,7 @@ from antiphon.core.status import RunStatus
 from antiphon.lineage.documents.manifest import read_run_config
 from antiphon.lineage.report import lanes
 from antiphon.lineage.report import plots as draw
+from antiphon.lineage.report.cpu_section import cpu_rows
 from antiphon.lineage.report.learner_panels import learner_panels
 from antiphon.lineage.report.render import render, standalone
 from antiphon.lineage.report.samples_section import samples_section
@@ -77,6 +78,7 @@ def build_report(
         starting=_starting(status),
         samples=samples_section(run_dir, store, explain),
         drafting=_drafting(picture),
+        cpu=cpu_rows(run_dir),
         delivery_columns=COLUMNS,
         deliveries=deliveries_rows(picture.deliveries),
         versions=_versions(picture),

@@ -56,6 +56,7 @@ class MlflowWriter(Writer):
         tags: Mapping[str, str],
         first_pause_s: float = FIRST_PAUSE_S,
         experiment_tags: Mapping[str, str] | None = None,
+        begin: threading.Event | None = None,
     ) -> None:
         """Open the MLflow run, or the one that an earlier process opened, as the first job.
 
@@ -66,8 +67,9 @@ class MlflowWriter(Writer):
             experiment, run_id, params, tags: see `RunPlan`.
             first_pause_s: pause before a second attempt; it doubles with each further one.
             experiment_tags: what the experiment is to say.
+            begin: nothing is opened before it is set (see `Writer`).
         """
-        super().__init__("mlflow", first_pause_s)
+        super().__init__("mlflow", first_pause_s, begin)
         self._mapping = run_dir / "mlflow.json"
         self._folder = home / "mlflow"
         own = f"sqlite:///{(self._folder / 'mlflow.db').absolute()}"

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 
 import psutil
 
+from antiphon.system.cpu_time import FamilyTimes
+
 SAMPLES_KEPT = 720
 """Samples that wait for a collector; two hours at ten seconds."""
 _MEGABYTE = 1e6
@@ -83,23 +85,25 @@ class _Family:
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
-        self._cpu_s: dict[int, float] = {}
+        self._times = FamilyTimes(self._root)
+        self._spent_s = 0.0
         self._at = time.monotonic()
 
     def look(self) -> dict[str, float]:
-        now, cpu_s, memory = time.monotonic(), {}, 0
+        now, memory, processes = time.monotonic(), 0, 0
         for process in (self._root, *self._root.children(recursive=True)):
             try:
-                times, resident = process.cpu_times(), process.memory_info().rss
+                memory += process.memory_info().rss
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue  # it ended while it was looked at
-            cpu_s[process.pid] = times.user + times.system
-            memory += resident
-        spent = sum(max(0.0, used - self._cpu_s.get(pid, used)) for pid, used in cpu_s.items())
-        elapsed = max(1e-9, now - self._at)
-        self._cpu_s, self._at = cpu_s, now
+            processes += 1
+        seconds = self._times.look()
+        spent_s, elapsed = sum(seconds.values()), max(1e-9, now - self._at)
+        share = 100.0 * (spent_s - self._spent_s) / elapsed
+        self._spent_s, self._at = spent_s, now
         return {
-            "run_cpu_percentage": 100.0 * spent / elapsed,
+            "run_cpu_percentage": share,
             "run_memory_megabytes": memory / _MEGABYTE,
-            "run_processes": float(len(cpu_s)),
+            "run_processes": float(processes),
+            **{f"cpu_seconds_{kind}": taken for kind, taken in seconds.items()},
         }

@@ -5,6 +5,7 @@ trajectories that are shown, and sums the run up at its end. Everything is writt
 of `MlflowWriter`.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,13 @@ class Tracker:
         decode: Callable[[Iterable[int]], str] | None,
         first_pause_s: float = FIRST_PAUSE_S,
         export: Exporter | None = None,
+        begin: threading.Event | None = None,
     ) -> None:
         """Open the run in MLflow, whose database lies in `home`, and begin to sample the machine.
 
         `decode` turns token ids into text, called by the writer; without it no trajectories are
         shown. `export` writes the files of a champion, also called by the writer. `first_pause_s`
-        passes before a second attempt; it doubles with each further one.
+        passes before a second attempt; it doubles with each further one. The writer waits for `begin`.
         """
         self._config, self._store, self._log, self._decode = config, store, log, decode
         self._export, self._scratch = export, run_dir / "exports"
@@ -64,7 +66,7 @@ class Tracker:
         name = display_name(run_id, nearest_example(config)[1])
         view = dict([comparison_tag()])
         self.mlflow = MlflowWriter(
-            run_dir, home, config.run.name, name, flatten_config(config), tags, first_pause_s, view
+            run_dir, home, config.run.name, name, flatten_config(config), tags, first_pause_s, view, begin
         )
         self.mlflow.write("origin", lambda run: run.tell(origin_tags(config)))
         self._describe()

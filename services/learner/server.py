@@ -14,6 +14,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.models.codec import HUB_NAME, local_model_directory, model_folder
+from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.protos import learner_pb2_grpc
 from antiphon.services.broadcast.origin import OriginOrder, serving_origin
 from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
@@ -79,6 +80,7 @@ def open_learner(
     never opened; None signs nothing and believes every list. With `audits` the coordinator learns
     whose logprobs differ from the learner's own. `remote`: workers may sit on other machines.
     """
+    spare_unused_libraries()
     # torch and DeepSpeed: only for who trains with them
     from antiphon.services.learner.checkpoints import CheckpointStore
     from antiphon.services.learner.deepspeed_engine import pin_numerics

@@ -5,7 +5,9 @@ import contextlib
 import json
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from antiphon.services.rollout.engine.vllm_engine import VllmEngine
 
 _log = structlog.get_logger(__name__)
+ENGINE_MODULE = "antiphon.services.rollout.engine.vllm_engine"
 
 
 def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
@@ -275,6 +278,8 @@ async def serve_worker(
     )
     if stop is not None:
         stop.tell(worker.stop)
+    if make_engine is build_engine:  # torch takes seconds to import, while the coordinator may still start
+        Thread(target=import_module, args=(ENGINE_MODULE,), name="engine-import", daemon=True).start()
     try:
         await worker.run(ready)
     finally:

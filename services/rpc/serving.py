@@ -11,8 +11,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,8 +27,9 @@ from antiphon.core.errors import (
     UnavailableError,
 )
 from antiphon.core.message_sizes import MESSAGE_BYTES
+from antiphon.services.rpc.bearing import BearingChannel
 from antiphon.services.rpc.interceptor import GuardInterceptor
-from antiphon.services.security.credentials import Credentials, read_token
+from antiphon.services.security.credentials import Credentials
 from antiphon.services.security.guard import Guard
 from antiphon.system.ports import is_free
 
@@ -239,20 +239,10 @@ def open_channel(
     channel = grpc.ssl_channel_credentials(
         credentials.authority, credentials.private_key, credentials.certificate
     )
-    if credentials.token_file is not None:
-        bearer = grpc.metadata_call_credentials(_Bearer(credentials.token_file))
-        channel = grpc.composite_channel_credentials(channel, bearer)
-    return grpc.aio.secure_channel(address, channel, options=options)
-
-
-class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]
-    """Puts the token that is in the file now on every call."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __call__(self, context: Any, callback: Callable[[Any, Any], None]) -> None:
-        callback((("authorization", f"Bearer {read_token(self._path)}"),), None)
+    secure = grpc.aio.secure_channel(address, channel, options=options)
+    if credentials.token_file is None:
+        return secure
+    return cast("grpc.aio.Channel", BearingChannel(secure, credentials.token_file))
 
 
 def answers_errors(handler: _Handler) -> _Handler:

@@ -1,5 +1,7 @@
 """The reasoning environment: same problems everywhere, splits apart, judges that never raise."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -203,3 +205,21 @@ def test_a_suffix_follows_every_prompt() -> None:
     plain, instructed = chain_sum(), chain_sum(prompt_suffix=" Answer between <answer> and </answer>.")
     assert instructed.problem("train", 3).text.startswith(plain.problem("train", 3).text)
     assert instructed.problem("train", 3).text.endswith("</answer>.")
+
+
+def test_a_process_loads_the_family_of_its_task_and_all_only_when_asked() -> None:
+    script = """
+import sys
+from antiphon.environments.registry import make_environment
+made = make_environment("reasoning/chain_sum", {}, 0, 8, 8).problem("train", 3)
+assert not {"sympy", "matplotlib"} & set(sys.modules), "the whole library was loaded"
+gcd = make_environment("reasoning/gcd", {}, 0, 8, 8).problem("train", 3)
+import reasoning_gym
+assert reasoning_gym.create_dataset("rubiks_cube", seed=1, size=1)[0]["question"]
+from antiphon.environments.registry import environment_names
+assert len(environment_names()) > 90
+assert make_environment("reasoning/chain_sum", {}, 0, 8, 8).problem("train", 3) == made
+assert make_environment("reasoning/gcd", {}, 0, 8, 8).problem("train", 3) == gcd
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -103,3 +103,16 @@ def test_an_outage_of_any_length_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     writer.put("job", away)
     report = writer.close(60)
     assert (report.done, report.retries) == (1, 1100)
+
+
+def test_a_writer_that_is_held_back_writes_once_it_may_or_must() -> None:
+    begin, seen = threading.Event(), []
+    writer = Writer("test", begin=begin)
+    writer.put("one", lambda: seen.append(1))
+    assert seen == [] and writer.report().pending == 1
+    begin.set()
+    assert writer.flush(10.0) and seen == [1]
+    held = Writer("test", begin=threading.Event())
+    held.put("two", lambda: seen.append(2))
+    report = held.close(10.0)  # nobody may be left waiting at the end of a run
+    assert seen == [1, 2] and (report.done, report.pending) == (1, 0)

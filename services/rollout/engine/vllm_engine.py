@@ -24,6 +24,7 @@ from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
 from antiphon.models.directory import end_tokens, expected_tensors
+from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.services.broadcast.verified_weights import VerifiedWeights
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
@@ -528,6 +529,7 @@ class VllmEngine:
 
 
 def _start_core(settings: EngineSettings) -> Any:
+    spare_unused_libraries()
     # Imported late: vLLM reads the environment on import and takes seconds.
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.core import EngineCore

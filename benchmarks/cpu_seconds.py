@@ -1,0 +1,125 @@
+"""CPU seconds: which processes and functions of the demo's job take them, and what its start waits for.
+
+Each round runs the demo's job as a user does, in a home of its own, and counts the CPU seconds of all its
+processes: workers, learner, coordinator, reward service, Prefect server, and the flow with the writers of
+MLflow and the ledger. `outside_share` is the share of all but workers and learner, `outside_loop_cpu_s` what
+they took after the first lease. `first_lease_s` are the wall seconds from the command to the first lease,
+and `start` says when each part was ready; `cores` of the machine share that work. With `--functions` one
+more job runs, in which every process samples its own stacks, and the functions that cost most are printed:
+seconds with all that a function calls, so they overlap, and the samples cost a tenth more.
+
+The share counts start and end, so fewer steps make it larger. It fails when processes are not told apart:
+less than 0.9 of the CPU seconds that the system counted.
+
+    .venv/bin/python benchmarks/cpu_seconds.py
+    .venv/bin/python benchmarks/cpu_seconds.py --rounds 1 --steps 12 --functions 25
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from antiphon.benchmarks.parts.cpu.functions import read_samples, sampled
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, read_rows, run_job, scratch_home
+from antiphon.benchmarks.parts.results import benchmark_parser, finish, medians
+from antiphon.lineage.report.cpu_section import PAYS, outside_share
+
+WANTED_SHARE, WANTED_LEASE_S = 0.10, 20.0
+"""What is aimed at, printed beside what was measured."""
+COUNTED = 0.9
+RUN_S = 1200.0
+"""Longest job."""
+STARTS = {
+    "coordinator": "run.opened",
+    "worker_registered": "worker.registered",
+    "first_snapshot": "snapshot.announced",
+    "engine": "worker.loaded",
+    "first_step_opened": "step.opened",
+    "first_lease": "lease.granted",
+}
+"""Part of a start -> the journal's first event of this kind ends it."""
+
+
+def main() -> int:
+    """Run the jobs and tell where their CPU seconds went."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="jobs that are measured")
+    parser.add_argument("--steps", type=int, default=60, help="learner steps of each job")
+    parser.add_argument("--functions", type=int, default=0, metavar="N", help="print N of each process")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for all jobs")
+    arguments = parser.parse_args()
+    end_on_sigterm()
+    overrides = [f"run.steps={arguments.steps}", *arguments.overrides]
+    samples: dict[str, list[float]] = {}
+    violated: list[str] = []
+    for number in range(arguments.rounds):
+        found = measure(overrides)
+        if found["counted_share"] < COUNTED:
+            violated.append(
+                f"round {number + 1}: only {found['counted_share']:.0%} of the CPU was told apart"
+            )
+        print(f"round {number + 1}: {found}", flush=True)
+        for name, value in found.items():
+            samples.setdefault(name, []).append(value)
+    if arguments.functions:
+        print_functions(overrides, arguments.functions)
+    result = {
+        "rounds": arguments.rounds,
+        "steps": arguments.steps,
+        "cores": len(os.sched_getaffinity(0)),
+        "wanted_outside_share": WANTED_SHARE,
+        "wanted_first_lease_s": WANTED_LEASE_S,
+        **medians(samples),
+    }
+    return finish(result, record=arguments.record, samples=samples, violated=violated)
+
+
+def measure(overrides: Sequence[str]) -> dict[str, float]:
+    """Run one job; return its figures by name."""
+    with scratch_home() as home:
+        begun, begun_at = time.perf_counter(), time.time()
+        job = run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "job", RUN_S)
+        starts = start_times(home, begun_at)
+    by_kind = job.kinds_after()
+    after_s = job.kinds_after(begun + starts["first_lease_s"])
+    found = {
+        "job_s": job.seconds,
+        "job_cpu_s": job.cpu_s,
+        "outside_share": outside_share(by_kind),
+        "outside_loop_cpu_s": sum(taken for kind, taken in after_s.items() if kind not in PAYS),
+        **{f"{kind}_cpu_s": taken for kind, taken in by_kind.items()},
+        **{f"{kind}_loop_cpu_s": taken for kind, taken in after_s.items()},
+        **{name if name == "first_lease_s" else f"start.{name}": s for name, s in starts.items()},
+        "counted_share": sum(by_kind.values()) / job.cpu_s,
+    }
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def start_times(home: Path, begun_at: float) -> dict[str, float]:
+    """Return part of the start -> seconds after the command until it was ready, of the home's only run."""
+    (run,) = (home / "runs").iterdir()
+    found = {}
+    for part, kind in STARTS.items():
+        rows = read_rows(run / "journal.db", f"SELECT MIN(at) FROM events WHERE kind = '{kind}'")
+        found[f"{part}_s"] = rows[0][0] - begun_at
+    ready = {path.stem: path.stat().st_mtime for path in (run / "services").glob("*.json")}
+    return found | {f"{name}_ready_s": ready[name] - begun_at for name in ("learner", "reward", "worker-0")}
+
+
+def print_functions(overrides: Sequence[str], most: int) -> None:
+    """Run one more job and print what its processes spend their CPU seconds in."""
+    with scratch_home() as home, sampled(home / "samples"):
+        run_job(home, PROJECT / "examples" / "quickstart.yaml", overrides, "functions", RUN_S)
+        for process in read_samples(home / "samples"):
+            if process.cpu_s < 1.0:
+                continue
+            print(f"{process.kind}: {process.cpu_s:.1f} CPU-s")
+            print("  threads: " + ", ".join(f"{name} {taken:.1f}" for name, taken in process.threads[:6]))
+            for name, taken in process.within[:most]:
+                print(f"  {taken:7.2f}  {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

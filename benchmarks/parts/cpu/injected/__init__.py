@@ -1,0 +1,1 @@
+"""Injected: the folder that a sampled job has in its PYTHONPATH."""
