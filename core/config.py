@@ -14,6 +14,7 @@ from pydantic import ValidationError, model_validator
 
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.broadcast.config import BroadcastSection
+from antiphon.core.capacity.provisioning_config import ProvisioningSection
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import (
     CoordinatorSection,
@@ -50,6 +51,7 @@ class RunConfig(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     learner: LearnerSection = LearnerSection()
     rollout: RolloutSection = RolloutSection()
+    provisioning: ProvisioningSection = ProvisioningSection()
     drafting: DraftingSection = DraftingSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     broadcast: BroadcastSection = BroadcastSection()

@@ -130,11 +130,16 @@ class Recorder:
             }
             self._tell_batch(batch.step, batch.digest, batch.timings_digest, profile, now())
 
-    def record_version(self, commit: StepCommit, manifest: SnapshotManifest | None) -> None:
-        """Record a committed step and the version it made, with its weights when published."""
+    def record_version(
+        self, commit: StepCommit, manifest: SnapshotManifest | None, plan: Mapping[str, float] | None = None
+    ) -> None:
+        """Record a committed step and the version it made, with its weights when published.
+
+        `plan` has what the capacity model expected at that time, beside what was measured.
+        """
         with self._timed:
             batch = self._batches.pop(commit.step, None)
-            line = self._log.add_step(commit, batch, self._workers(batch))
+            line = self._log.add_step(commit, batch, self._workers(batch), plan)
             self._figures.add(line)
             if manifest is not None:
                 self._pin_weights(manifest)

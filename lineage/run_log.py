@@ -55,7 +55,11 @@ class RunLog:
         return self.base
 
     def add_step(
-        self, commit: StepCommit, batch: BatchRef | None, workers: Mapping[str, int] | None = None
+        self,
+        commit: StepCommit,
+        batch: BatchRef | None,
+        workers: Mapping[str, int] | None = None,
+        plan: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
         """Append a step once and return its line.
 
@@ -63,13 +67,14 @@ class RunLog:
             commit: the step, as the coordinator has it.
             batch: what it trained on; None when that is not known any more.
             workers: worker id -> trajectories of the batch that it sampled.
+            plan: what the capacity model expected at that time, and what was measured.
 
         Raises:
             UnavailableError: when the file cannot be written.
         """
         if commit.step not in self.steps:
             line = step_line(commit, batch)
-            line["timings"]["workers"] = dict(workers or {})
+            line["timings"] |= {"workers": dict(workers or {}), **(plan or {})}
             self.steps[commit.step] = line
             _append(self._steps_path, line)
         return self.steps[commit.step]

@@ -75,6 +75,7 @@ class Overview:
                 (s.unaudited_reason for s in state.standings.values() if s.unaudited_reason), ""
             ),
             unaudited_tokens=sum(standing.kept_cache for standing in state.standings.values()),
+            capacity=machine.planner.capacity.record,
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
             deliveries=tuple(machine.fleet.transfers.deliveries),

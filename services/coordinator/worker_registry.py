@@ -140,6 +140,7 @@ class WorkerRegistry:
             run_finished=state.finished,
             kept=kept,
             next_s=member.pause_s,
+            leave=member.draining,
         )
 
     def _take_network(self, member: Member, report: NetworkReport) -> None:
@@ -263,6 +264,13 @@ class WorkerRegistry:
             published=self._state.snapshots,
             keeps_cache=self._config.rollout.swap_cache == "keep",
         )
+
+    def drain(self, name: str) -> None:
+        """Let the workers of a name leave."""
+        for member in self._fleet.named(name):
+            if not member.draining:
+                member.draining = True
+                _log.info("worker.draining", worker=member.worker_id)
 
     async def revoke(self, name: str, reason: str) -> None:
         """Exclude a token or a worker, which loses its leases at once."""
