@@ -75,7 +75,7 @@ class LearnerProgress:
 
 @dataclass(frozen=True, slots=True)
 class CapacityRecord:
-    """What the capacity model says of a run by what it measured, beside what it does: see docs/concepts/capacity.md."""
+    """What the capacity model expects of a run by what it measured: see docs/concepts/capacity.md."""
 
     need_tokens_per_s: float
     """What keeps the learner busy, completion tokens per second."""
@@ -115,8 +115,8 @@ class CapacityRecord:
         """Say it in a sentence."""
         measured = f", {self.measured_step_s:.3g} measured" if self.measured_step_s else ""
         return (
-            f"{self.need_tokens_per_s:,.0f} tokens/s keep the learner busy, {self.supply_tokens_per_s:,.0f} are "
-            f"there; {self.regime}-bound, {self.step_s:.3g} s a step expected{measured}; publish interval "
+            f"{self.need_tokens_per_s:,.0f} tokens/s keep the learner busy, {self.supply_tokens_per_s:,.0f} "
+            f"are there; {self.regime}-bound, {self.step_s:.3g} s a step expected{measured}; publish interval "
             f"{self.publish_interval}, S_min {self.least_staleness}"
         )
 
@@ -164,6 +164,12 @@ class RunStatus:
     """Use -> seconds of workers, each booked once: see `core.loop.work_account`."""
     tokens_by_use: dict[str, int] = field(default_factory=dict)
     """Use -> completion tokens."""
+    dollars_by_use: dict[str, float] = field(default_factory=dict)
+    """Use -> US dollars of those seconds; beside them `transfer` (egress) and `learner`."""
+    seconds_by_class: dict[str, float] = field(default_factory=dict)
+    """Class of worker ("" for those of no pool) -> seconds, whatever their use."""
+    dollars_by_class: dict[str, float] = field(default_factory=dict)
+    """The same in US dollars."""
     voided: tuple[VoidedBatch, ...] = ()
     """Batches that operators voided, oldest void first."""
     trajectories_failed: int = 0

@@ -35,8 +35,8 @@ class ProvisioningSection(Section):
     docs/concepts/activation.md."""
 
     pool: tuple[PoolClass, ...] = ()
-    """What can be had, dearer or cheaper: entries of name, usd_per_hour, count, zone, tokens_per_s (null: like
-    the others) and availability (1). Empty: nothing is started or drained."""
+    """What can be had: entries of name, usd_per_hour, count, zone, tokens_per_s (null: like the others) and
+    availability (1). Empty: nothing is started or drained."""
     confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
     """Probability with which the active workers are enough at a random moment."""
     survives: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -72,10 +72,12 @@ class ProvisioningSection(Section):
                 f"pool has {twice} twice; give each class, and each of its zones, a name of its own"
             )
         if "worker" in names:
-            raise ValueError("a class of the pool is called worker, as those of rollout.workers are; rename it")
+            raise ValueError(
+                "a class of the pool is called worker, as those of rollout.workers are; rename it"
+            )
         if self.add_after_s > self.hold_s:
             raise ValueError(
-                f"add_after_s={self.add_after_s:g} exceeds hold_s={self.hold_s:g}, so that workers come and go; "
-                "hold them for no less time than they are waited for"
+                f"add_after_s={self.add_after_s:g} exceeds hold_s={self.hold_s:g}, so that workers come and "
+                "go; hold them for no less time than they are waited for"
             )
         return self

@@ -286,6 +286,8 @@ class WorkerRegistered(JournalEvent):
     concurrent_groups: int
     at_s: float | None = None
     sampling_rule: str = ""  # how keyed random numbers choose a token; the first worker's holds for all
+    usd_per_hour: float = 0.0  # what it costs from here on
+    worker_class: str = ""  # of the pool; "" for one that is not of it
 
 
 @_event("worker.loaded")

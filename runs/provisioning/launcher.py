@@ -1,4 +1,4 @@
-"""Launcher: how workers of a pool are started and stopped, whoever rents them out; and the one of this machine.
+"""Launcher: how workers of a pool are started and stopped, and the launcher of this machine.
 
 Orders are named by their worker, so that repeating one changes nothing, and who starts again finds out by
 `running` what was ordered before.

@@ -76,7 +76,8 @@ class WorkerRegistry:
         places = hello.concurrent_groups or self._config.rollout.concurrent_groups
         self._fleet.add(worker_id, name, places, now, hello.relay_address)
         rule = self._rule(hello)
-        await state_machine.record(e.WorkerRegistered(worker_id, name, places, now, rule))
+        of_class, usd = self._config.price_of(name)
+        await state_machine.record(e.WorkerRegistered(worker_id, name, places, now, rule, usd, of_class))
         _log.info("worker.registered", worker=worker_id, sampling_rule=rule)
         return WorkerWelcome(
             worker_id=worker_id,

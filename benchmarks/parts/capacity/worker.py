@@ -34,7 +34,7 @@ PAUSE_S = 600.0
 
 
 def tokens_of(index: int) -> int:
-    """Return the tokens of each completion of a prompt; their mean over `PROMPTS` prompts is `MEAN_TOKENS`."""
+    """Return the tokens of each completion of a prompt; `MEAN_TOKENS` on average over `PROMPTS` prompts."""
     return MEAN_TOKENS + _OFFSETS[index % len(_OFFSETS)]
 
 
