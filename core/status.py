@@ -116,8 +116,8 @@ class CapacityRecord:
         measured = f", {self.measured_step_s:.3g} measured" if self.measured_step_s else ""
         return (
             f"{self.need_tokens_per_s:,.0f} tokens/s keep the learner busy, {self.supply_tokens_per_s:,.0f} "
-            f"are there; {self.regime}-bound, {self.step_s:.3g} s a step expected{measured}; publish interval "
-            f"{self.publish_interval}, S_min {self.least_staleness}"
+            f"are there; {self.regime}-bound, {self.step_s:.3g} s a step expected{measured}; "
+            f"publish interval {self.publish_interval}, S_min {self.least_staleness}"
         )
 
 
