@@ -15,6 +15,7 @@ from antiphon.core.metrics import (
     BATCH_METRICS,
     DRAFTING_METRICS,
     LEARNER_METRICS,
+    PLAN_METRICS,
     STALENESS_METRICS,
     SUMMARY_METRICS,
     SYSTEM_METRICS,
@@ -65,6 +66,7 @@ def catalogue_page() -> str:
     )
     for title, prefix, metrics in (
         ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
+        ("Plan and measurement, at each step", "", PLAN_METRICS),
         ("At the end of a run", "summary/", SUMMARY_METRICS),
         ("Of the machine, while it runs", "system/", SYSTEM_METRICS),
     ):

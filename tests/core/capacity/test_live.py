@@ -9,6 +9,7 @@ from antiphon.core.capacity.model import LoopShape, required_supply
 from antiphon.core.config import build_config
 from antiphon.core.loop import events as e
 from antiphon.core.loop.loop_measures import LoopMeasures
+from antiphon.core.metrics import PLAN_METRICS
 
 CONFIG = build_config({"loop": {"max_staleness": 4, "prompts_per_step": 8, "group_size": 4}})
 TOKENS = 50.0
@@ -68,3 +69,8 @@ def test_drift_is_followed_and_noise_is_smoothed() -> None:
 def test_a_publish_interval_that_broadcasts_hold_up_is_told() -> None:
     plan = live(6, 5.0).plan(Measured(2.0, 5.0, 1.0), 5000.0)
     assert plan is not None and plan.publish_interval > CONFIG.loop.publish_interval
+
+
+def test_what_is_logged_is_in_the_catalogue() -> None:
+    plan = live(6, 2.5).plan(Measured(2.0, 0.5, 1.0), 1280.0)
+    assert plan is not None and set(plan.numbers()) == {metric.name for metric in PLAN_METRICS}
