@@ -69,10 +69,7 @@ class RunFigures:
         "cost per million tokens", "USD", "${:,.2f}", "dollars over millions of tokens_trained"
     )
     dollars_per_reward_point: float | None = _figure(
-        "cost per reward point",
-        "USD",
-        "${:,.2f}",
-        "dollars over hundredths by which reward_best exceeds reward_first",
+        "cost per reward point", "USD", "${:,.2f}", "dollars over 100 (reward_best - reward_first)"
     )
     learner_busy_share: float | None = _figure(
         "learner busy", "1", _SHARE, "seconds of the learner's steps over wall_s"
@@ -306,12 +303,11 @@ class FiguresFold:
     def _prices_of(self, dollars: float, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not dollars:
             return {}
-        rewards = _rewards(evaluations)
-        gained = 100.0 * (rewards["reward_best"] - rewards["reward_first"]) if rewards else 0.0
+        rewards = [float(line["reward_mean"]) for line in evaluations] or [0.0]
         return {
             "dollars_per_step": _ratio(dollars, self._last.version),
             "dollars_per_million_tokens": _ratio(1e6 * dollars, self._counts["tokens_trained"]),
-            "dollars_per_reward_point": _ratio(dollars, max(0.0, gained)),
+            "dollars_per_reward_point": _ratio(dollars, 100.0 * (max(rewards) - rewards[0])),
         }
 
     def _count(self, batch: Mapping[str, Any]) -> None:
