@@ -89,7 +89,7 @@ class LiveCapacity:
             regime=found.regime.value,
             step_s=found.step_s,
             measured_step_s=0.0 if math.isnan(self._step_s.value) else self._step_s.value,
-            publish_interval=best.publish_interval if better else self._loop.publish_interval,
+            publish_interval=(best if better else found).publish_interval,
             least_staleness=least_staleness(shape),
         )
         return self.record

@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.core.capacity.live import LiveCapacity
 from antiphon.core.capacity.model import LoopShape, required_supply
-from antiphon.core.config import build_config
+from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop import events as e
 from antiphon.core.loop.loop_measures import LoopMeasures
 from antiphon.core.metrics import PLAN_METRICS
@@ -26,8 +26,8 @@ class Measured(LoopMeasures):
         return self.given or None  # type: ignore[return-value]
 
 
-def live(steps: int, step_s: float, filtered: int = 0) -> LiveCapacity:
-    found = LiveCapacity(CONFIG)
+def live(steps: int, step_s: float, filtered: int = 0, config: RunConfig = CONFIG) -> LiveCapacity:
+    found = LiveCapacity(config)
     for step in range(steps):
         groups = tuple(f"g{step}-{place}" for place in range(8))
         found.observe(
@@ -66,9 +66,15 @@ def test_drift_is_followed_and_noise_is_smoothed() -> None:
     assert math.isclose(last.supply_tokens_per_s, 2000.0, rel_tol=0.01)
 
 
-def test_a_publish_interval_that_broadcasts_hold_up_is_told() -> None:
-    plan = live(6, 5.0).plan(Measured(2.0, 5.0, 1.0), 5000.0)
-    assert plan is not None and plan.publish_interval > CONFIG.loop.publish_interval
+def test_a_publish_interval_that_costs_time_is_told() -> None:
+    rare = CONFIG.loop.model_copy(update={"publish_interval": 5})
+    found = live(6, 5.0, config=CONFIG.model_copy(update={"loop": rare}))
+    plan, usual = (
+        found.plan(Measured(2.0, 0.1, 1.0), 5000.0),
+        live(6, 2.0).plan(Measured(2.0, 0.1, 1.0), 5000.0),
+    )
+    assert plan is not None and plan.regime == "staleness" and plan.publish_interval == 1
+    assert usual is not None and usual.publish_interval == 1
 
 
 def test_what_is_logged_is_in_the_catalogue() -> None:

@@ -90,7 +90,7 @@ def test_every_figure_of_three_steps() -> None:
 
 
 def test_a_figure_is_written_in_one_way_everywhere() -> None:
-    found = figures_of([line(0), line(1), line(2)], HELD, config())
+    found = figures_of([line(0), line(1), line(2)], HELD, config(worker_usd_per_hour=60.0))
     said = "\n".join(found.lines())
     rows = dict(found.rows())
     for figure in FIGURES:
@@ -124,7 +124,7 @@ def test_the_page_defines_every_figure_as_the_code_does() -> None:
     page = (Path(__file__).parents[3] / "docs" / "concepts" / "figures.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^|]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([TRMP ]+) \|$", page, re.MULTILINE)
     assert [row[:4] for row in rows] == [(f.name, f.label, f.unit, f.meaning) for f in FIGURES]
-    found = figures_of([line(0, breaks=1, break_s=77.7)], HELD, config())
+    found = figures_of([line(0, breaks=1, break_s=77.7)], HELD, config(worker_usd_per_hour=60.0))
     found = replace(found, **{f.name: 1000 + i for i, f in enumerate(FIGURES)})  # type: ignore[arg-type]
     said = "\n".join(found.lines())
     for (name, *_, where), figure in zip(rows, FIGURES, strict=True):
