@@ -65,7 +65,7 @@ class LiveCapacity:
     def plan(self, measures: LoopMeasures, tokens_per_s: float) -> CapacityRecord | None:
         """Plan anew with the seconds that were measured; `tokens_per_s` is what all workers can sample."""
         seconds = measures.seconds()
-        if seconds is None or not tokens_per_s > 0.0 or math.isnan(self._tokens.value):
+        if seconds is None or not 0.0 < tokens_per_s < math.inf or math.isnan(self._tokens.value):
             return None
         self._supply.take(tokens_per_s)
         size, tokens = self._loop.group_size, self._tokens.value

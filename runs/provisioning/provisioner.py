@@ -24,6 +24,8 @@ from antiphon.runs.provisioning.launcher import UNKNOWN_TOKENS_PER_S, Launcher
 
 LOOK_S = 2.0
 """Seconds between two looks at the run."""
+MOST_TOKENS_PER_S = 1e9
+"""A worker that says more is not believed, and counts as one of its class."""
 _log = structlog.get_logger(__name__)
 
 
@@ -58,9 +60,13 @@ class Provisioner:
             if worker.state is not WorkerState.LOST
         }
         self._end_drained(set(here), now)
+        if status.finished or status.paused_reason:
+            return Orders()
         offers, running = self._launcher.offers(), set(self._launcher.running())
         pool = {one.name for one in offers}
-        rates = {name: rate for name, worker in here.items() if (rate := rate_of(worker)) > 0.0}
+        rates = {
+            name: rate for name, worker in here.items() if 0.0 < (rate := rate_of(worker)) < MOST_TOKENS_PER_S
+        }
         for name in rates.keys() & pool:
             self._activator.measured(name, rates[name], now)
         known = [_guessed(one, rates) for one in offers if one.name not in self._draining]

@@ -1,5 +1,7 @@
 """Provisioning: workers of a pool are ordered and drained, each order once, and taken up after a restart."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +110,25 @@ def test_workers_that_came_by_themselves_count_and_are_left_alone() -> None:
     site.look(101.0, gone={"cheap-0"})
     site.look(300.0)
     assert site.told == ["cheap-0"] and not site.starts
+
+
+def test_a_worker_that_reports_nonsense_counts_as_its_class_and_stops_nothing() -> None:
+    site = Site()
+    site.here, site.need = {"cheap-0", "cheap-1"}, 280.0
+    for now in (0.0, 10.0):
+        told = status(site.here, site.need)
+        liar = dataclasses.replace(told.workers[1], tokens_per_s=math.inf)
+        site.provisioner.look(dataclasses.replace(told, workers=(told.workers[0], liar)), now)
+    assert site.starts == ["cheap-2"]
+
+
+def test_a_finished_or_paused_run_orders_nothing() -> None:
+    site = Site()
+    for fields in ({"finished": True}, {"paused_reason": "an operator said so"}):
+        told = dataclasses.replace(status({"cheap-0"}, 900.0), **fields)  # type: ignore[arg-type]
+        for now in (0.0, 100.0):
+            site.provisioner.look(told, now)
+    assert not site.starts and not site.told
 
 
 class Processes:

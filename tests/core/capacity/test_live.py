@@ -40,7 +40,8 @@ def live(steps: int, step_s: float, filtered: int = 0, config: RunConfig = CONFI
 def test_nothing_is_planned_before_anything_is_measured() -> None:
     assert live(0, 1.0).plan(Measured(1.0, 0.1, 1.0), 100.0) is None
     assert live(3, 1.0).plan(Measured(), 100.0) is None
-    assert live(3, 1.0).plan(Measured(1.0, 0.1, 1.0), 0.0) is None
+    for nonsense in (0.0, -1.0, math.inf, math.nan):
+        assert live(3, 1.0).plan(Measured(1.0, 0.1, 1.0), nonsense) is None
 
 
 def test_the_plan_is_the_model_over_what_was_measured() -> None:
