@@ -3,9 +3,9 @@
 Real processes: production's coordinator, reward service, learner loop and two workers over gRPC. Engines and
 trainer are stand-ins that take the seconds that are imposed on them, so that nothing depends on how fast the
 machine is. First two runs measure what the model is given, as a plan does: T, the seconds of a learner step
-with its commit, where completions abound; and what share of the imposed rate workers reach where the learner
-never holds them up. Then each cell, a time of a broadcast, an acceptance and a mode (workers pause for a
-broadcast, or sample on while it arrives), is run with several supplies, as shares of the rule's.
+with its commit, where completions abound; and how long a place of a worker is empty between two groups, where
+the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a mode (workers pause for
+a broadcast, or sample on while it arrives), is run with several supplies, as shares of the rule's.
 
 Below the knee the seconds per step are fitted by A / supply + B, and the observed knee is where that line
 meets T. `median_error` and `worst_error` are |rule / knee - 1|; `idle_at_rule` is the learner's largest idle
@@ -41,6 +41,8 @@ from antiphon.core.capacity.model import LoopShape, required_supply
 from antiphon.simulator.campaign import mute_logs
 
 COMPLETIONS = GROUPS * GROUP_SIZE
+PLACES_IN_ALL = WORKERS * PLACES * GROUP_SIZE
+"""Completions that are sampled at once."""
 CELLS = [
     (broadcast, interval, acceptance, pauses)
     for broadcast, interval in ((0.25, 1), (0.75, 2))
@@ -57,7 +59,7 @@ LIMITS = {"median_error": 0.05, "worst_error": 0.10, "idle_at_rule": 0.02}
 def main() -> int:
     """Measure every cell and check the limits."""
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--train", type=float, default=0.8, help="seconds that the learner sleeps in a step")
+    parser.add_argument("--train", type=float, default=1.2, help="seconds that the learner sleeps in a step")
     parser.add_argument("--steps", type=int, default=30, help="learner steps that count")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
     args = parser.parse_args()
@@ -80,17 +82,18 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
     usual = COMPLETIONS / args.train
     train_s = step_s(SupplyRun(bare, 1, ABUNDANT * usual, args.steps, headroom=1))
     idle_learner = replace(bare, train_s=args.train / 50.0, group_s=args.train / 50.0)
-    reached = COMPLETIONS / step_s(SupplyRun(idle_learner, 1, usual, args.steps, headroom=3)) / usual
-    print(f"a learner step takes {train_s:.3f} s, and engines reach {reached:.1%} of their rate", flush=True)
+    group_s = PLACES_IN_ALL * step_s(SupplyRun(idle_learner, 1, usual, args.steps, headroom=3)) / COMPLETIONS
+    between_s = max(0.0, group_s - PLACES_IN_ALL / usual)
+    print(f"a learner step takes {train_s:.3f} s, a place is empty for {between_s:.3f} s", flush=True)
     rows = []
     for broadcast, interval, acceptance, pauses in CELLS[: args.cells]:
         known = LoopShape(COMPLETIONS, train_s, broadcast * args.train, 1.0, acceptance, pauses)
         rule = required_supply(known, interval)
         # Little's law: what all places sample at once, at this rate.
-        known = replace(known, group_s=WORKERS * PLACES * GROUP_SIZE / rule)
+        known = replace(known, group_s=PLACES_IN_ALL / rule)
         imposed = replace(known, train_s=args.train)
         measured = {
-            share: step_s(SupplyRun(imposed, interval, share * rule / reached, args.steps))
+            share: step_s(SupplyRun(imposed, interval, share * rule, args.steps, between_s))
             for share in (*BELOW, 1.0)
         }
         slope, rest = np.polyfit([1.0 / (share * rule) for share in BELOW], [measured[s] for s in BELOW], 1)
@@ -114,7 +117,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         "worst_error": max(errors),
         "idle_at_rule": max(row["idle_at_rule"] for row in rows),
         "train_seconds": round(train_s, 4),
-        "reached_share": round(reached, 4),
+        "between_groups_seconds": round(between_s, 4),
         "rows": rows,
     }
     problems = [

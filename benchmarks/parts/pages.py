@@ -63,7 +63,7 @@ MEASUREMENTS = {
     "mutants": Measurement("mutants.py --mutants 40", 10),
     "preemption": Measurement("preemption.py", 12),
     "tails": Measurement("tails.py", 10),
-    "provisioning": Measurement("provisioning.py", 20),
+    "provisioning": Measurement("provisioning.py", 25),
     "stragglers": Measurement("stragglers.py", 12),
     "fuzz": Measurement("fuzz.py --minutes 3", 3),
     "dishonest_workers": Measurement("dishonest_workers.py", 10),

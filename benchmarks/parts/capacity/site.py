@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from antiphon.benchmarks.parts.capacity.worker import MEAN_TOKENS, PROMPTS, WorkerOrder, is_accepted
 from antiphon.benchmarks.parts.measure import PROJECT
@@ -34,6 +35,8 @@ GROUPS, GROUP_SIZE = 8, 2
 """Of one learner step."""
 SKIPPED = 5
 """Steps at the beginning that do not count: the loop fills."""
+BLOCK = 6
+"""Steps whose mean counts as one value; the median of these values is taken."""
 JOIN_S = 120.0
 
 
@@ -45,8 +48,10 @@ class SupplyRun:
     """Its `train_s` is what the learner sleeps; what a step takes beside it is measured."""
     interval: int
     supply: float
-    """Completions per second of all workers, as far as their engines go."""
+    """Completions per second of all workers."""
     steps: int
+    between_s: float = 0.0
+    """Seconds from the last token of a group until its place samples again, as measured."""
     headroom: int = 0
     """Versions by which the staleness bound exceeds S_min."""
 
@@ -75,8 +80,10 @@ class SupplyRun:
 
     def order(self, address: str, number: int) -> WorkerOrder:
         """Return what one of the workers is told."""
-        at_once = WORKERS * PLACES * GROUP_SIZE
-        step_s = at_once / (self.supply * MEAN_TOKENS)
+        group_s = WORKERS * PLACES * GROUP_SIZE / self.supply
+        if group_s <= self.between_s:
+            raise SystemExit(f"{self.supply:.3g} completions/s cannot be sampled here; give a longer --train")
+        step_s = (group_s - self.between_s) / MEAN_TOKENS
         return WorkerOrder(address, f"w{number}", step_s, self.shape.broadcast_s, self.shape.pauses)
 
 
@@ -95,7 +102,7 @@ class FilteringEnvironment(ArithmeticEnvironment):
 
 
 async def seconds_per_step(run: SupplyRun, folder: Path, limit_s: float) -> float:
-    """Run to the last step and return the mean seconds from one commit to the next.
+    """Run to the last step and return the seconds from one commit to the next, the median over blocks.
 
     Raises:
         TimeoutError: when that takes longer than `limit_s` seconds.
@@ -136,7 +143,10 @@ async def seconds_per_step(run: SupplyRun, folder: Path, limit_s: float) -> floa
         await stop_server(server)
         await machine.close()
     commits = [row.at for row in events if row.kind == "step.committed"][SKIPPED - 1 :]
-    return (commits[-1] - commits[0]) / (len(commits) - 1)
+    blocks = [
+        (end - begin) / BLOCK for begin, end in zip(commits[::BLOCK], commits[BLOCK::BLOCK], strict=False)
+    ]
+    return median(blocks)
 
 
 def _start(order: WorkerOrder, folder: Path) -> "subprocess.Popen[bytes]":

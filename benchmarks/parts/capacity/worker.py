@@ -27,8 +27,8 @@ from antiphon.simulator.standins.engines import ArithmeticEngine
 from antiphon.system.logs import configure_logs
 
 PROMPTS = 20
-MEAN_TOKENS = 20
-_OFFSETS = (-4, -2, 0, 2, 4)
+MEAN_TOKENS = 40
+_OFFSETS = (-8, -4, 0, 4, 8)
 PAUSE_S = 600.0
 """No pause lasts longer."""
 
