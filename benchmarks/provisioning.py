@@ -3,8 +3,8 @@
 Real processes: production's coordinator, reward service, learner loop and two workers over gRPC. Engines and
 trainer are stand-ins that take the seconds that are imposed on them, so that nothing depends on how fast the
 machine is. First two runs measure what the model is given, as a plan does: T, the seconds of a learner step
-with its commit, where completions abound; and how long a place of a worker is empty between two groups, where
-the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a mode (workers pause for
+with its commit, where completions abound; and how long a place of a worker is empty between two groups,
+where the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a mode (workers pause for
 a broadcast, or sample on while it arrives), is run with several supplies, as shares of the rule's.
 
 Below the knee the seconds per step are fitted by A / supply + B, and the observed knee is where that line
