@@ -4,8 +4,8 @@ Real processes: production's coordinator, reward service, learner loop and two w
 trainer are stand-ins that take the seconds that are imposed on them, so that nothing depends on how fast the
 machine is. First two runs measure what the model is given, as a plan does: T, the seconds of a learner step
 with its commit, where completions abound; and how long a place of a worker is empty between two groups,
-where the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a mode (workers pause for
-a broadcast, or sample on while it arrives), is run with several supplies, as shares of the rule's.
+where the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a mode (workers
+pause for a broadcast, or sample on while it arrives), is run with several supplies, as shares of the rule's.
 
 Below the knee the seconds per step are fitted by A / supply + B, and the observed knee is where that line
 meets T. `median_error` and `worst_error` are |rule / knee - 1|; `idle_at_rule` is the learner's largest idle
@@ -85,7 +85,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
     group_s = PLACES_IN_ALL * step_s(SupplyRun(idle_learner, 1, usual, args.steps, headroom=3)) / COMPLETIONS
     between_s = max(0.0, group_s - PLACES_IN_ALL / usual)
     print(f"a learner step takes {train_s:.3f} s, a place is empty for {between_s:.3f} s", flush=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for broadcast, interval, acceptance, pauses in CELLS[: args.cells]:
         known = LoopShape(COMPLETIONS, train_s, broadcast * args.train, 1.0, acceptance, pauses)
         rule = required_supply(known, interval)
@@ -98,7 +98,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         }
         slope, rest = np.polyfit([1.0 / (share * rule) for share in BELOW], [measured[s] for s in BELOW], 1)
         knee = slope / (train_s - rest)
-        row = {
+        row: dict[str, Any] = {
             "broadcast_s": known.broadcast_s,
             "publish_interval": interval,
             "acceptance": acceptance,
@@ -112,7 +112,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         rows.append(row)
         print(row, flush=True)
     errors = [abs(row["error"]) for row in rows]
-    report = {
+    report: dict[str, Any] = {
         "median_error": round(median(errors), 4),
         "worst_error": max(errors),
         "idle_at_rule": max(row["idle_at_rule"] for row in rows),

@@ -8,7 +8,7 @@ does the run wait for any of it.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -47,11 +47,6 @@ class Provisioner:
         self._activator = Activator(section.redundancy, section.hysteresis)
         self._draining: dict[str, float] = {}
 
-    @property
-    def draining(self) -> Mapping[str, float]:
-        """Workers that were asked to leave -> until when they may take."""
-        return self._draining
-
     def look(self, status: RunStatus, now: float) -> Orders:
         """Take in a look at the run, give the orders that follow from it, and return them."""
         here = {
@@ -88,7 +83,7 @@ class Provisioner:
     ) -> Orders:
         plan = status.capacity
         if plan is None:  # nothing is measured yet, which takes a worker
-            free = () if mine or status.workers else offers
+            free: Sequence[WorkerOffer] = () if mine or status.workers else offers
             cheapest = min(free, key=lambda one: (one.usd_per_hour / one.rate, one.name), default=None)
             return Orders((cheapest.name,), (), "no worker is there") if cheapest else Orders()
         joined = [worker for worker in status.workers if worker.state is WorkerState.ACTIVE]
