@@ -20,6 +20,8 @@ from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.system.files import write_atomically
 
+Plan = Mapping[str, float] | None
+"""What the capacity model expected when a step was recorded, beside what was measured, by name."""
 STEPS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 BASE_FILE = "base.json"
@@ -59,7 +61,7 @@ class RunLog:
         commit: StepCommit,
         batch: BatchRef | None,
         workers: Mapping[str, int] | None = None,
-        plan: Mapping[str, float] | None = None,
+        plan: Plan = None,
     ) -> dict[str, Any]:
         """Append a step once and return its line.
 

@@ -385,8 +385,7 @@ def load_event(kind: str, body: str) -> JournalEvent:
     Raises:
         IntegrityError: for an unknown kind or fields that do not fit it.
     """
-    cls = _KINDS.get(kind)
-    if cls is None:
+    if (cls := _KINDS.get(kind)) is None:
         raise IntegrityError(f"the journal has an event of unknown kind {kind!r}; another version wrote it")
     try:
         fields = {name: _frozen(value) for name, value in json.loads(body).items()}
