@@ -130,13 +130,11 @@ class Recorder:
             }
             self._tell_batch(batch.step, batch.digest, batch.timings_digest, profile, now())
 
-    def record_version(
-        self, commit: StepCommit, manifest: SnapshotManifest | None, plan: Plan = None
-    ) -> None:
+    def record_version(self, commit: StepCommit, manifest: SnapshotManifest | None, aim: Plan = None) -> None:
         """Record a committed step, its plan, and the version it made, with its weights when published."""
         with self._timed:
             batch = self._batches.pop(commit.step, None)
-            line = self._log.add_step(commit, batch, self._workers(batch), plan)
+            line = self._log.add_step(commit, batch, self._workers(batch), aim)
             self._figures.add(line)
             if manifest is not None:
                 self._pin_weights(manifest)
