@@ -72,7 +72,8 @@ class LiveCapacity:
         trained = max(1, round(self._trained.value * size))
         acceptance = min(1.0, trained / max(1.0, self._sampled.value * size))
         try:
-            shape = LoopShape(trained, *seconds, acceptance)
+            train_s, broadcast_s, group_s = seconds
+            shape = LoopShape(trained, train_s, broadcast_s, group_s, acceptance)
             supply, bound = self._supply.value / tokens, self._loop.max_staleness
             found = pace(shape, bound, self._loop.publish_interval, supply)
             best = best_pace(shape, bound, supply)
