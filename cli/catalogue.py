@@ -16,6 +16,7 @@ from antiphon.core.metrics import (
     DRAFTING_METRICS,
     LEARNER_METRICS,
     ORDER_METRICS,
+    PLAN_METRICS,
     STALENESS_METRICS,
     SUMMARY_METRICS,
     SYSTEM_METRICS,
@@ -67,6 +68,7 @@ def catalogue_page() -> str:
     )
     for title, prefix, metrics in (
         ("In MLflow also, at the step that has the version's number", "", TOTAL_METRICS),
+        ("Plan and measurement, at each step", "", PLAN_METRICS),
         ("At the end of a run", "summary/", SUMMARY_METRICS),
         ("Of the machine, while it runs", "system/", SYSTEM_METRICS),
     ):

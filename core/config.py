@@ -14,6 +14,7 @@ from pydantic import ValidationError, model_validator
 
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.broadcast.config import BroadcastSection
+from antiphon.core.capacity.provisioning_config import ProvisioningSection
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import (
     CoordinatorSection,
@@ -50,6 +51,7 @@ class RunConfig(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     learner: LearnerSection = LearnerSection()
     rollout: RolloutSection = RolloutSection()
+    provisioning: ProvisioningSection = ProvisioningSection()
     drafting: DraftingSection = DraftingSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     broadcast: BroadcastSection = BroadcastSection()
@@ -57,6 +59,11 @@ class RunConfig(Section):
     record: RecordSection = RecordSection()
     trust: TrustSection = TrustSection()
     services: ServicesSection = ServicesSection()
+
+    def price_of(self, worker: str) -> tuple[str, float]:
+        """Return the class of a worker by its name ("": none of the pool) and US dollars per hour."""
+        found = self.provisioning.class_of(worker)
+        return (found.name, found.usd_per_hour) if found else ("", self.record.worker_usd_per_hour)
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

@@ -88,6 +88,16 @@ STALENESS_METRICS: tuple[Metric, ...] = (
 )
 """What a learner step also reports for each staleness that occurs in its batch."""
 
+PLAN_METRICS: tuple[Metric, ...] = (
+    Metric("plan_step_s", "s", "seconds per step that the capacity model expects by what was measured"),
+    Metric("plan_measured_step_s", "s", "seconds per step of late; 0 while that is not known"),
+    Metric("plan_need_tokens_per_s", "tokens/s", "completion tokens per second that keep the learner busy"),
+    Metric("plan_supply_tokens_per_s", "tokens/s", "what the active workers sample while their engines run"),
+    Metric("plan_acceptance", "1", "share of the groups that is trained on"),
+    Metric("plan_publish_interval", "steps", "publish interval of least seconds per step within the bound"),
+)
+"""What the run expected of itself when a step was recorded; left out while nothing is measured."""
+
 TOTAL_METRICS: tuple[Metric, ...] = (
     Metric("tokens_total", "tokens", "tokens_sampled until the version was made"),
     Metric("tokens_trained_total", "tokens", "tokens_trained until the version was made"),

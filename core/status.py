@@ -74,6 +74,54 @@ class LearnerProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class CapacityRecord:
+    """What the capacity model expects of a run by what it measured: see docs/concepts/capacity.md."""
+
+    need_tokens_per_s: float
+    """What keeps the learner busy, completion tokens per second."""
+    supply_tokens_per_s: float
+    """What the active workers sample while their engines run."""
+    acceptance: float
+    """Share of the groups that is trained on, 0..1."""
+    train_s: float
+    """T: a learner step."""
+    broadcast_s: float
+    """T_b: from a commit until a worker holds its version."""
+    group_s: float
+    """L: from a group's lease to its rewards."""
+    regime: str
+    """What the learner waits for: training (nothing), sampling, broadcast or staleness."""
+    step_s: float
+    """Seconds per step that the model expects."""
+    measured_step_s: float
+    """Seconds per step of late; 0 while that is not known."""
+    publish_interval: int
+    """The one that gives the least seconds per step within the bound."""
+    least_staleness: int
+    """S_min, from which on the learner never waits for the bound."""
+
+    def numbers(self) -> dict[str, float]:
+        """Return what is logged with each step, by name."""
+        return {
+            "plan_step_s": self.step_s,
+            "plan_measured_step_s": self.measured_step_s,
+            "plan_need_tokens_per_s": self.need_tokens_per_s,
+            "plan_supply_tokens_per_s": self.supply_tokens_per_s,
+            "plan_acceptance": self.acceptance,
+            "plan_publish_interval": float(self.publish_interval),
+        }
+
+    def describe(self) -> str:
+        """Say it in a sentence."""
+        measured = f", {self.measured_step_s:.3g} measured" if self.measured_step_s else ""
+        return (
+            f"{self.need_tokens_per_s:,.0f} tokens/s keep the learner busy, {self.supply_tokens_per_s:,.0f} "
+            f"are there; {self.regime}-bound, {self.step_s:.3g} s a step expected{measured}; "
+            f"publish interval {self.publish_interval}, S_min {self.least_staleness}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """A run at a glance."""
 
@@ -116,6 +164,12 @@ class RunStatus:
     """Use -> seconds of workers, each booked once: see `core.loop.work_account`."""
     tokens_by_use: dict[str, int] = field(default_factory=dict)
     """Use -> completion tokens."""
+    dollars_by_use: dict[str, float] = field(default_factory=dict)
+    """Use -> US dollars of those seconds; beside them `transfer` (egress) and `learner`."""
+    seconds_by_class: dict[str, float] = field(default_factory=dict)
+    """Class of worker ("" for those of no pool) -> seconds, whatever their use."""
+    dollars_by_class: dict[str, float] = field(default_factory=dict)
+    """The same in US dollars."""
     voided: tuple[VoidedBatch, ...] = ()
     """Batches that operators voided, oldest void first."""
     trajectories_failed: int = 0
@@ -126,6 +180,8 @@ class RunStatus:
     """Why the last one of some worker could not."""
     unaudited_tokens: int = 0
     """Tokens of audited groups that no audit judges, since their engine kept its cache over a swap."""
+    capacity: CapacityRecord | None = None
+    """What is needed and expected by what was measured; None before a batch was trained."""
     work_done: int = 0
     """Grows with each token, group, reward and fetched byte; the workers stand still when it does."""
     deliveries: tuple[DeliveryRecord, ...] = ()

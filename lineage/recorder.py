@@ -32,7 +32,7 @@ from antiphon.lineage.names import RUN, version_entry
 from antiphon.lineage.recording_cost import RecorderReport, Timed, summarise
 from antiphon.lineage.retention import recompute_note
 from antiphon.lineage.rollout_table import count_workers
-from antiphon.lineage.run_log import RunLog, kept_samples, now, replaced_batches
+from antiphon.lineage.run_log import Plan, RunLog, kept_samples, now, replaced_batches
 from antiphon.lineage.sequencer import Sequencer
 from antiphon.lineage.store.artifact_store import open_store
 from antiphon.lineage.tracking.tracker import Tracker
@@ -132,11 +132,11 @@ class Recorder:
             }
             self._tell_batch(batch.step, batch.digest, batch.timings_digest, profile, now())
 
-    def record_version(self, commit: StepCommit, manifest: SnapshotManifest | None) -> None:
-        """Record a committed step and the version it made, with its weights when published."""
+    def record_version(self, commit: StepCommit, manifest: SnapshotManifest | None, aim: Plan = None) -> None:
+        """Record a committed step, its plan, and the version it made, with its weights when published."""
         with self._timed:
             batch = self._batches.pop(commit.step, None)
-            line = self._log.add_step(commit, batch, self._workers(batch))
+            line = self._log.add_step(commit, batch, self._workers(batch), aim)
             self._figures.add(line)
             if manifest is not None:
                 self._pin_weights(manifest)

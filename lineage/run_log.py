@@ -20,6 +20,8 @@ from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import EvaluationRecord
 from antiphon.system.files import write_atomically
 
+Plan = Mapping[str, float] | None
+"""What the capacity model expected when a step was recorded, beside what was measured, by name."""
 STEPS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 BASE_FILE = "base.json"
@@ -55,7 +57,11 @@ class RunLog:
         return self.base
 
     def add_step(
-        self, commit: StepCommit, batch: BatchRef | None, workers: Mapping[str, int] | None = None
+        self,
+        commit: StepCommit,
+        batch: BatchRef | None,
+        workers: Mapping[str, int] | None = None,
+        plan: Plan = None,
     ) -> dict[str, Any]:
         """Append a step once and return its line.
 
@@ -63,13 +69,14 @@ class RunLog:
             commit: the step, as the coordinator has it.
             batch: what it trained on; None when that is not known any more.
             workers: worker id -> trajectories of the batch that it sampled.
+            plan: what the capacity model expected at that time, and what was measured.
 
         Raises:
             UnavailableError: when the file cannot be written.
         """
         if commit.step not in self.steps:
             line = step_line(commit, batch)
-            line["timings"]["workers"] = dict(workers or {})
+            line["timings"] |= {"workers": dict(workers or {}), **(plan or {})}
             self.steps[commit.step] = line
             _append(self._steps_path, line)
         return self.steps[commit.step]

@@ -102,6 +102,12 @@ class PauseRequest(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
 class RevokeRequest(_message.Message):
     __slots__ = ("name", "reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -230,8 +236,34 @@ class WorkerRecord(_message.Message):
     swap_failing_s: float
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., stands_still_s: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ...) -> None: ...
 
+class CapacityRecord(_message.Message):
+    __slots__ = ("need_tokens_per_s", "supply_tokens_per_s", "acceptance", "train_s", "broadcast_s", "group_s", "regime", "step_s", "measured_step_s", "publish_interval", "least_staleness")
+    NEED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SUPPLY_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_S_FIELD_NUMBER: _ClassVar[int]
+    GROUP_S_FIELD_NUMBER: _ClassVar[int]
+    REGIME_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    LEAST_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    need_tokens_per_s: float
+    supply_tokens_per_s: float
+    acceptance: float
+    train_s: float
+    broadcast_s: float
+    group_s: float
+    regime: str
+    step_s: float
+    measured_step_s: float
+    publish_interval: int
+    least_staleness: int
+    def __init__(self, need_tokens_per_s: _Optional[float] = ..., supply_tokens_per_s: _Optional[float] = ..., acceptance: _Optional[float] = ..., train_s: _Optional[float] = ..., broadcast_s: _Optional[float] = ..., group_s: _Optional[float] = ..., regime: _Optional[str] = ..., step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., publish_interval: _Optional[int] = ..., least_staleness: _Optional[int] = ...) -> None: ...
+
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation")
+    __slots__ = ("run_id", "steps_total", "committed_steps", "opened_steps", "sealed_steps", "newest_version", "groups_open", "groups_leased", "groups_to_reward", "groups_ready", "groups_dropped_stale", "groups_filtered", "groups_requeued", "staleness_histogram", "workers", "evaluations", "last_commit", "paused_reason", "waiting", "finished", "barred", "worker_seconds", "tokens_by_use", "capacity", "dollars_by_use", "seconds_by_class", "dollars_by_class", "work_done", "run_ahead", "voided", "trajectories_failed", "unaudited", "unaudited_reason", "unaudited_tokens", "deliveries", "order", "length_correlation")
     class StalenessHistogramEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +292,27 @@ class RunStatus(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DollarsByUseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SecondsByClassEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class DollarsByClassEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +336,10 @@ class RunStatus(_message.Message):
     BARRED_FIELD_NUMBER: _ClassVar[int]
     WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_BY_USE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    DOLLARS_BY_USE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_BY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    DOLLARS_BY_CLASS_FIELD_NUMBER: _ClassVar[int]
     WORK_DONE_FIELD_NUMBER: _ClassVar[int]
     RUN_AHEAD_FIELD_NUMBER: _ClassVar[int]
     VOIDED_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +373,10 @@ class RunStatus(_message.Message):
     barred: _containers.ScalarMap[str, str]
     worker_seconds: _containers.ScalarMap[str, float]
     tokens_by_use: _containers.ScalarMap[str, int]
+    capacity: CapacityRecord
+    dollars_by_use: _containers.ScalarMap[str, float]
+    seconds_by_class: _containers.ScalarMap[str, float]
+    dollars_by_class: _containers.ScalarMap[str, float]
     work_done: int
     run_ahead: str
     voided: _containers.RepeatedCompositeFieldContainer[_records_pb2.VoidedBatch]
@@ -326,7 +387,7 @@ class RunStatus(_message.Message):
     deliveries: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.DeliveryRecord]
     order: str
     length_correlation: float
-    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ..., order: _Optional[str] = ..., length_correlation: _Optional[float] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., steps_total: _Optional[int] = ..., committed_steps: _Optional[int] = ..., opened_steps: _Optional[int] = ..., sealed_steps: _Optional[int] = ..., newest_version: _Optional[int] = ..., groups_open: _Optional[int] = ..., groups_leased: _Optional[int] = ..., groups_to_reward: _Optional[int] = ..., groups_ready: _Optional[int] = ..., groups_dropped_stale: _Optional[int] = ..., groups_filtered: _Optional[int] = ..., groups_requeued: _Optional[int] = ..., staleness_histogram: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[WorkerRecord, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., last_commit: _Optional[_Union[_records_pb2.StepCommit, _Mapping]] = ..., paused_reason: _Optional[str] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., barred: _Optional[_Mapping[str, str]] = ..., worker_seconds: _Optional[_Mapping[str, float]] = ..., tokens_by_use: _Optional[_Mapping[str, int]] = ..., capacity: _Optional[_Union[CapacityRecord, _Mapping]] = ..., dollars_by_use: _Optional[_Mapping[str, float]] = ..., seconds_by_class: _Optional[_Mapping[str, float]] = ..., dollars_by_class: _Optional[_Mapping[str, float]] = ..., work_done: _Optional[int] = ..., run_ahead: _Optional[str] = ..., voided: _Optional[_Iterable[_Union[_records_pb2.VoidedBatch, _Mapping]]] = ..., trajectories_failed: _Optional[int] = ..., unaudited: _Optional[int] = ..., unaudited_reason: _Optional[str] = ..., unaudited_tokens: _Optional[int] = ..., deliveries: _Optional[_Iterable[_Union[_rollout_pb2.DeliveryRecord, _Mapping]]] = ..., order: _Optional[str] = ..., length_correlation: _Optional[float] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after_seq", "follow")

@@ -122,6 +122,11 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/antiphon.Coordinator/Drain',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
         self.PullForAudit = channel.unary_unary(
                 '/antiphon.Coordinator/PullForAudit',
                 request_serializer=antiphon_dot_protos_dot_reward__pb2.PullRequest.SerializeToString,
@@ -254,6 +259,12 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PullForAudit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -370,6 +381,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'Pardon': grpc.unary_unary_rpc_method_handler(
                     servicer.Pardon,
                     request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.DrainRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
             ),
             'PullForAudit': grpc.unary_unary_rpc_method_handler(
@@ -856,6 +872,33 @@ class Coordinator:
             target,
             '/antiphon.Coordinator/Pardon',
             antiphon_dot_protos_dot_coordinator__pb2.RevokeRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/Drain',
+            antiphon_dot_protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.Empty.FromString,
             options,
             channel_credentials,

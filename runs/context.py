@@ -223,7 +223,8 @@ class RunContext:
         manifest = self.manifests.pop(commit.version, None)
         if self.recorder is not None:
             self.recorder.record_batch(batch)
-            self.recorder.record_version(commit, manifest)
+            plan = self.call(lambda: self.coordinator.status()).capacity
+            self.recorder.record_version(commit, manifest, {} if plan is None else plan.numbers())
 
     def commits(self) -> list[StepCommit]:
         """Return every committed step so far, in order."""

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,10 @@ from antiphon.runs.outcome import RunOutcome, closing_lines, write_results
 from antiphon.runs.prefect_server import password_file, server_password
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
+from antiphon.runs.provisioning.launcher import LocalLauncher
+from antiphon.runs.provisioning.provisioner import provision
 from antiphon.runs.samples import explainer
-from antiphon.runs.supervisor import Supervisor, service_specs, worker_spec
+from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs, worker_spec
 from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.client import LearnerClient
@@ -240,7 +242,7 @@ def open_run(
             surroundings.interrupt.tell(supervisor.doing, supervisor.hurry, supervisor.kill)
         clients = ClientLoop()
         stack.callback(clients.close)
-        context = _start_services(config, place, home, supervisor, clients, view)
+        context, pool_worker = _start_services(config, place, home, supervisor, clients, view)
         stack.callback(_close_clients, context)
         supervisor_failed = _stop_on(context, failure)
         stack.callback(supervisor_failed.set)
@@ -265,6 +267,10 @@ def open_run(
         if place.resumed:
             catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
+        if config.provisioning.pool:
+            orders = place.directory / "workers" / "ordered.json"
+            launcher = LocalLauncher(config.provisioning.pool, supervisor, pool_worker, orders)
+            stack.callback(provision(context, launcher))
         live = LiveRun(context, supervisor, committed, opened, view, options)
         stack.callback(show_progress(context, view, supervisor.begin_anew))
         view.started(place.run_id, _links(place.directory))
@@ -278,7 +284,8 @@ def _start_services(
     supervisor: Supervisor,
     clients: ClientLoop,
     view: RunView,
-) -> RunContext:
+) -> tuple[RunContext, Callable[[str], ServiceSpec]]:
+    """Start the services; return the run, and how a worker of its pool is started on this machine."""
     timeout_s = config.services.start_timeout_s
     store_root = run_directory.store_directory(home)
     store_root.mkdir(parents=True, exist_ok=True)
@@ -298,15 +305,16 @@ def _start_services(
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
     environment = child_environment(config.rollout.threads, {})
     environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
+    spec = partial(worker_spec, place.run_id, place.directory, address, environment)
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
     supervisor.start(specs["coordinator"](""))
     for name in names:
-        supervisor.start(worker_spec(place.run_id, place.directory, name, address, environment))
+        supervisor.start(spec(name))
     supervisor.start(specs["learner"](address))
     supervisor.start(specs["reward"](address))
     view.message("services are starting: coordinator, learner, reward and workers")
     supervisor.wait_ready("coordinator", timeout_s)
-    if not names:
+    if not names and not config.provisioning.pool:
         waits_s = config.services.empty_fleet_timeout_s
         view.message(f"rollout.workers=0: the run waits up to {waits_s:g} s for a worker to join, by")
         for line in ways_to_join(config, address, place.run_id):
@@ -314,7 +322,7 @@ def _start_services(
     learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s, view.message)}"
     for name in ["reward", *names]:
         supervisor.wait_ready(name, timeout_s)
-    return RunContext(
+    run = RunContext(
         run_id=place.run_id,
         config=config,
         run_dir=place.directory,
@@ -323,6 +331,7 @@ def _start_services(
         coordinator=clients.construct(lambda: CoordinatorClient(address, credentials=credentials)),
         learner=clients.construct(lambda: LearnerClient(learner_address, credentials=credentials)),
     )
+    return run, lambda name: replace(spec(name), needed=False)
 
 
 def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:

@@ -6,6 +6,7 @@ started it: when this process dies, however it dies, its services die with it.
 
 import contextlib
 import json
+import math
 import os
 import queue
 import sys
@@ -50,6 +51,8 @@ class ServiceSpec:
     """Port to listen on; 0 lets it pick a free one."""
     restart_arguments: tuple[str, ...] = ()
     """Further arguments when it is started again."""
+    needed: bool = True
+    """The run ends when it cannot be kept alive."""
 
 
 @dataclass
@@ -65,6 +68,8 @@ class _Child:
     ready_at_s: float = 0.0
     restart_at_s: float | None = None
     """When it is started again, while it waits for that."""
+    kill_at_s: float = math.inf
+    """When it is killed, after it was asked to leave."""
 
 
 class Supervisor:
@@ -129,6 +134,22 @@ class Supervisor:
             if child.leaving:
                 raise AntiphonError(f"{name} did not start: {self._last_words(name)}")
         return child.port
+
+    def keeps(self, name: str) -> bool:
+        """Return whether a service was started and neither left, nor was given up."""
+        child = self._children.get(name)
+        return child is not None and not child.leaving
+
+    def dismiss(self, name: str) -> None:
+        """Ask a service to end in order and do not start it again; it is killed after STOP_GRACE_S."""
+        child = self._children[name]
+
+        def ask() -> None:
+            child.leaving, child.kill_at_s = True, self._clock() + STOP_GRACE_S
+            if child.process is not None and child.process.alive():
+                child.process.terminate()
+
+        self._orders.put(ask)
 
     def log_path(self, name: str) -> Path:
         """Return where a service's output goes."""
@@ -219,6 +240,9 @@ class Supervisor:
 
     def _look_at(self, child: _Child) -> None:
         if child.process is None or child.leaving:
+            if child.process is not None and self._clock() >= child.kill_at_s:
+                child.kill_at_s = math.inf
+                kill_groups([child.process])
             return
         if child.restart_at_s is not None:
             if self._clock() >= child.restart_at_s:
@@ -242,7 +266,11 @@ class Supervisor:
         pause_s = None if first_start_failed else child.rule.after_end(now, ready_s)
         if pause_s is None:
             child.leaving = True
-            self._on_failure(f"{name} ended with status {status}: {self._last_words(name)}")
+            reason = f"{name} ended with status {status}: {self._last_words(name)}"
+            if child.spec.needed:
+                self._on_failure(reason)
+            else:
+                _log.warning("service.given_up", name=name, reason=reason)
             return
         _log.warning("service.restarted", name=name, status=status, start=child.starts + 1, pause_s=pause_s)
         child.restart_at_s = now + pause_s
@@ -312,7 +340,7 @@ def service_specs(
 
 
 def worker_spec(
-    run_id: str, run_dir: Path, name: str, coordinator: str, environment: Mapping[str, str]
+    run_id: str, run_dir: Path, coordinator: str, environment: Mapping[str, str], name: str
 ) -> ServiceSpec:
     """Return how a rollout worker is started on this machine."""
     work_dir = run_dir / "workers" / name

@@ -65,6 +65,7 @@ MEASUREMENTS = {
     "preemption": Measurement("preemption.py", 12),
     "tails": Measurement("tails.py", 10),
     "length_pipeline": Measurement("length_pipeline.py", 45),
+    "provisioning": Measurement("provisioning.py", 25),
     "stragglers": Measurement("stragglers.py", 12),
     "fuzz": Measurement("fuzz.py --minutes 3", 3),
     "dishonest_workers": Measurement("dishonest_workers.py", 10),

@@ -286,6 +286,8 @@ class WorkerRegistered(JournalEvent):
     concurrent_groups: int
     at_s: float | None = None
     sampling_rule: str = ""  # how keyed random numbers choose a token; the first worker's holds for all
+    usd_per_hour: float = 0.0  # what it costs from here on
+    worker_class: str = ""  # of the pool; "" for one that is not of it
 
 
 @_event("worker.loaded")
@@ -383,8 +385,7 @@ def load_event(kind: str, body: str) -> JournalEvent:
     Raises:
         IntegrityError: for an unknown kind or fields that do not fit it.
     """
-    cls = _KINDS.get(kind)
-    if cls is None:
+    if (cls := _KINDS.get(kind)) is None:
         raise IntegrityError(f"the journal has an event of unknown kind {kind!r}; another version wrote it")
     try:
         fields = {name: _frozen(value) for name, value in json.loads(body).items()}

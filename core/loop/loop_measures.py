@@ -146,6 +146,18 @@ class LoopMeasures:
         """Return whether a lease ended lately without a submission."""
         return self._lost_at is not None and self.batches - self._lost_at < LOSSES_REMEMBERED
 
+    def seconds(self) -> tuple[float, float, float] | None:
+        """Return the seconds of a learner step, of a broadcast, and from a group's lease to its rewards.
+
+        None before a batch was trained.
+        """
+        if not self.batches or not self._groups or not self._ended:
+            return None
+        sampled = float(np.median([lease.ended_s - lease.begun_s for lease in self._ended]))
+        reward = float(np.median([group.reward_s for group in self._groups]))
+        broadcast = float(np.median(self._broadcast_s)) if self._broadcast_s else 0.0
+        return float(np.median(self._learner_s)), broadcast, sampled + reward
+
     def pace(self, now: float) -> LoopPace | None:
         """Return what is known of the loop; None before a batch was trained."""
         if not self.batches or not self._groups:

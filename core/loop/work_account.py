@@ -6,6 +6,9 @@ worker's second is shared evenly among the leases it holds; without any it is id
 first one it is starting. What a lease cost stays open until its group is used or dropped. Tokens count
 as far as the coordinator heard of them.
 
+With its seconds goes what they cost: each worker has a price from its registration on, so the dollars of
+all uses add up to the seconds of each class at its price.
+
 While no coordinator runs nothing counts: the time from its last event to its restart is left out. Nor
 does the time after the run has finished.
 """
@@ -14,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from antiphon.core.loop import events as e
+
+_SECONDS_PER_HOUR = 3600.0
 
 
 class Use(StrEnum):
@@ -42,13 +47,35 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """Worker seconds, and what they cost."""
+
+    seconds: float = 0.0
+    dollars: float = 0.0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(self.seconds + other.seconds, self.dollars + other.dollars)
+
+    def __sub__(self, other: "Spent") -> "Spent":
+        return Spent(self.seconds - other.seconds, self.dollars - other.dollars)
+
+    def part(self, share: float) -> "Spent":
+        """Return a share of it."""
+        return Spent(self.seconds * share, self.dollars * share)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkAccount:
-    """Worker seconds and tokens by use at one moment."""
+    """Worker seconds, their price and tokens by use at one moment."""
 
     seconds: dict[str, float]
     """Worker seconds by use."""
     tokens: dict[str, int]
     """Completion tokens by use."""
+    dollars: dict[str, float] = field(default_factory=dict)
+    """US dollars by use."""
+    classes: dict[str, Spent] = field(default_factory=dict)
+    """Class of worker -> its seconds and dollars, whatever their use."""
 
     @property
     def total_s(self) -> float:
@@ -73,12 +100,19 @@ class _WorkerHours:
     name: str
     at_s: float
     """Until when it is booked."""
+    usd_per_s: float = 0.0
+    of_class: str = ""
     leases: int = 0
-    share_s: float = 0.0
-    """Seconds that a lease held all along would have got."""
+    share: Spent = Spent()
+    """What a lease held all along would have got."""
     gone: bool = False
     led: bool = False
     """It has held a lease."""
+
+    def until(self, now: float) -> Spent:
+        """Return what it spends until then, from where it is booked."""
+        passed = max(0.0, now - self.at_s)
+        return Spent(passed, passed * self.usd_per_s)
 
     @property
     def unleased(self) -> Use:
@@ -94,9 +128,9 @@ class _Running:
     worker_id: str
     """Empty from the coordinator's restart until its worker registers again."""
     worker_name: str
-    from_s: float
-    """The worker's `share_s` when it began."""
-    before_s: float = 0.0
+    begun: Spent
+    """The worker's `share` when it began."""
+    before: Spent = Spent()
     """What it got before the coordinator's last restart."""
 
 
@@ -104,12 +138,12 @@ class _Running:
 class _Cost:
     """What a living group has cost so far."""
 
-    seconds: float = 0.0
+    spent: Spent = Spent()
     tokens: int = 0
 
 
-def _no_seconds() -> dict[Use, float]:
-    return dict.fromkeys((use for use in Use if use is not Use.OPEN), 0.0)
+def _nothing() -> dict[Use, Spent]:
+    return dict.fromkeys((use for use in Use if use is not Use.OPEN), Spent())
 
 
 def _no_tokens() -> dict[Use, int]:
@@ -120,13 +154,16 @@ def _no_tokens() -> dict[Use, int]:
 class WorkAccounts:
     """The fold of a run's events into what its work was good for."""
 
-    seconds: dict[Use, float] = field(default_factory=_no_seconds)
+    spent: dict[Use, Spent] = field(default_factory=_nothing)
     tokens: dict[Use, int] = field(default_factory=_no_tokens)
+    origin_bytes: int = 0
+    """Bytes of snapshots that the origin sent, as far as workers told; others passed the rest on."""
     _workers: dict[str, _WorkerHours] = field(default_factory=dict)
     _running: dict[str, _Running] = field(default_factory=dict)
     _costs: dict[str, _Cost] = field(default_factory=dict)
     _sealed: dict[int, _Cost] = field(default_factory=dict)
     """Step -> what the groups of its batch had cost, until it is committed: it may still be voided."""
+    _classes: dict[str, Spent] = field(default_factory=dict)
 
     def apply(self, event: e.JournalEvent) -> None:
         """Book what an event says; events of no concern are ignored."""
@@ -145,14 +182,14 @@ class WorkAccounts:
             case e.BatchSealed():
                 costs = [self.close_group(group_id, Use.USEFUL) for group_id in event.group_ids]
                 self._sealed[event.step] = _Cost(
-                    sum(cost.seconds for cost in costs), sum(cost.tokens for cost in costs)
+                    sum((cost.spent for cost in costs), Spent()), sum(cost.tokens for cost in costs)
                 )
                 for group_id in event.filtered_ids:
                     self.close_group(group_id, Use.FILTERED)
             case e.BatchVoided():
                 cost = self._sealed.pop(event.step, _Cost())
                 for use, sign in ((Use.USEFUL, -1), (Use.VOIDED, 1)):
-                    self.seconds[use] += sign * cost.seconds
+                    self.spent[use] += cost.spent.part(sign)
                     self.tokens[use] += sign * cost.tokens
             case e.StepCommitted():
                 self._sealed.pop(event.step, None)
@@ -163,33 +200,37 @@ class WorkAccounts:
                 self._leave(event.worker_id)
             case e.RunResumed() | e.RunFinished():
                 self._stop()
+            case e.SnapshotDelivered():
+                self.origin_bytes += event.bytes_from.get("", 0)
             case _:
                 pass
 
     def close_group(self, group_id: str, use: Use) -> _Cost:
         """Book what a group cost and return it; nothing where nothing is known."""
         cost = self._costs.pop(group_id, _Cost())
-        self.seconds[use] += cost.seconds
+        self.spent[use] += cost.spent
         self.tokens[use] += cost.tokens
         return cost
 
     def account(self, now: float) -> WorkAccount:
         """Return the account at `now`, on the coordinator's clock; nothing is changed by it."""
-        seconds = {use.value: value for use, value in self.seconds.items()}
+        spent, classes = dict(self.spent), dict(self._classes)
         tokens = {use.value: count for use, count in self.tokens.items()}
-        open_s = sum(cost.seconds for cost in self._costs.values())
+        spent[Use.OPEN] = sum((cost.spent for cost in self._costs.values()), Spent())
         for worker in self._workers.values():
-            passed = 0.0 if worker.gone else max(0.0, now - worker.at_s)
-            if worker.leases:
-                open_s += passed
-            else:
-                seconds[worker.unleased] += passed
+            passed = worker.until(0.0 if worker.gone else now)
+            spent[Use.OPEN if worker.leases else worker.unleased] += passed
+            classes[worker.of_class] = classes.get(worker.of_class, Spent()) + passed
         for lease in self._running.values():
-            worker_share = self._workers[lease.worker_id].share_s if lease.worker_id else lease.from_s
-            open_s += lease.before_s + worker_share - lease.from_s
-        seconds[Use.OPEN.value] = open_s
+            share = self._workers[lease.worker_id].share if lease.worker_id else lease.begun
+            spent[Use.OPEN] += lease.before + share - lease.begun
         tokens[Use.OPEN.value] = sum(cost.tokens for cost in self._costs.values())
-        return WorkAccount(seconds, tokens)
+        return WorkAccount(
+            {use.value: found.seconds for use, found in spent.items()},
+            tokens,
+            {use.value: found.dollars for use, found in spent.items()},
+            classes,
+        )
 
     def _granted(self, event: e.LeaseGranted) -> None:
         if not event.continued:
@@ -204,44 +245,44 @@ class WorkAccounts:
         worker = self._workers[worker_id]
         worker.leases += 1
         worker.led = True
-        self._running[lease_id] = _Running(group_id, worker_id, worker.name, worker.share_s)
+        self._running[lease_id] = _Running(group_id, worker_id, worker.name, worker.share)
 
-    def _end(self, lease_id: str, now: float | None) -> float:
-        """End a lease and return the seconds it got."""
+    def _end(self, lease_id: str, now: float | None) -> Spent:
+        """End a lease and return what it got."""
         lease = self._running.pop(lease_id, None)
         if lease is None:
-            return 0.0
+            return Spent()
         if not lease.worker_id:
-            return lease.before_s
+            return lease.before
         self._advance(lease.worker_id, now)
         worker = self._workers[lease.worker_id]
         worker.leases -= 1
         if worker.gone and not worker.leases:
             del self._workers[lease.worker_id]
-        return lease.before_s + worker.share_s - lease.from_s
+        return lease.before + worker.share - lease.begun
 
     def _expired(self, event: e.LeaseExpired) -> None:
-        seconds = self._end(event.lease_id, event.at_s)
+        spent = self._end(event.lease_id, event.at_s)
         if event.waste != Use.PREEMPTED:
             use = Use(event.waste)
-            self.seconds[use] += seconds
+            self.spent[use] += spent
             self.tokens[use] += event.tokens
             if use is Use.STALE:
                 self.close_group(event.group_id, use)
         elif event.kept:
-            silent = min(seconds, event.silent_s)
-            self.seconds[Use.PREEMPTED] += silent
+            silent = spent.part(min(1.0, event.silent_s / spent.seconds) if spent.seconds > 0.0 else 0.0)
+            self.spent[Use.PREEMPTED] += silent
             cost = self._costs.setdefault(event.group_id, _Cost())
-            cost.seconds += seconds - silent
+            cost.spent += spent - silent
             cost.tokens += event.tokens
         else:
-            self.seconds[Use.PREEMPTED] += seconds
+            self.spent[Use.PREEMPTED] += spent
             self.tokens[Use.PREEMPTED] += event.tokens
 
     def _submitted(self, event: e.GroupSubmitted) -> None:
         running = event.lease_id in self._running
         cost = self._costs.setdefault(event.group_id, _Cost())
-        cost.seconds += self._end(event.lease_id, event.at_s)
+        cost.spent += self._end(event.lease_id, event.at_s)
         total = sum(event.token_counts)
         # A late submission of an ended lease holds what was kept of that very lease.
         reused = sum(stop - start for _, _, start, stop in event.authors) if running else total
@@ -251,7 +292,9 @@ class WorkAccounts:
     def _registered(self, event: e.WorkerRegistered) -> None:
         if event.at_s is None:
             return
-        worker = self._workers[event.worker_id] = _WorkerHours(event.worker_name, event.at_s)
+        worker = self._workers[event.worker_id] = _WorkerHours(
+            event.worker_name, event.at_s, event.usd_per_hour / _SECONDS_PER_HOUR, event.worker_class
+        )
         # After a coordinator's restart a worker continues its leases under a new id.
         for lease in self._running.values():
             if not lease.worker_id and lease.worker_name == event.worker_name:
@@ -271,16 +314,17 @@ class WorkAccounts:
         """Count nothing from here on until the workers register again."""
         for lease in self._running.values():
             if lease.worker_id:
-                lease.before_s += self._workers[lease.worker_id].share_s - lease.from_s
-                lease.worker_id, lease.from_s = "", 0.0
+                lease.before += self._workers[lease.worker_id].share - lease.begun
+                lease.worker_id, lease.begun = "", Spent()
         self._workers.clear()
 
     def _advance(self, worker_id: str, now: float | None) -> None:
         worker = self._workers.get(worker_id)
         if worker is None or worker.gone or now is None or now <= worker.at_s:
             return
-        passed, worker.at_s = now - worker.at_s, now
+        passed, worker.at_s = worker.until(now), now
+        self._classes[worker.of_class] = self._classes.get(worker.of_class, Spent()) + passed
         if worker.leases:
-            worker.share_s += passed / worker.leases
+            worker.share += passed.part(1.0 / worker.leases)
         else:
-            self.seconds[worker.unleased] += passed
+            self.spent[worker.unleased] += passed

@@ -13,6 +13,7 @@ from typing import Any, Self
 from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import StatisticsSum, drafting_rates
 from antiphon.core.records import DraftingStatistics
+from antiphon.core.trust.worker_names import name_of_worker
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -62,6 +63,13 @@ class RunFigures:
     )
     dollars: float = _figure(
         "cost", "USD", "${:,.2f}", "wall_s at the prices of record.worker_usd_per_hour and its like", 0.0
+    )
+    dollars_per_step: float | None = _figure("cost per step", "USD", "${:,.4f}", "dollars over steps")
+    dollars_per_million_tokens: float | None = _figure(
+        "cost per million tokens", "USD", "${:,.2f}", "dollars over millions of tokens_trained"
+    )
+    dollars_per_reward_point: float | None = _figure(
+        "cost per reward point", "USD", "${:,.2f}", "dollars over 100 (reward_best - reward_first)"
     )
     learner_busy_share: float | None = _figure(
         "learner busy", "1", _SHARE, "seconds of the learner's steps over wall_s"
@@ -163,6 +171,11 @@ class RunFigures:
             "tokens: {tokens_sampled} sampled, {tokens_per_s} per second; {tokens_trained} trained, "
             "{tokens_filtered} filtered; {tokens_evaluated} more in evaluations",
         ]
+        if self.dollars_per_step is not None:
+            templates.append(
+                "cost: {dollars}, {dollars_per_step} a step, {dollars_per_million_tokens} a million tokens "
+                "trained, {dollars_per_reward_point} a reward point"
+            )
         if self.drafting_acceptance is not None:
             templates.append(
                 "drafting: {drafting_acceptance} of drafts right, {drafting_tokens_per_pass} tokens per pass"
@@ -226,7 +239,7 @@ class FiguresFold:
 
     def __init__(self, config: RunConfig) -> None:
         """Begin at the base, version 0, which has cost nothing."""
-        self._prices, self._workers = config.record, config.rollout.workers
+        self._config, self._workers = config, config.rollout.workers
         self._group_size = config.loop.group_size
         self._last = VersionTotals(0)
         self._early: dict[int, Mapping[str, Any]] = {}
@@ -268,6 +281,7 @@ class FiguresFold:
             wall_s=last.wall_s,
             seconds_per_step=_ratio(last.wall_s, last.version),
             dollars=last.dollars,
+            **self._prices_of(last.dollars, held),
             learner_busy_share=busy,
             learner_idle_share=None if busy is None else 1.0 - busy,
             groups_filtered_share=_ratio(counts["groups_filtered"], finished),
@@ -285,6 +299,16 @@ class FiguresFold:
             **_drafting(self._drafting.total()),
             **_rewards(held),
         )
+
+    def _prices_of(self, dollars: float, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if not dollars:
+            return {}
+        rewards = [float(line["reward_mean"]) for line in evaluations] or [0.0]
+        return {
+            "dollars_per_step": _ratio(dollars, self._last.version),
+            "dollars_per_million_tokens": _ratio(1e6 * dollars, self._counts["tokens_trained"]),
+            "dollars_per_reward_point": _ratio(dollars, 100.0 * (max(rewards) - rewards[0])),
+        }
 
     def _count(self, batch: Mapping[str, Any]) -> None:
         trained = int(batch.get("tokens", 0))
@@ -314,8 +338,11 @@ class FiguresFold:
         self._busy_s += float(timings.get("train_s", 0.0))
         if timings.get("drafting"):
             self._drafting.add(DraftingStatistics(**timings["drafting"]))
-        workers = len(timings.get("workers") or ()) or self._workers
-        rate = workers * self._prices.worker_usd_per_hour + self._prices.learner_usd_per_hour
+        names = [name_of_worker(worker_id) for worker_id in timings.get("workers") or ()]
+        names = names or [""] * self._workers  # of what an earlier version recorded
+        rate = (
+            sum(self._config.price_of(name)[1] for name in names) + self._config.record.learner_usd_per_hour
+        )
         return VersionTotals(
             version=last.version + 1,
             tokens_sampled=sum(counts[f"tokens_{use}"] for use in ("trained", "filtered", "dropped_stale")),

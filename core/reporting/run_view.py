@@ -76,6 +76,8 @@ def planes_of(
     ]
     if status.run_ahead:
         views.append(("run-ahead", status.run_ahead, ""))
+    if status.capacity is not None:
+        views.append(("capacity", status.capacity.describe(), ""))
     if status.order:
         views.append(("lease order", status.order, ""))
     return {name: PlaneView(name, state, rates.get(name, 0.0), waits) for name, state, waits in views}

@@ -75,7 +75,7 @@ def build_report(
         cards=_cards(figures, bound),
         plots=plots,
         learner=learner,
-        starting=_starting(status),
+        starting=_starting(status) + _paid(status),
         samples=samples_section(run_dir, store, explain),
         drafting=_drafting(picture),
         cpu=cpu_rows(run_dir),
@@ -124,6 +124,19 @@ def _starting(status: RunStatus) -> str:
     started_s = status.worker_seconds.get(Use.STARTING, 0.0)
     said = f" The {seconds(started_s)} until their first leases, in which engines started, are left out."
     return said if started_s else ""
+
+
+def _paid(status: RunStatus) -> str:
+    """Return what the work cost by use and by class, and what the capacity model expects; "" for nothing."""
+    uses = {use: usd for use, usd in status.dollars_by_use.items() if usd > 0.0}
+    total = sum(uses.values())
+    by_use = ", ".join(f"{use} ${usd:,.2f}" for use, usd in uses.items())
+    by_class = ", ".join(
+        f"{name or 'others'} {status.seconds_by_class[name] / 3600.0:,.2f} h for ${usd:,.2f}"
+        for name, usd in status.dollars_by_class.items()
+    )
+    said = f" It cost ${total:,.2f}: {by_use}. Workers: {by_class}." if total else ""
+    return said if status.capacity is None else f"{said} By what was measured, {status.capacity.describe()}."
 
 
 def _busy(picture: RunPicture, figures: RunFigures) -> dict[str, float]:

@@ -20,6 +20,8 @@ SECTIONS: Mapping[str, str] = {
     "ratio_max ratio_mean truncated_share",
     "rollout": "groups groups_filtered groups_dropped_stale trajectories trajectories_failed workers voided "
     "completion_tokens staleness_mean staleness_max",
+    "plan": "plan_step_s plan_measured_step_s plan_need_tokens_per_s plan_supply_tokens_per_s "
+    "plan_acceptance plan_publish_interval",
     "timing": "train_s micro_batches padding_share",
 }
 """Section -> metrics of a step that MLflow draws in it."""

@@ -123,6 +123,8 @@ class HeartbeatReply:
     """For each running lease that the heartbeat had progress of: what the coordinator keeps of it now."""
     next_s: float = 0.0
     """Seconds until the next heartbeat of a worker that has no lease by then; 0: the usual pause."""
+    leave: bool = False
+    """It is not needed any more: hand over and leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +297,12 @@ class Coordinator(Protocol):
 
     async def finish(self) -> None:
         """Declare the run complete: workers and reward services leave."""
+
+    async def drain(self, name: str) -> None:
+        """Give the workers of a name no further group, and tell them to hand over and leave.
+
+        Repeating it changes nothing; it is forgotten when they register again, and at a restart.
+        """
 
     async def revoke(self, name: str, reason: str) -> None:
         """Let a token (by its id) or a worker (by its name) count no more; repeating it changes nothing.

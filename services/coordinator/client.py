@@ -97,6 +97,7 @@ class CoordinatorClient(Client, Coordinator):
     void_batch = asks(CALLS, Coordinator.void_batch)
     pause = asks(CALLS, Coordinator.pause)
     finish = asks(CALLS, Coordinator.finish)
+    drain = asks(CALLS, Coordinator.drain)
     revoke = asks(CALLS, Coordinator.revoke)
     pardon = asks(CALLS, Coordinator.pardon)
     pull_for_audit = asks(CALLS, Coordinator.pull_for_audit)

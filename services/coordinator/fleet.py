@@ -45,6 +45,8 @@ class Member:
     """Until its next heartbeat, as the reply to the last one said; 0 for the usual pause."""
     relay_address: str = ""
     """host:port at which other workers may take payloads from it; "": nowhere."""
+    draining: bool = False
+    """It is to leave, and gets no further group."""
     max_leases: int | None = None
     """Leases that its access token allows at the same time; None without tokens."""
     sent_newest: int | None = None
@@ -178,6 +180,10 @@ class Fleet:
     def speeds(self) -> list[tuple[str, float, int]]:
         """Return id, completion tokens per second and groups at once of each active worker."""
         return [(m.worker_id, m.tokens_per_s, m.concurrent_groups) for m in self.active()]
+
+    def supply(self) -> float:
+        """Return the completion tokens per second of the active workers, each while its engine runs."""
+        return sum(m.tokens_generated / m.busy_s for m in self.active() if m.busy_s > 0.0)
 
     def silent(self, now: float) -> list[Member]:
         """Return the workers that missed too many heartbeats."""

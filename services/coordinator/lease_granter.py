@@ -114,6 +114,8 @@ class LeaseGranter:
 
     def _most_groups(self, member: Member, request: LeaseRequest) -> int:
         """Return how many of the groups that a worker asks for it may be given now."""
+        if member.draining:
+            return 0
         limits = (self._leases.engines.most_leases(member.worker_id), member.max_leases)
         held = self._leases.count_of_worker(member.worker_id)
         room = [most - held for most in limits if most is not None]

@@ -132,6 +132,9 @@ def run_families(status: RunStatus, commits: Sequence[StepCommit], config: RunCo
     yield _labelled(
         "work_tokens", "Completion tokens by what became of them.", "use", run, status.tokens_by_use
     )
+    yield _labelled(
+        "work_dollars", "US dollars by what became of the work.", "use", run, status.dollars_by_use
+    )
     trained = {str(staleness): found for staleness, found in status.staleness_histogram.items()}
     yield _labelled(
         "trajectories_trained", "Trajectories trained on, by staleness.", "staleness", run, trained

@@ -69,18 +69,29 @@ class Overview:
             barred=state.revoked | {n: s.quarantined for n, s in state.standings.items() if s.quarantined},
             worker_seconds=account.seconds,
             tokens_by_use=account.tokens,
+            dollars_by_use=account.dollars | self._other_dollars(),
+            seconds_by_class={name: spent.seconds for name, spent in account.classes.items()},
+            dollars_by_class={name: spent.dollars for name, spent in account.classes.items()},
             voided=tuple(state.voided),
             unaudited=sum(standing.unaudited for standing in state.standings.values()),
             unaudited_reason=next(
                 (s.unaudited_reason for s in state.standings.values() if s.unaudited_reason), ""
             ),
             unaudited_tokens=sum(standing.kept_cache for standing in state.standings.values()),
+            capacity=machine.planner.capacity.record,
             work_done=machine.fleet.work_done,
             run_ahead=self._run_ahead(),
             deliveries=tuple(machine.fleet.transfers.deliveries),
             order=self._machine.planner.order.describe(),
             length_correlation=self._machine.planner.order.correlation or 0.0,
         )
+
+    def _other_dollars(self) -> dict[str, float]:
+        """Return what is paid besides workers: bytes that leave the origin, and the learner's machine."""
+        config, state = self._machine.config, self._machine.state
+        egress = state.work_accounts.origin_bytes / 1e9 * config.provisioning.egress_usd_per_gb
+        hours = state.clock.times().wall_s / 3600.0
+        return {"transfer": egress, "learner": hours * config.record.learner_usd_per_hour}
 
     def _evaluations(self) -> tuple[EvaluationRecord, ...]:
         found = []

@@ -102,7 +102,9 @@ class RunStateMachine:
         """A batch was sealed, or whoever waits for one should look again."""
         self.failed = asyncio.Event()
         journal.on_failure = self.fail
-        self.planner = RunAheadPlanner(config, clock, lambda: self.fleet.speeds(), lambda: self.state.lengths)
+        self.planner = RunAheadPlanner(
+            config, clock, self.fleet.speeds, lambda: self.state.lengths, self.fleet.supply
+        )
         self._newest_held = -1
         self._sealing: frozenset[str] = frozenset()  # groups whose batch is being written
         self._store_blocked: UnavailableError | None = None
@@ -196,8 +198,7 @@ class RunStateMachine:
         """
         self.check()
         for event in events:
-            if self.planner.measuring:
-                self.planner.measures.observe(event, self.state, self.clock())
+            self.planner.observe(event, self.state)
             self.state.apply(event)
         self.submissions.forget(forget)
         dump = self._snapshots.due(len(events))

@@ -106,6 +106,9 @@ class CoordinatorService(Coordinator):
     async def heartbeat(self, heartbeat: WorkerHeartbeat) -> HeartbeatReply:
         return await self._workers.heartbeat(heartbeat)
 
+    async def drain(self, name: str) -> None:
+        self._workers.drain(name)
+
     async def revoke(self, name: str, reason: str) -> None:
         await self._workers.revoke(name, reason)
 

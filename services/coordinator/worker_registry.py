@@ -76,7 +76,8 @@ class WorkerRegistry:
         places = hello.concurrent_groups or self._config.rollout.concurrent_groups
         self._fleet.add(worker_id, name, places, now, hello.relay_address)
         rule = self._rule(hello)
-        await state_machine.record(e.WorkerRegistered(worker_id, name, places, now, rule))
+        of_class, usd = self._config.price_of(name)
+        await state_machine.record(e.WorkerRegistered(worker_id, name, places, now, rule, usd, of_class))
         _log.info("worker.registered", worker=worker_id, sampling_rule=rule)
         return WorkerWelcome(
             worker_id=worker_id,
@@ -140,6 +141,7 @@ class WorkerRegistry:
             run_finished=state.finished,
             kept=kept,
             next_s=member.pause_s,
+            leave=member.draining,
         )
 
     def _take_network(self, member: Member, report: NetworkReport) -> None:
@@ -263,6 +265,13 @@ class WorkerRegistry:
             published=self._state.snapshots,
             keeps_cache=self._config.rollout.swap_cache == "keep",
         )
+
+    def drain(self, name: str) -> None:
+        """Let the workers of a name leave."""
+        for member in self._fleet.named(name):
+            if not member.draining:
+                member.draining = True
+                _log.info("worker.draining", worker=member.worker_id)
 
     async def revoke(self, name: str, reason: str) -> None:
         """Exclude a token or a worker, which loses its leases at once."""

@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 import structlog
 
+from antiphon.core.capacity.live import LiveCapacity
 from antiphon.core.config import RunConfig
 from antiphon.core.lengths.memory import LengthMemory
+from antiphon.core.loop.events import JournalEvent
 from antiphon.core.loop.loop_measures import LoopMeasures
 from antiphon.core.loop.run_ahead import RunAhead, describe, first_plan, is_due, plan_anew
+from antiphon.core.loop.run_state import RunState
 from antiphon.services.loop.order import OrderPlanner, WorkerSpeed
 
 _log = structlog.get_logger("coordinator")
@@ -23,16 +26,30 @@ class RunAheadPlanner:
         clock: Callable[[], float],
         fleet: Callable[[], list[WorkerSpeed]],
         memory: Callable[[], LengthMemory],
+        supply: Callable[[], float],
     ) -> None:
-        """Plan for a run; `fleet` returns its active workers, `memory` the lengths that it remembers."""
+        """Plan for a run.
+
+        `fleet` returns its active workers, `memory` the lengths that it remembers, `supply` the tokens per
+        second that the workers can sample.
+        """
         self._config, self._clock, self._fleet = config, clock, fleet
         self.order = OrderPlanner(config, memory, fleet)
-        self._planned, self._with_losses = 0, False
+        self._supply = supply
+        self._planned, self._assessed, self._with_losses = 0, 0, False
         self.active = config.loop.mode == "elastic" and config.loop.run_ahead == "measured"
         """Otherwise only the gate decides."""
-        self.measuring = self.active or self.order.measures
+        self.measuring = self.active or self.order.measures or bool(config.provisioning.pool)
         self.measures = LoopMeasures()
+        self.capacity = LiveCapacity(config)
         self._plan: RunAhead | None = None
+
+    def observe(self, event: JournalEvent, state: RunState) -> None:
+        """Take in an event that is about to be applied to `state`."""
+        if self.measuring:
+            now = self._clock()
+            self.measures.observe(event, state, now)
+            self.capacity.observe(event, now)
 
     @property
     def plan(self) -> RunAhead | None:
@@ -48,6 +65,9 @@ class RunAheadPlanner:
         """Choose anew after the first steps, then now and then; return whether there is a new plan."""
         batches, places, loop = self.measures.batches, self._places(), self._config.loop
         losses = self.measures.losses
+        if batches > self._assessed:
+            self._assessed = batches
+            self.capacity.plan(self.measures, self._supply())
         await self.order.plan_if_due(self.measures, self._clock())
         if not self.active or not (is_due(batches, self._planned) or (losses and not self._with_losses)):
             return False

@@ -325,6 +325,8 @@ class RolloutWorker:
             self._weights.note_newest(reply.newest_version)
         if reply.run_finished:
             self._finish_run()
+        elif reply.leave and not self._draining:
+            self.stop()
         if reply.cancelled_leases:
             self._change.notify()
 

@@ -23,7 +23,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         Scope.PULL: "LatestManifest PlanTransfer WorkerKit",
         Scope.ADMIN: "PullForReward SubmitRewards OpenStep OpenEvaluation AwaitStage CommitStep "
         "AnnounceSnapshot VoidBatch Pause Finish CommitsAfter Status WatchEvents Revoke Pardon PullForAudit "
-        "SubmitAudit",
+        "SubmitAudit Drain",
     },
     "Broadcast": {Scope.PULL: "GetChunks GetHeld Where GetBlocks"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},

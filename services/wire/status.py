@@ -21,6 +21,7 @@ def _worker_state(text: str) -> core_status.WorkerState:
 
 
 codec(core_status.EvaluationRecord, coordinator_pb2.EvaluationRecord)
+codec(core_status.CapacityRecord, coordinator_pb2.CapacityRecord)
 codec(core_status.WorkerRecord, coordinator_pb2.WorkerRecord, state=(attrgetter("value"), _worker_state))
 stage_reply_to_proto, stage_reply_from_proto = codec(coordinator_api.StageReply, coordinator_pb2.StageReply)
 run_status_to_proto, run_status_from_proto = codec(core_status.RunStatus, coordinator_pb2.RunStatus)

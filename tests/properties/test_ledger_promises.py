@@ -26,7 +26,10 @@ class Model:
     """Open group -> tokens its next holder may go on from."""
     waiting: list[str] = field(default_factory=list)
     """Submitted groups."""
+    prices: dict[str, float] = field(default_factory=dict)
+    """Worker id -> US dollars per second."""
     seconds: float = 0.0
+    dollars: float = 0.0
     tokens: int = 0
     count: int = 0
 
@@ -43,12 +46,18 @@ class Model:
     def come(self) -> None:
         worker = self.name("w")
         self.alive[worker] = self.now
-        self.tell(e.WorkerRegistered(worker, worker, 1, self.now))
+        self.register(worker, worker)
+
+    def register(self, worker: str, name: str) -> None:
+        price = float(self.rng.integers(0, 4))
+        self.prices[worker] = price / 3600.0
+        self.tell(e.WorkerRegistered(worker, name, 1, self.now, "", price, f"class-{price:g}"))
 
     def lose(self) -> None:
         if self.alive:
             worker = self.pick(list(self.alive))
-            self.seconds += self.now - self.alive.pop(worker)
+            passed = self.now - self.alive.pop(worker)
+            self.seconds, self.dollars = self.seconds + passed, self.dollars + passed * self.prices[worker]
             self.tell(e.WorkerLost(worker, "silent", self.now))
             for lease in [lease for lease, (_, holder) in self.leases.items() if holder == worker]:
                 self.expire(lease)
@@ -121,13 +130,14 @@ class Model:
             self.tell(e.LeaseGranted("probe", f"probe-{worker}", worker, 1, 0, self.now))
             self.tell(e.LeaseExpired("probe", f"probe-{worker}", worker, "", self.now, waste="stale"))
             self.seconds += self.now - self.alive[worker]
+            self.dollars += (self.now - self.alive[worker]) * self.prices[worker]
         self.now = float(self.rng.random() * 50)
         self.tell(e.RunResumed())
         for number, worker in enumerate(list(self.alive)):
             del self.alive[worker]
             again = f"{worker}+{number}"
             self.alive[again] = self.now
-            self.tell(e.WorkerRegistered(again, worker, 1, self.now))
+            self.register(again, worker)
             for lease, (group, holder) in self.leases.items():
                 if holder == worker:
                     self.leases[lease] = (group, again)
@@ -136,6 +146,12 @@ class Model:
         account = self.ledger.account(self.now)
         expected = self.seconds + sum(self.now - since for since in self.alive.values())
         assert math.isclose(account.total_s, expected, rel_tol=1e-9, abs_tol=1e-6)
+        dollars = self.dollars + sum((self.now - at) * self.prices[w] for w, at in self.alive.items())
+        assert math.isclose(sum(account.dollars.values()), dollars, rel_tol=1e-9, abs_tol=1e-9)
+        assert math.isclose(sum(c.seconds for c in account.classes.values()), expected, abs_tol=1e-6)
+        for name, spent in account.classes.items():
+            price = float(name.removeprefix("class-")) / 3600.0
+            assert math.isclose(spent.dollars, spent.seconds * price, rel_tol=1e-9, abs_tol=1e-9)
         assert sum(account.tokens.values()) == self.tokens
         assert min(account.seconds.values()) >= -1e-9 and min(account.tokens.values()) >= 0
         assert set(account.seconds) == {use.value for use in Use}

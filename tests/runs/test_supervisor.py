@@ -225,6 +225,35 @@ def test_a_hurried_supervisor_says_what_starts_and_waits_for_no_service_that_doe
     assert [entry["log_level"] for entry in logs if entry["event"] == "service.killed"] == ["info"] * 2
 
 
+def test_a_dismissed_worker_is_ended_and_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "STOP_GRACE_S", 0.2)
+    supervisor = deaf_supervisor(tmp_path, monkeypatch)
+    assert supervisor.keeps("worker-0") and not supervisor.keeps("worker-1")
+    supervisor.dismiss("worker-0")
+    until(lambda: set(supervisor.process_ids()) == {"coordinator"})
+    assert not supervisor.keeps("worker-0") and supervisor.restarts()["worker-0"] == 0
+    supervisor.kill()
+    supervisor.close()
+
+
+def test_a_worker_that_the_run_can_do_without_is_given_up(tmp_path: Path) -> None:
+    class Failing(Supervisor):
+        def _spawn(self, child: Any) -> None:
+            child.process = ChildProcess([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
+            child.starts += 1
+
+    failures: list[str] = []
+    supervisor = Failing(tmp_path, 2, 3600.0, failures.append)
+    supervisor.start(ServiceSpec("cheap-0", ("worker",), needed=False))
+    until(lambda: not supervisor.keeps("cheap-0"))
+    supervisor.start(ServiceSpec("worker-0", ("worker",)))
+    until(lambda: bool(failures))
+    assert [words.split()[0] for words in failures] == ["worker-0"]
+    supervisor.close()
+
+
 def test_a_supervisor_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = deaf_supervisor(tmp_path, monkeypatch)
     family = family_of(supervisor)

@@ -59,6 +59,9 @@ def test_every_figure_of_three_steps() -> None:
         seconds_per_step=10.0,
         startup_s=30.0,
         dollars=1.0,
+        dollars_per_step=1.0 / 3.0,
+        dollars_per_million_tokens=1e6 / 480,
+        dollars_per_reward_point=1.0 / 62.5,
         learner_busy_share=0.4,
         learner_idle_share=0.6,
         groups_trained=12,
@@ -87,7 +90,7 @@ def test_every_figure_of_three_steps() -> None:
 
 
 def test_a_figure_is_written_in_one_way_everywhere() -> None:
-    found = figures_of([line(0), line(1), line(2)], HELD, config())
+    found = figures_of([line(0), line(1), line(2)], HELD, config(worker_usd_per_hour=60.0))
     said = "\n".join(found.lines())
     rows = dict(found.rows())
     for figure in FIGURES:
@@ -121,7 +124,7 @@ def test_the_page_defines_every_figure_as_the_code_does() -> None:
     page = (Path(__file__).parents[3] / "docs" / "concepts" / "figures.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^|]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([TRMP ]+) \|$", page, re.MULTILINE)
     assert [row[:4] for row in rows] == [(f.name, f.label, f.unit, f.meaning) for f in FIGURES]
-    found = figures_of([line(0, breaks=1, break_s=77.7)], HELD, config())
+    found = figures_of([line(0, breaks=1, break_s=77.7)], HELD, config(worker_usd_per_hour=60.0))
     found = replace(found, **{f.name: 1000 + i for i, f in enumerate(FIGURES)})  # type: ignore[arg-type]
     said = "\n".join(found.lines())
     for (name, *_, where), figure in zip(rows, FIGURES, strict=True):

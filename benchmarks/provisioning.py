@@ -1,0 +1,133 @@
+"""Provisioning: the supply at which a learner really stops waiting, against the rule of the capacity model.
+
+Real processes: production's coordinator, reward service, learner loop and two workers over gRPC. Engines and
+trainer are stand-ins that take the seconds that are imposed on them, so that nothing depends on how fast the
+machine is. First two runs measure what the model is given, as a plan does: T, the seconds of a learner step
+with its commit, where completions abound; and how long a place of a worker is empty between two groups,
+where the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a mode (workers
+pause for a broadcast, or sample on while it arrives), is run with several supplies, as shares of the rule's.
+
+Below the knee the seconds per step are fitted by A / supply + B, and the observed knee is where that line
+meets T. `median_error` and `worst_error` are |rule / knee - 1|; `idle_at_rule` is the learner's largest idle
+share over the cells with the rule's own supply, `rows` has every cell. The exit status is 1 when a limit of
+`LIMITS` is exceeded.
+
+    .venv/bin/python benchmarks/provisioning.py
+    .venv/bin/python benchmarks/provisioning.py --cells 2 --steps 12
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from antiphon.benchmarks.parts.capacity.site import (
+    GROUP_SIZE,
+    GROUPS,
+    PLACES,
+    WORKERS,
+    SupplyRun,
+    seconds_per_step,
+)
+from antiphon.benchmarks.parts.measure import end_on_sigterm
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.core.capacity.model import LoopShape, required_supply
+from antiphon.simulator.campaign import mute_logs
+
+COMPLETIONS = GROUPS * GROUP_SIZE
+PLACES_IN_ALL = WORKERS * PLACES * GROUP_SIZE
+"""Completions that are sampled at once."""
+CELLS = [
+    (broadcast, interval, acceptance, pauses)
+    for broadcast, interval in ((0.25, 1), (0.75, 2))
+    for acceptance in (1.0, 0.5)
+    for pauses in (False, True)
+]
+"""Broadcast over training, publish interval, acceptance, whether workers pause."""
+BELOW = (0.65, 0.85)
+"""Supplies at which the learner waits, as shares of the rule's."""
+ABUNDANT = 3.0
+LIMITS = {"median_error": 0.05, "worst_error": 0.10, "idle_at_rule": 0.02}
+
+
+def main() -> int:
+    """Measure every cell and check the limits."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--train", type=float, default=1.2, help="seconds that the learner sleeps in a step")
+    parser.add_argument("--steps", type=int, default=30, help="learner steps that count")
+    parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
+    args = parser.parse_args()
+    mute_logs()
+    with tempfile.TemporaryDirectory(prefix="antiphon-provisioning-") as folder:
+        report, problems = measure(args, Path(folder))
+    return finish(report, record=args.record, violated=problems)
+
+
+def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the report, and what is above its limit."""
+    runs = 0
+
+    def step_s(run: SupplyRun) -> float:
+        nonlocal runs
+        runs += 1
+        return asyncio.run(seconds_per_step(run, folder / str(runs), 60.0 + 10.0 * args.train * run.steps))
+
+    bare = LoopShape(COMPLETIONS, args.train, 0.0, args.train)
+    usual = COMPLETIONS / args.train
+    train_s = step_s(SupplyRun(bare, 1, ABUNDANT * usual, args.steps, headroom=1))
+    idle_learner = replace(bare, train_s=args.train / 50.0, group_s=args.train / 50.0)
+    group_s = PLACES_IN_ALL * step_s(SupplyRun(idle_learner, 1, usual, args.steps, headroom=3)) / COMPLETIONS
+    between_s = max(0.0, group_s - PLACES_IN_ALL / usual)
+    print(f"a learner step takes {train_s:.3f} s, a place is empty for {between_s:.3f} s", flush=True)
+    rows: list[dict[str, Any]] = []
+    for broadcast, interval, acceptance, pauses in CELLS[: args.cells]:
+        known = LoopShape(COMPLETIONS, train_s, broadcast * args.train, 1.0, acceptance, pauses)
+        rule = required_supply(known, interval)
+        # Little's law: what all places sample at once, at this rate.
+        known = replace(known, group_s=PLACES_IN_ALL / rule)
+        imposed = replace(known, train_s=args.train)
+        measured = {
+            share: step_s(SupplyRun(imposed, interval, share * rule, args.steps, between_s))
+            for share in (*BELOW, 1.0)
+        }
+        slope, rest = np.polyfit([1.0 / (share * rule) for share in BELOW], [measured[s] for s in BELOW], 1)
+        knee = slope / (train_s - rest)
+        row: dict[str, Any] = {
+            "broadcast_s": known.broadcast_s,
+            "publish_interval": interval,
+            "acceptance": acceptance,
+            "pauses": pauses,
+            "rule": round(rule, 2),
+            "knee": round(float(knee), 2),
+            "error": round(float(rule / knee - 1.0), 4),
+            "idle_at_rule": round(max(0.0, 1.0 - train_s / measured[1.0]), 4),
+            "step_seconds": {str(share): round(seconds, 4) for share, seconds in measured.items()},
+        }
+        rows.append(row)
+        print(row, flush=True)
+    errors = [abs(row["error"]) for row in rows]
+    report: dict[str, Any] = {
+        "median_error": round(median(errors), 4),
+        "worst_error": max(errors),
+        "idle_at_rule": max(row["idle_at_rule"] for row in rows),
+        "train_seconds": round(train_s, 4),
+        "between_groups_seconds": round(between_s, 4),
+        "rows": rows,
+    }
+    problems = [
+        f"{name} is {report[name]:.3f}, above {limit}"
+        for name, limit in LIMITS.items()
+        if report[name] > limit
+    ]
+    return report, problems
+
+
+if __name__ == "__main__":
+    end_on_sigterm()
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Provisioning: workers of a pool are started and drained as the run needs them."""
