@@ -24,7 +24,7 @@ all mechanisms together gain nothing. With `--keep FILE` finished runs are kept,
 measurement goes on.
 
     .venv/bin/python benchmarks/end_to_end.py --seeds 5
-    .venv/bin/python benchmarks/end_to_end.py --seeds 1 --prompts 64 --per-step 16 --links 0.5 --ablation-seeds 0
+    .venv/bin/python benchmarks/end_to_end.py --seeds 1 --prompts 64 --per-step 16 --links 0.5
 """
 
 import argparse
