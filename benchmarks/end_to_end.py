@@ -153,7 +153,7 @@ class Race:
             *options.overrides,
         ]
         # The rate follows from a measurement: a run that goes on is recognised by the share.
-        key = [str(options.config), options.samples, link, words]
+        key = [str(options.config), options.samples, link, [*words]]
         if rate is not None:
             words.append(f"broadcast.uplink_bytes_per_s={rate:.0f}")
         found = self._kept.get(key, lambda: run_here(options.config, words, "run", options.samples, RUN_S))
