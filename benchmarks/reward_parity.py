@@ -193,7 +193,9 @@ def sorted_steps(timings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(spans, key=lambda span: int(span["number"]))
 
 
-def run_trl(home: Path, config: Path, words: Sequence[str]) -> tuple[dict[str, Any], dict[int, Path]]:
+def run_trl(
+    home: Path, config: Path, words: Sequence[str], threads: int = 2
+) -> tuple[dict[str, Any], dict[int, Path]]:
     """Run TRL; return its rewards and times, and the weights of the evaluated versions.
 
     Raises:
@@ -204,7 +206,7 @@ def run_trl(home: Path, config: Path, words: Sequence[str]) -> tuple[dict[str, A
     folder.mkdir()
     module = "antiphon.benchmarks.parts.parity.trl_run"
     done = subprocess.run(
-        [str(python), "-P", "-m", module, str(config), str(folder), *words],
+        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), *words],
         capture_output=True,
         text=True,
         timeout=RUN_S,

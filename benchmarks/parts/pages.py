@@ -75,7 +75,7 @@ MEASUREMENTS = {
     "reward_parity": Measurement("reward_parity.py", 75),
     "learning": Measurement("learning.py", 180),
     "end_to_end": Measurement("end_to_end.py --seeds 5", 110),
-    "versus_trl": Measurement("versus_trl.py --seeds 3", 30),
+    "versus_trl": Measurement("versus_trl.py --seeds 3", 35),
     "staleness": Measurement("staleness.py --seeds 5", 110),
     "gradient_sums": Measurement("gradient_sums.py", 5),
     "learner_speed": Measurement("learner_speed.py", 8),

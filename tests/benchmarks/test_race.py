@@ -112,9 +112,10 @@ def side(scores: list[float], step_s: float, rate: float) -> Run:
     return Run([0, 5, 10], scores, [], ends, [2 * end for end in ends], 1.0, rate, 2 * rate)
 
 
-def test_versus_trl_takes_the_level_where_it_gains_least() -> None:
+def test_versus_trl_takes_the_level_where_it_gains_least_and_trl_s_best_setting() -> None:
     ours, theirs = side([0.1, 0.7, 0.9], 1.0, 300.0), side([0.1, 0.75, 0.85], 4.0, 100.0)
-    result, samples, violated = compare_sides({0: ours}, {0: theirs}, [0.7, 0.8])
+    slow = side([0.1, 0.75, 0.85], 5.0, 90.0)
+    result, samples, violated = compare_sides({0: ours}, {0: [slow, theirs]}, [0.7, 0.8])
     assert samples["wall_seconds_ratio_by_level.0.7"] == [pytest.approx(4 * (60 / 65), abs=1e-4)]
     assert samples["wall_seconds_ratio_by_level.0.8"] == [pytest.approx(4.0, abs=1e-4)]
     assert result["wall_seconds_ratio"] == result["cpu_seconds_ratio"] == pytest.approx(3.6923)
@@ -125,7 +126,7 @@ def test_versus_trl_without_trl_has_no_ratios_and_one_never_reached_is_said() ->
     ours, theirs = side([0.1, 0.6, 0.6], 1.0, 1.0), side([0.1, 0.75, 0.85], 4.0, 1.0)
     result, _, violated = compare_sides({0: ours}, {}, [0.7])
     assert result["wall_seconds_ratio"] is None and result["generation_ratio"] is None and violated == []
-    result, _, violated = compare_sides({0: ours}, {0: theirs}, [0.7])
+    result, _, violated = compare_sides({0: ours}, {0: [theirs]}, [0.7])
     assert result["cpu_seconds_ratio"] is None and violated == [
         "held-out reward 0.7 was reached by TRL and not here"
     ]

@@ -1,6 +1,6 @@
 """Parity parts: one run of TRL's GRPOTrainer with the recipe of a configuration; runs in TRL's environment.
 
-    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER [key=value ...]
+    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER THREADS [key=value ...]
 
 The prompts come in the order in which the loop opens them, and rewards from the same environment. The
 weights of every evaluated version are written to FOLDER as safetensors; the time that takes does not count.
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 BEGUN_S = time.perf_counter()
-THREADS = 2
 
 
 def cpu_s() -> float:
@@ -29,10 +28,10 @@ def cpu_s() -> float:
 
 def main() -> int:
     """Train and print what happened."""
-    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
     import torch
 
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(int(sys.argv[3]))
     from datasets import Dataset
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
