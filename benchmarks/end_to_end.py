@@ -61,6 +61,7 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "S=2": ("loop.max_staleness=2",),
     "drafts from history": ("drafting.enabled=true",),
     "order by length": ("loop.order=auto",),
+    "caches kept at swaps": ("rollout.swap_cache=keep",),
     "patches": ("broadcast.patches=on",),
 }
 """In the order in which the ablation adds them."""
@@ -94,9 +95,13 @@ def main() -> int:
         parser.error("--prompts must be a multiple of --per-step, and all epochs at least 3 steps")
     if min(options.links) < 0:
         parser.error("--links are shares of the baseline's step from 0")
+    if set(options.without) == set(MECHANISMS):
+        parser.error("--without leaves nothing to compare; name fewer mechanisms")
     end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     race = Race(options)
+    for mechanisms in ((), tuple(race.mechanisms)):  # before the first minute
+        load_config(options.config, race.words(0, mechanisms))
     pairs = {link: [race.pair(seed, link) for seed in race.seeds] for link in options.links}
     ablation = [race.ablation(seed) for seed in race.seeds[: options.ablation_seeds]]
     result, samples, violated = compare(pairs, ablation, options.links)
@@ -113,12 +118,28 @@ class Race:
         """Take the command line."""
         self._options, self._kept = options, Kept(options.keep)
         self.seeds = list(range(options.first, options.first + options.seeds))
-        self.mechanisms = {name: MECHANISMS[name] for name in MECHANISMS if name not in options.without}
+        self.mechanisms = [name for name in MECHANISMS if name not in options.without]
+
+    def words(self, seed: int, mechanisms: Sequence[str]) -> list[str]:
+        """Return what replaces fields of the recipe, for a side with some mechanisms."""
+        options = self._options
+        return [
+            f"run.seed={seed}",
+            f"run.steps={options.epochs * options.prompts // options.per_step}",
+            f"environment.train_size={options.prompts}",
+            f"loop.prompts_per_step={options.per_step}",
+            f"rollout.concurrent_groups={-(-options.per_step // WORKERS)}",
+            f"learner.threads={options.learner_threads}",
+            *BOTH,
+            *BASELINE,
+            *(word for name in mechanisms for word in MECHANISMS[name]),
+            *options.overrides,
+        ]
 
     def pair(self, seed: int, link: float) -> dict[str, Mapping[str, Any]]:
         """Return the baseline without a link, and both sides behind one; who begins alternates."""
         alone = self._run(seed, 0.0, "baseline", ())
-        rate = link_rate(alone["payload_bytes"], WORKERS, link, alone["rollout_s"] + alone["training_s"])
+        rate = link_rate(alone["payload_bytes"], WORKERS, link, busy_seconds(alone))
         sides = {"baseline": (), "antiphon": tuple(self.mechanisms)}
         order = sorted(sides, reverse=bool(seed % 2))
         found = {side: self._run(seed, link, side, sides[side], rate) for side in order}
@@ -126,10 +147,9 @@ class Race:
 
     def ablation(self, seed: int) -> list[tuple[str, float]]:
         """Return seconds per step at the first link with none, one, two, ... all mechanisms."""
-        link, names = self._options.links[0], list(self.mechanisms)
+        link, names = self._options.links[0], self.mechanisms
         ends = self.pair(seed, link)
-        busy = ends["alone"]["rollout_s"] + ends["alone"]["training_s"]
-        rate = link_rate(ends["alone"]["payload_bytes"], WORKERS, link, busy)
+        rate = link_rate(ends["alone"]["payload_bytes"], WORKERS, link, busy_seconds(ends["alone"]))
         rows = [("baseline", ends["baseline"]["seconds_per_step"])]
         for count in range(1, len(names)):
             found = self._run(seed, link, f"+ {names[count - 1]}", names[:count], rate)
@@ -139,19 +159,7 @@ class Race:
     def _run(
         self, seed: int, link: float, said: str, mechanisms: Sequence[str], rate: float | None = None
     ) -> Mapping[str, Any]:
-        options = self._options
-        words = [
-            f"run.seed={seed}",
-            f"run.steps={options.epochs * options.prompts // options.per_step}",
-            f"environment.train_size={options.prompts}",
-            f"loop.prompts_per_step={options.per_step}",
-            f"rollout.concurrent_groups={-(-options.per_step // WORKERS)}",
-            f"learner.threads={options.learner_threads}",
-            *BOTH,
-            *BASELINE,
-            *(word for name in mechanisms for word in self.mechanisms[name]),
-            *options.overrides,
-        ]
+        options, words = self._options, self.words(seed, mechanisms)
         # The rate follows from a measurement: a run that goes on is recognised by the share.
         key = [str(options.config), options.samples, link, [*words]]
         if rate is not None:
@@ -209,8 +217,12 @@ def ratio_of(pair: Mapping[str, Mapping[str, Any]]) -> float:
 
 def delivery_share(pair: Mapping[str, Mapping[str, Any]]) -> float:
     """Return what a delivery took in the baseline, relative to rollout and training without a link."""
-    alone = pair["alone"]
-    return float(pair["baseline"]["delivery_s"] / (alone["rollout_s"] + alone["training_s"]))
+    return float(pair["baseline"]["delivery_s"] / busy_seconds(pair["alone"]))
+
+
+def busy_seconds(run: Mapping[str, Any]) -> float:
+    """Return the seconds of rollout and training of a step."""
+    return float(run["rollout_s"] + run["training_s"])
 
 
 def means(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:

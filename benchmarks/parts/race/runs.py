@@ -34,7 +34,7 @@ def run_here(
         job = run_job(home, config, words, label, timeout_s)
         found = shown(job, home)
         if samples:
-            resolved = load_config(config, words)
+            resolved = load_config(config, list(words))
             ledger = next((home / resolved.record.ledger).glob("*/versions"))
             last = resolved.run.steps
             context = multiprocessing.get_context("spawn")
