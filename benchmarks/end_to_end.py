@@ -57,14 +57,15 @@ BASELINE = (
     "broadcast.patches=off",
 )
 MECHANISMS: Mapping[str, tuple[str, ...]] = {
-    "overlap, S=1": ("loop.max_staleness=1",),
-    "S=2": ("loop.max_staleness=2",),
-    "drafts from history": ("drafting.enabled=true",),
-    "order by length": ("loop.order=auto",),
-    "caches kept at swaps": ("rollout.swap_cache=keep",),
+    "s1": ("loop.max_staleness=1",),
+    "s2": ("loop.max_staleness=2",),
+    "drafts": ("drafting.enabled=true",),
+    "order": ("loop.order=auto",),
+    "kept_caches": ("rollout.swap_cache=keep",),
     "patches": ("broadcast.patches=on",),
 }
-"""In the order in which the ablation adds them."""
+"""In the order in which the ablation adds them: overlap at S=1 and at S=2, drafts from history, leases in
+the order of remembered lengths, caches that running requests keep when weights are swapped, and patches."""
 REWARD_MOST_LOST = 0.03
 LINK_OFF_MOST = 0.2
 RUN_S = 3600.0
@@ -152,9 +153,9 @@ class Race:
         rate = link_rate(ends["alone"]["payload_bytes"], WORKERS, link, busy_seconds(ends["alone"]))
         rows = [("baseline", ends["baseline"]["seconds_per_step"])]
         for count in range(1, len(names)):
-            found = self._run(seed, link, f"+ {names[count - 1]}", names[:count], rate)
-            rows.append((f"+ {names[count - 1]}", found["seconds_per_step"]))
-        return [*rows, (f"+ {names[-1]}", ends["antiphon"]["seconds_per_step"])]
+            found = self._run(seed, link, f"with {names[count - 1]}", names[:count], rate)
+            rows.append((names[count - 1], found["seconds_per_step"]))
+        return [*rows, (names[-1], ends["antiphon"]["seconds_per_step"])]
 
     def _run(
         self, seed: int, link: float, said: str, mechanisms: Sequence[str], rate: float | None = None

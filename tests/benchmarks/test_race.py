@@ -80,11 +80,11 @@ def pair(baseline: dict[str, Any], antiphon: dict[str, Any]) -> dict[str, dict[s
 
 def test_end_to_end_compares_pairs_and_names_its_mechanisms() -> None:
     seeds = [pair(a_run(6.0), a_run(2.0, staleness_max=2)), pair(a_run(6.0), a_run(3.0))]
-    rows = [("baseline", 6.0), *((f"+ {name}", 3.0) for name in MECHANISMS)]
+    rows = [("baseline", 6.0), *((name, 3.0) for name in MECHANISMS)]
     result, samples, violated = compare({0.5: seeds, 0.0: seeds}, [rows], [0.5, 0.0])
     assert (samples["ratio"], samples["ratio_without_link"], violated) == ([3.0, 2.0], [3.0, 2.0], [])
     assert result["broadcast_share"] == 0.5 and result["reward_equal"] is True
-    assert [line["mechanism"] for line in result["ablation"]] == ["baseline", *(f"+ {n}" for n in MECHANISMS)]
+    assert [line["mechanism"] for line in result["ablation"]] == ["baseline", *MECHANISMS]
     one_seed, _, _ = compare({0.5: seeds[:1]}, [], [0.5])
     assert one_seed["reward_equal"] is None and one_seed["ablation"] == []
 
