@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 
 from antiphon.benchmarks.parts.kept import Kept
-from antiphon.benchmarks.parts.learning.scoring import heldout_score
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
     end_on_sigterm,
@@ -47,7 +46,6 @@ from antiphon.benchmarks.parts.race.arithmetic import covered, half_interval
 from antiphon.benchmarks.parts.race.runs import cpu_at
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 from antiphon.core.config import RunConfig, load_config
-from antiphon.services.learner.warmstart.build import warmstart
 from antiphon.services.learner.warmstart.recipe import RECIPES
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
@@ -123,6 +121,8 @@ def main() -> int:
 def make_model(path: Path) -> None:
     """Make a base model by the recipe of its folder's name, unless it is there or no recipe has that name."""
     if not path.exists() and path.name in RECIPES:
+        from antiphon.services.learner.warmstart.build import warmstart  # heavy
+
         print(f"making {path} first; it takes minutes", flush=True)
         warmstart(RECIPES[path.name], path, lambda done, steps, loss: None)
 
@@ -145,6 +145,8 @@ def run_side(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any
 
 def scored(config: RunConfig, weights: Mapping[int, Path], samples: int) -> dict[str, Any]:
     """Return versions, and the held-out reward of each."""
+    from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+
     versions = sorted(weights)
     context = multiprocessing.get_context("spawn")
     count = len(versions)

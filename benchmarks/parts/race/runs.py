@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.benchmarks.parts.learning.scoring import heldout_score
 from antiphon.benchmarks.parts.measure import JobRun, journal_events, run_job, scratch_home
 from antiphon.core.config import load_config
 from antiphon.core.dissemination.reports import DeliveryRecord
@@ -34,6 +33,8 @@ def run_here(
         job = run_job(home, config, words, label, timeout_s)
         found = shown(job, home)
         if samples:
+            from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+
             resolved = load_config(config, list(words))
             ledger = next((home / resolved.record.ledger).glob("*/versions"))
             last = resolved.run.steps
