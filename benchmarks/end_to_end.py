@@ -101,8 +101,8 @@ def main() -> int:
     end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     race = Race(options)
-    for mechanisms in ((), tuple(race.mechanisms)):  # before the first minute
-        load_config(options.config, race.words(0, mechanisms))
+    for count in (0, len(race.mechanisms)):  # before the first minute
+        load_config(options.config, race.words(0, race.mechanisms[:count]))
     pairs = {link: [race.pair(seed, link) for seed in race.seeds] for link in options.links}
     ablation = [race.ablation(seed) for seed in race.seeds[: options.ablation_seeds]]
     result, samples, violated = compare(pairs, ablation, options.links)
@@ -141,7 +141,7 @@ class Race:
         """Return the baseline without a link, and both sides behind one; who begins alternates."""
         alone = self._run(seed, 0.0, "baseline", ())
         rate = link_rate(alone["payload_bytes"], WORKERS, link, busy_seconds(alone))
-        sides = {"baseline": (), "antiphon": tuple(self.mechanisms)}
+        sides: dict[str, list[str]] = {"baseline": [], "antiphon": self.mechanisms}
         order = sorted(sides, reverse=bool(seed % 2))
         found = {side: self._run(seed, link, side, sides[side], rate) for side in order}
         return {"alone": alone, **found}
@@ -193,7 +193,7 @@ def compare(
     if 0.0 in ratios:
         samples["ratio_without_link"] = ratios[0.0]
     samples |= {f"seconds_per_step.{name}": values for name, values in steps.items()}
-    result = {
+    result: dict[str, Any] = {
         "broadcast_share": round(share, 4),
         "ratio_without_link": None,
         "ablation": [
