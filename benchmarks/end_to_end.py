@@ -165,7 +165,9 @@ class Race:
         key = [str(options.config), options.samples, link, [*words]]
         if rate is not None:
             words.append(f"broadcast.uplink_bytes_per_s={rate:.0f}")
-        found = self._kept.get(key, lambda: run_here(options.config, words, "run", options.samples, RUN_S))
+        found: Mapping[str, Any] = self._kept.get(
+            key, lambda: run_here(options.config, words, "run", options.samples, RUN_S)
+        )
         print(f"seed {seed}, link {link:g}, {said}: {found['seconds_per_step']:.3f} s a step", flush=True)
         return found
 
