@@ -13,7 +13,6 @@ standard error. With `--keep FILE` finished runs are kept there, and an interrup
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
 
@@ -89,7 +89,7 @@ def main() -> int:
     options.seeds = list(range(options.first, options.first + options.seeds))
     end_on_sigterm()
     runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in options.only}
-    for name, seed, curve in finished_runs(options):
+    for name, seed, curve in finished_runs(options, {name: RECIPES[name] for name in options.only}):
         runs[name][seed] = curve
         print(f"{name} seed {seed}: {[round(score, 3) for score in curve['scores']]}", flush=True)
     table = {name: described(found, runs.get(REFERENCE, {})) for name, found in runs.items()}
@@ -97,36 +97,38 @@ def main() -> int:
     return finish(result, record=options.record)
 
 
-def finished_runs(options: argparse.Namespace) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield recipe, seed and curve of each run as it ends, those that were kept first."""
-    kept = _kept(options.keep)
+def finished_runs(
+    options: argparse.Namespace, recipes: Mapping[str, Recipe]
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield recipe, seed and curve of each run as it ends, those that were kept first.
+
+    Args:
+        options: with `seeds`, `steps`, `interval`, `samples`, `processes`, `keep` and `overrides`.
+        recipes: by name.
+    """
+    kept = Kept(options.keep)
     common = (f"run.steps={options.steps}", *options.overrides)
-    wanted: dict[str, tuple[str, int]] = {}
+    wanted: list[tuple[str, int, list[Any]]] = []
     for seed in options.seeds:
-        for name in options.only:
-            key = json.dumps([asdict(RECIPES[name]), seed, common, options.interval, options.samples])
+        for name, recipe in recipes.items():
+            key = [asdict(recipe), seed, common, options.interval, options.samples]
             if key in kept:
-                yield name, seed, kept[key]
+                yield name, seed, kept.found(key)
             else:
-                wanted[key] = (name, seed)
+                wanted.append((name, seed, key))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, mp_context=context, max_tasks_per_child=1) as pool:
         futures = {
-            pool.submit(run_one, RECIPES[name], seed, common, options.interval, options.samples): key
-            for key, (name, seed) in wanted.items()
+            pool.submit(run_one, recipes[name], seed, common, options.interval, options.samples): (
+                name,
+                seed,
+                key,
+            )
+            for name, seed, key in wanted
         }
         for future in as_completed(futures):
-            key, curve = futures[future], future.result()
-            if options.keep is not None:
-                with options.keep.open("a") as out:
-                    out.write(json.dumps([key, curve]) + "\n")
-            yield *wanted[key], curve
-
-
-def _kept(path: Path | None) -> dict[str, dict[str, Any]]:
-    if path is None or not path.exists():
-        return {}
-    return dict(json.loads(line) for line in path.read_text().splitlines())
+            name, seed, key = futures[future]
+            yield name, seed, kept.add(key, future.result())
 
 
 def run_one(recipe: Recipe, seed: int, common: Sequence[str], interval: int, samples: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ goes on.
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import subprocess
@@ -28,25 +27,25 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
-from antiphon.benchmarks.parts.learning.scoring import heldout_score
+from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import (
     PROJECT,
-    JobRun,
     end_on_sigterm,
     run_job,
     scratch_home,
 )
 from antiphon.benchmarks.parts.own_environment import MissingToolError, python_with
+from antiphon.benchmarks.parts.race.arithmetic import covered, half_interval
+from antiphon.benchmarks.parts.race.runs import cpu_at
 from antiphon.benchmarks.parts.results import benchmark_parser, finish
-from antiphon.core.config import load_config
-from antiphon.services.learner.warmstart.build import warmstart
+from antiphon.core.config import RunConfig, load_config
 from antiphon.services.learner.warmstart.recipe import RECIPES
 
 CONFIG = PROJECT / "examples" / "quickstart.yaml"
@@ -80,6 +79,10 @@ class Run:
     """Of all processes, from the loop's begin until each step ended."""
     start_s: float
     """Until the loop began."""
+    generation_tokens_per_s: float = 0.0
+    """Completion tokens over the seconds in which anything was sampled."""
+    training_tokens_per_s: float = 0.0
+    """Completion tokens trained on over the seconds of training."""
 
 
 def main() -> int:
@@ -96,23 +99,18 @@ def main() -> int:
     options.seeds = list(range(options.first, options.first + options.seeds))
     end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
-    kept = read_kept(options.keep)
+    kept = Kept(options.keep)
     runs: dict[str, dict[int, Run]] = {side: {} for side in options.sides}
     missing = ""
     for place, seed in enumerate(options.seeds):
         turn = place % len(options.sides)
         for side in (*options.sides[turn:], *options.sides[:turn]):
-            key = json.dumps([side, seed, str(options.config), options.samples, options.overrides])
-            if key not in kept:
-                try:
-                    kept[key] = run_side(side, seed, options)
-                except MissingToolError as reason:
-                    missing = str(reason)
-                    continue
-                if options.keep is not None:
-                    with options.keep.open("a") as out:
-                        out.write(json.dumps([key, kept[key]]) + "\n")
-            runs[side][seed] = Run(**kept[key])
+            key = [side, seed, str(options.config), options.samples, options.overrides]
+            try:
+                runs[side][seed] = Run(**kept.get(key, partial(run_side, side, seed, options)))
+            except MissingToolError as reason:
+                missing = str(reason)
+                continue
             print(f"{side} seed {seed}: {[round(score, 3) for score in runs[side][seed].scores]}", flush=True)
     if missing:
         print(f"without TRL: {missing}", file=sys.stderr, flush=True)
@@ -123,15 +121,10 @@ def main() -> int:
 def make_model(path: Path) -> None:
     """Make a base model by the recipe of its folder's name, unless it is there or no recipe has that name."""
     if not path.exists() and path.name in RECIPES:
+        from antiphon.services.learner.warmstart.build import warmstart  # heavy
+
         print(f"making {path} first; it takes minutes", flush=True)
         warmstart(RECIPES[path.name], path, lambda done, steps, loss: None)
-
-
-def read_kept(path: Path | None) -> dict[str, Any]:
-    """Return the runs that a file keeps."""
-    if path is None or not path.exists():
-        return {}
-    return dict(json.loads(line) for line in path.read_text().splitlines())
 
 
 def run_side(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -147,38 +140,52 @@ def run_side(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any
             found, weights = run_trl(home, options.config, words)
         else:
             found, weights = run_here(home, options.config, [*words, *SIDES[side]], side)
-        versions = sorted(weights)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-            scores = list(
-                pool.map(
-                    heldout_score,
-                    [config] * len(versions),
-                    [weights[version] for version in versions],
-                    [options.samples] * len(versions),
-                    versions,
-                )
-            )
-    return {"versions": versions, "scores": scores, **found}
+        return {**scored(config, weights, options.samples), **found}
+
+
+def scored(config: RunConfig, weights: Mapping[int, Path], samples: int) -> dict[str, Any]:
+    """Return versions, and the held-out reward of each."""
+    from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+
+    versions = sorted(weights)
+    context = multiprocessing.get_context("spawn")
+    count = len(versions)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        paths = [weights[version] for version in versions]
+        scores = list(pool.map(heldout_score, [config] * count, paths, [samples] * count, versions))
+    return {"versions": versions, "scores": scores}
 
 
 def run_here(
-    home: Path, config: Path, words: Sequence[str], side: str
+    home: Path, config: Path, words: Sequence[str], side: str, versions: Sequence[int] = ()
 ) -> tuple[dict[str, Any], dict[int, Path]]:
-    """Run this project's job; return its rewards and times, and the weights of the evaluated versions."""
+    """Run this project's job; return rewards and times, and the weights of versions.
+
+    Args:
+        home: of the run.
+        config: the recipe.
+        words: `section.field=value` for it.
+        side: label of the run.
+        versions: whose weights are returned; by default those that the run evaluated.
+    """
     begun = time.perf_counter()
     job = run_job(home, config, words, side, RUN_S)
     timings = job.timings()
     loop_begun = min(span["started_s"] for span in timings["stages"])
     ended = [span["ended_s"] for span in sorted_steps(timings)]
+    figures = timings["figures"]
+    sampled = [(one["started_s"], one["ended_s"]) for one in timings["stages"] if one["stage"] == "reward"]
+    trained_s = sum(span["ended_s"] - span["started_s"] for span in sorted_steps(timings))
     found = {
         "rewards": [step["reward"] for step in job.metrics()["steps"]],
         "seconds": [moment - loop_begun for moment in ended],
         "cpu_seconds": [cpu_at(job, moment) - cpu_at(job, loop_begun) for moment in ended],
         "start_s": loop_begun - begun,
+        "generation_tokens_per_s": figures["tokens_sampled"] / covered(sampled),
+        "training_tokens_per_s": figures["tokens_trained"] / trained_s,
     }
     ledger = next((home / load_config(config, list(words)).record.ledger).glob("*/versions"))
-    evaluated = [entry["version"] for entry in job.metrics()["evaluations"]]
+    evaluated = versions or [entry["version"] for entry in job.metrics()["evaluations"]]
     return found, {version: ledger / f"v{version:06d}.safetensors" for version in evaluated}
 
 
@@ -188,13 +195,9 @@ def sorted_steps(timings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(spans, key=lambda span: int(span["number"]))
 
 
-def cpu_at(job: JobRun, moment: float) -> float:
-    """Return the CPU seconds that a job had taken at a moment of `time.perf_counter`."""
-    moments, seconds = zip(*job.cpu_curve, strict=True)
-    return float(np.interp(moment, moments, seconds))
-
-
-def run_trl(home: Path, config: Path, words: Sequence[str]) -> tuple[dict[str, Any], dict[int, Path]]:
+def run_trl(
+    home: Path, config: Path, words: Sequence[str], threads: int = 2
+) -> tuple[dict[str, Any], dict[int, Path]]:
     """Run TRL; return its rewards and times, and the weights of the evaluated versions.
 
     Raises:
@@ -205,7 +208,7 @@ def run_trl(home: Path, config: Path, words: Sequence[str]) -> tuple[dict[str, A
     folder.mkdir()
     module = "antiphon.benchmarks.parts.parity.trl_run"
     done = subprocess.run(
-        [str(python), "-P", "-m", module, str(config), str(folder), *words],
+        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), *words],
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -215,7 +218,8 @@ def run_trl(home: Path, config: Path, words: Sequence[str]) -> tuple[dict[str, A
         raise SystemExit(f"TRL ended with status {done.returncode}\n{done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
     weights = {int(path.stem[1:]): path for path in folder.glob("v*.safetensors")}
-    return {name: found[name] for name in ("rewards", "seconds", "cpu_seconds", "start_s")}, weights
+    del found["prompt_tokens"]
+    return found, weights
 
 
 def compare(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, Any]:
@@ -239,7 +243,7 @@ def compare(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, Any]:
         if pairs:
             found[name] = round(fmean(pairs), 4)
         if len(pairs) > 1:
-            found[f"{name}_low"] = round(fmean(pairs) - interval(pairs), 4)
+            found[f"{name}_low"] = round(fmean(pairs) - half_interval(pairs), 4)
     falls = [
         max(r.scores) - r.scores[-1] for side, seeds in runs.items() if side != TRL for r in seeds.values()
     ]
@@ -249,12 +253,6 @@ def compare(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, Any]:
         reached(side, level, list(seeds.values())) for side, seeds in runs.items() for level in LEVELS
     ]
     return found
-
-
-def interval(pairs: Sequence[float]) -> float:
-    """Return half of the 95% interval of a mean (Student's t)."""
-    quantile = float(student.ppf(0.975, len(pairs) - 1))
-    return quantile * stdev(pairs) / math.sqrt(len(pairs))
 
 
 def reached(side: str, level: float, runs: Sequence[Run]) -> dict[str, Any]:

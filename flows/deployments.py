@@ -119,6 +119,27 @@ DEPLOYMENTS = (
         },
         schedule=PlannedSchedule("weekly", "0 7 * * 0"),
     ),
+    PlannedDeployment(
+        name="race",
+        entrypoint="antiphon.flows.benchmark.benchmark",
+        description="All mechanisms against the synchronous loop and against TRL, and what staleness costs.",
+        queue=MACHINE_QUEUE,
+        parameters={
+            "plan": {
+                "configs": [],
+                "scripts": [
+                    "benchmarks/end_to_end.py",
+                    "benchmarks/versus_trl.py",
+                    "benchmarks/staleness.py",
+                ],
+                "repeats": 1,
+                "script_timeout_s": 43200.0,
+                "results": "results/race",
+                "record": False,
+            }
+        },
+        schedule=PlannedSchedule("monthly", "0 6 1 * *"),
+    ),
 )
 """What is deployed."""
 

@@ -1,11 +1,12 @@
 """Parity parts: one run of TRL's GRPOTrainer with the recipe of a configuration; runs in TRL's environment.
 
-    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER [key=value ...]
+    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER THREADS [key=value ...]
 
 The prompts come in the order in which the loop opens them, and rewards from the same environment. The
 weights of every evaluated version are written to FOLDER as safetensors; the time that takes does not count.
-The last line is a JSON object with the seconds and CPU seconds after each step, its mean reward, and how
-long everything took until the first step began.
+The last line is a JSON object with the seconds and CPU seconds after each step, its mean reward, how
+long everything took until the first step began, and completion tokens per second of generation and of what is
+neither generation nor reward.
 """
 
 import json
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 BEGUN_S = time.perf_counter()
-THREADS = 2
 
 
 def cpu_s() -> float:
@@ -28,10 +28,10 @@ def cpu_s() -> float:
 
 def main() -> int:
     """Train and print what happened."""
-    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
     import torch
 
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(int(sys.argv[3]))
     from datasets import Dataset
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -124,7 +124,25 @@ def main() -> int:
                 origin[0] += time.perf_counter() - begun
                 origin[1] += cpu_s() - begun_cpu
 
-    trainer = GRPOTrainer(
+    # Of generation, and of generation with rewards.
+    sampling_s = [0.0, 0.0]
+
+    class Timed(GRPOTrainer):  # type: ignore[misc]
+        """Takes the time of generation."""
+
+        def _generate(self, *words: Any, **named: Any) -> Any:
+            return timed(0, super()._generate, *words, **named)
+
+        def _generate_and_score_completions(self, *words: Any, **named: Any) -> Any:
+            return timed(1, super()._generate_and_score_completions, *words, **named)
+
+    def timed(place: int, call: Any, *words: Any, **named: Any) -> Any:
+        begun = time.perf_counter()
+        found = call(*words, **named)
+        sampling_s[place] += time.perf_counter() - begun
+        return found
+
+    trainer = Timed(
         model=model,
         processing_class=tokenizer,
         reward_funcs=reward,
@@ -133,12 +151,15 @@ def main() -> int:
         callbacks=[Watch()],
     )
     trainer.train()
-    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    tokens = sum(entry["completions/mean_length"] for entry in log) * loop.prompts_per_step * loop.group_size
     found = {
         "start_s": start_s[0],
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "rewards": rewards,
+        "rewards": [entry["reward"] for entry in log],
+        "generation_tokens_per_s": tokens / sampling_s[0],
+        "training_tokens_per_s": tokens / (seconds[-1] - sampling_s[1]),
         "prompt_tokens": tokenizer(problems[0].text)["input_ids"],
     }
     print(json.dumps(found), flush=True)

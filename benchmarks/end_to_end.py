@@ -1,0 +1,266 @@
+"""End to end: all of Antiphon against its own synchronous loop, behind a slow link, mechanism by mechanism.
+
+The baseline runs at S=0 without drafts, without an order by length and with whole snapshots; the other side
+has every mechanism. Both run the same job through Prefect, with the same records, prompts in a fixed order
+for several epochs, samples, learning rate, two workers and threads of each engine, on all cores. Lengths
+have a long tail (`tokens_median`, `tokens_p99`).
+
+For each seed the baseline runs without a link first. What rollout and training of one of its steps take,
+times a share, is what the weights of one version may take to both workers: that gives the rate of the
+origin's uplink. Both sides then run in turns behind each link. `broadcast_share` is what a delivery really
+took in the baseline at the first link, relative to its rollout and training without one.
+
+`ratio` is baseline over Antiphon in seconds per step (from the first lease to the last commit, over the
+steps; start-up stands apart) at the first of --links, `ratio_without_link` at link 0, `ratio_by_link` at
+all: medians of the pairs. `ablation` adds the mechanisms one by one at the first link. `reward_difference`
+is the mean over seeds of the paired differences of the last version's held-out reward, at the first link;
+`reward_equal` says whether the lower end of its 95% interval (Student) is at least -0.03, null with one
+seed. `baseline` and `antiphon` say where the seconds go at the first link, `baseline_without_link` and
+`antiphon_without_link` at 0.
+
+Fails when a sample was older than its bound, when the sides trained other numbers of samples, when the link
+took more than a fifth more or less than it should, when a mean of rewards falls by more than 0.03, or when
+all mechanisms together gain nothing. With `--keep FILE` finished runs are kept, and an interrupted
+measurement goes on.
+
+    .venv/bin/python benchmarks/end_to_end.py --seeds 5
+    .venv/bin/python benchmarks/end_to_end.py --seeds 1 --prompts 64 --per-step 16 --links 0.5
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from antiphon.benchmarks.parts.kept import Kept
+from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm
+from antiphon.benchmarks.parts.race.arithmetic import link_rate, mean_interval
+from antiphon.benchmarks.parts.race.runs import run_here
+from antiphon.benchmarks.parts.results import benchmark_parser, finish
+from antiphon.benchmarks.reward_parity import make_model
+from antiphon.core.config import load_config
+
+CONFIG = PROJECT / "benchmarks" / "long_tails.yaml"
+WORKERS = 2
+BOTH = (
+    f"rollout.workers={WORKERS}",
+    "rollout.threads=1",
+    "evaluation.interval=0",
+    "evaluation.prompts=1",
+)
+BASELINE = (
+    "loop.max_staleness=0",
+    "drafting.enabled=false",
+    "loop.order=arrival",
+    "broadcast.patches=off",
+)
+MECHANISMS: Mapping[str, tuple[str, ...]] = {
+    "s1": ("loop.max_staleness=1",),
+    "s2": ("loop.max_staleness=2",),
+    "drafts": ("drafting.enabled=true",),
+    "order": ("loop.order=auto",),
+    "kept_caches": ("rollout.swap_cache=keep",),
+    "patches": ("broadcast.patches=on",),
+}
+"""In the order in which the ablation adds them: overlap at S=1 and at S=2, drafts from history, leases in
+the order of remembered lengths, caches that running requests keep when weights are swapped, and patches."""
+REWARD_MOST_LOST = 0.03
+LINK_OFF_MOST = 0.2
+RUN_S = 3600.0
+
+
+def main() -> int:
+    """Run both sides behind every link, then the ablation."""
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=5, help="paired seeds (default 5)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--epochs", type=int, default=3, help="over the prompts (default 3)")
+    parser.add_argument("--prompts", type=int, default=256, help="training prompts (default 256)")
+    parser.add_argument("--per-step", type=int, default=32, help="prompts of a step (default 32)")
+    parser.add_argument("--learner-threads", type=int, default=2, help="of both sides (default 2)")
+    parser.add_argument(
+        "--links", type=float, nargs="+", default=[0.5, 0.0, 1.0], help="shares (default 0.5 0 1)"
+    )
+    parser.add_argument("--ablation-seeds", type=int, default=1, help="seeds of the ablation (default 1)")
+    parser.add_argument(
+        "--without", nargs="*", choices=list(MECHANISMS), default=[], help="mechanisms left out"
+    )
+    parser.add_argument("--samples", type=int, default=4, help="of each held-out prompt (default 4)")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe")
+    parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs for both sides")
+    options = parser.parse_args()
+    if options.prompts % options.per_step or options.epochs * options.prompts < 3 * options.per_step:
+        parser.error("--prompts must be a multiple of --per-step, and all epochs at least 3 steps")
+    if min(options.links) < 0:
+        parser.error("--links are shares of the baseline's step from 0")
+    if set(options.without) == set(MECHANISMS):
+        parser.error("--without leaves nothing to compare; name fewer mechanisms")
+    end_on_sigterm()
+    make_model(Path(load_config(options.config, options.overrides).model.path))
+    race = Race(options)
+    for count in (0, len(race.mechanisms)):  # before the first minute
+        load_config(options.config, race.words(0, race.mechanisms[:count]))
+    pairs = {link: [race.pair(seed, link) for seed in race.seeds] for link in options.links}
+    ablation = [race.ablation(seed) for seed in race.seeds[: options.ablation_seeds]]
+    result, samples, violated = compare(pairs, ablation, options.links)
+    shape = {name: getattr(options, name) for name in ("epochs", "prompts", "per_step", "learner_threads")}
+    return finish(
+        {**shape, "seeds": race.seeds, **result}, record=options.record, samples=samples, violated=violated
+    )
+
+
+class Race:
+    """The runs of one measurement."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Take the command line."""
+        self._options, self._kept = options, Kept(options.keep)
+        self.seeds = list(range(options.first, options.first + options.seeds))
+        self.mechanisms = [name for name in MECHANISMS if name not in options.without]
+
+    def words(self, seed: int, mechanisms: Sequence[str]) -> list[str]:
+        """Return what replaces fields of the recipe, for a side with some mechanisms."""
+        options = self._options
+        return [
+            f"run.seed={seed}",
+            f"run.steps={options.epochs * options.prompts // options.per_step}",
+            f"environment.train_size={options.prompts}",
+            f"loop.prompts_per_step={options.per_step}",
+            f"rollout.concurrent_groups={-(-options.per_step // WORKERS)}",
+            f"learner.threads={options.learner_threads}",
+            *BOTH,
+            *BASELINE,
+            *(word for name in mechanisms for word in MECHANISMS[name]),
+            *options.overrides,
+        ]
+
+    def pair(self, seed: int, link: float) -> dict[str, Mapping[str, Any]]:
+        """Return the baseline without a link, and both sides behind one; who begins alternates."""
+        alone = self._run(seed, 0.0, "baseline", ())
+        rate = link_rate(alone["payload_bytes"], WORKERS, link, busy_seconds(alone))
+        sides: dict[str, list[str]] = {"baseline": [], "antiphon": self.mechanisms}
+        order = sorted(sides, reverse=bool(seed % 2))
+        found = {side: self._run(seed, link, side, sides[side], rate) for side in order}
+        return {"alone": alone, **found}
+
+    def ablation(self, seed: int) -> list[tuple[str, float]]:
+        """Return seconds per step at the first link with none, one, two, ... all mechanisms."""
+        link, names = self._options.links[0], self.mechanisms
+        ends = self.pair(seed, link)
+        rate = link_rate(ends["alone"]["payload_bytes"], WORKERS, link, busy_seconds(ends["alone"]))
+        rows = [("baseline", ends["baseline"]["seconds_per_step"])]
+        for count in range(1, len(names)):
+            found = self._run(seed, link, f"with {names[count - 1]}", names[:count], rate)
+            rows.append((names[count - 1], found["seconds_per_step"]))
+        return [*rows, (names[-1], ends["antiphon"]["seconds_per_step"])]
+
+    def _run(
+        self, seed: int, link: float, said: str, mechanisms: Sequence[str], rate: float | None = None
+    ) -> Mapping[str, Any]:
+        options, words = self._options, self.words(seed, mechanisms)
+        # The rate follows from a measurement: a run that goes on is recognised by the share.
+        key = [str(options.config), options.samples, link, [*words]]
+        if rate is not None:
+            words.append(f"broadcast.uplink_bytes_per_s={rate:.0f}")
+        found: Mapping[str, Any] = self._kept.get(
+            key, lambda: run_here(options.config, words, "run", options.samples, RUN_S)
+        )
+        print(f"seed {seed}, link {link:g}, {said}: {found['seconds_per_step']:.3f} s a step", flush=True)
+        return found
+
+
+def compare(
+    pairs: Mapping[float, Sequence[Mapping[str, Mapping[str, Any]]]],
+    ablation: Sequence[Sequence[tuple[str, float]]],
+    links: Sequence[float],
+) -> tuple[dict[str, Any], dict[str, list[float]], list[str]]:
+    """Return result, samples and violated promises.
+
+    Args:
+        pairs: link -> for each seed the runs `alone`, `baseline` and `antiphon`.
+        ablation: for each of its seeds mechanism and seconds per step.
+        links: shares; the first decides.
+    """
+    ratios = {link: [round(ratio_of(one), 4) for one in found] for link, found in pairs.items()}
+    first = pairs[links[0]]
+    share = median(delivery_share(one) for one in first)
+    differences = [one["antiphon"]["reward"] - one["baseline"]["reward"] for one in first]
+    mean, low, _ = mean_interval(differences)
+    steps = {name: [dict(rows)[name] for rows in ablation] for name, _ in (ablation[0] if ablation else ())}
+    samples = {"ratio": ratios[links[0]]}
+    samples |= {f"ratio_by_link.{link:g}": values for link, values in ratios.items()}
+    if 0.0 in ratios:
+        samples["ratio_without_link"] = ratios[0.0]
+    samples |= {f"seconds_per_step.{name}": values for name, values in steps.items()}
+    result: dict[str, Any] = {
+        "broadcast_share": round(share, 4),
+        "ratio_without_link": None,
+        "ablation": [
+            {"mechanism": name, "seconds_per_step": round(median(values), 4)}
+            for name, values in steps.items()
+        ],
+        "reward_difference": round(mean, 4),
+        "reward_difference_low": None if low is None else round(low, 4),
+        "reward_equal": None if low is None else low >= -REWARD_MOST_LOST,
+    }
+    for link, found in pairs.items():
+        if link in (links[0], 0.0):
+            end = "" if link == links[0] else "_without_link"
+            result |= {side + end: means([one[side] for one in found]) for side in ("baseline", "antiphon")}
+    return result, samples, broken(pairs, links[0], share, mean, median(ratios[links[0]]))
+
+
+def ratio_of(pair: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return the seconds per step of the baseline over those of Antiphon."""
+    return float(pair["baseline"]["seconds_per_step"] / pair["antiphon"]["seconds_per_step"])
+
+
+def delivery_share(pair: Mapping[str, Mapping[str, Any]]) -> float:
+    """Return what a delivery took in the baseline, relative to rollout and training without a link."""
+    return float(pair["baseline"]["delivery_s"] / busy_seconds(pair["alone"]))
+
+
+def busy_seconds(run: Mapping[str, Any]) -> float:
+    """Return the seconds of rollout and training of a step."""
+    return float(run["rollout_s"] + run["training_s"])
+
+
+def means(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each figure that all runs have."""
+    names = [name for name in runs[0] if all(run[name] is not None for run in runs)]
+    return {name: round(fmean(run[name] for run in runs), 4) for name in names}
+
+
+def broken(
+    pairs: Mapping[float, Sequence[Mapping[str, Mapping[str, Any]]]],
+    link: float,
+    share: float,
+    reward: float,
+    ratio: float,
+) -> list[str]:
+    """Return a sentence for everything that does not hold."""
+    found = []
+    for one in (pair for group in pairs.values() for pair in group):
+        if one["baseline"]["staleness_max"] > 0:
+            found.append(f"a sample of the baseline was {one['baseline']['staleness_max']} versions old")
+        if one["antiphon"]["staleness_max"] > 2:
+            found.append(f"a sample was {one['antiphon']['staleness_max']} versions old, the bound is 2")
+        if one["baseline"]["samples"] != one["antiphon"]["samples"]:
+            found.append(
+                f"{one['baseline']['samples']} groups were consumed by the baseline, "
+                f"{one['antiphon']['samples']} by the other side"
+            )
+    if abs(share - link) > LINK_OFF_MOST * link:
+        found.append(f"the link took {share:.2f} of rollout and training, it should have taken {link:g}")
+    if reward < -REWARD_MOST_LOST:
+        found.append(f"the last reward is {-reward:.3f} below the baseline's, {REWARD_MOST_LOST} is allowed")
+    if ratio <= 1.0:
+        found.append(f"all mechanisms together gain nothing: {ratio:.2f} of the baseline's speed")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

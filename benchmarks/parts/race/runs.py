@@ -1,0 +1,106 @@
+"""Race parts: one run of this project, and what its steps took."""
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from antiphon.benchmarks.parts.measure import JobRun, journal_events, run_job, scratch_home
+from antiphon.core.config import load_config
+from antiphon.core.dissemination.reports import DeliveryRecord
+
+
+def run_here(
+    config: Path, words: Sequence[str], label: str, samples: int, timeout_s: float
+) -> dict[str, Any]:
+    """Run the main job to its end in a home of its own and return what it showed, in plain values.
+
+    Args:
+        config: the recipe.
+        words: `section.field=value` for it.
+        label: of its log.
+        samples: completions of each held-out prompt for `reward`, that of the last version; 0 for none.
+        timeout_s: longest time of the run.
+
+    Raises:
+        SystemExit: when it failed.
+    """
+    with scratch_home() as home:
+        job = run_job(home, config, words, label, timeout_s)
+        found = shown(job, home)
+        if samples:
+            from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+
+            resolved = load_config(config, list(words))
+            ledger = next((home / resolved.record.ledger).glob("*/versions"))
+            last = resolved.run.steps
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                weights = ledger / f"v{last:06d}.safetensors"
+                found["reward"] = pool.submit(heldout_score, resolved, weights, samples, last).result()
+    return found
+
+
+def shown(job: JobRun, home: Path) -> dict[str, Any]:
+    """Return seconds, CPU seconds, bytes, tokens and staleness of a finished run."""
+    timings, metrics = job.timings(), job.metrics()
+    figures, stages = timings["figures"], timings["stages"]
+    steps = figures["steps"]
+    ends = [span["ended_s"] for span in stages if span["stage"] == "step"]
+    begun = min(span["started_s"] for span in stages)
+    events = journal_events(home / "runs" / timings["run_id"] / "journal.db")
+    deliveries = [DeliveryRecord(**body) for kind, body in events if kind == "snapshot.delivered"]
+    fetched = [one for one in deliveries if one.version > 0]
+    lengths = [n for kind, body in events if kind == "group.submitted" for n in body["token_counts"]]
+    payload = max((path.stat().st_size for path in home.glob("runs/*/payloads/*.payload")), default=0)
+    cpu_s = cpu_at(job, max(ends)) - cpu_at(job, begun)
+    return {
+        "seconds_per_step": figures["seconds_per_step"],
+        # The stage `reward` begins with the sampling of a step and ends with its sealed batch.
+        "rollout_s": mean_of_stage(stages, "reward"),
+        "training_s": mean_of_stage(stages, "step"),
+        "broadcast_s": mean_of_stage(stages, "broadcast"),
+        "delivery_s": slowest_delivery(fetched),
+        "bytes_per_version": sum(one.bytes for one in fetched)
+        / max(1, len({one.version for one in fetched})),
+        "payload_bytes": payload,
+        "cpu_s_per_step": cpu_s / steps,
+        "cores_used": cpu_s / (max(ends) - begun),
+        "startup_s": figures["startup_s"],
+        "job_s": job.seconds,
+        "job_cpu_s": job.cpu_s,
+        "samples": figures["groups_trained"] + figures["groups_filtered"],
+        "tokens_sampled": figures["tokens_sampled"],
+        "tokens_per_pass": figures["drafting_tokens_per_pass"],
+        "learner_idle_share": figures["learner_idle_share"],
+        "dropped_stale_share": figures["groups_dropped_stale_share"],
+        "staleness_mean": figures["staleness_mean"],
+        "staleness_max": max(map(int, metrics["staleness"])),
+        "tokens_median": float(np.median(lengths)),
+        "tokens_p99": float(np.quantile(lengths, 0.99)),
+    }
+
+
+def mean_of_stage(stages: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Return the mean seconds of a stage, the first one left out, which waits for engines."""
+    spans = sorted((one for one in stages if one["stage"] == name), key=lambda one: int(one["number"]))
+    return fmean(one["ended_s"] - one["started_s"] for one in spans[1:])
+
+
+def slowest_delivery(deliveries: Sequence[DeliveryRecord]) -> float:
+    """Return the mean over versions of the seconds until the last worker had it; 0 where files are linked."""
+    slowest: dict[int, float] = {}
+    for one in deliveries:
+        if one.bytes:
+            slowest[one.version] = max(slowest.get(one.version, 0.0), one.seconds)
+    return fmean(slowest.values()) if slowest else 0.0
+
+
+def cpu_at(job: JobRun, moment: float) -> float:
+    """Return the CPU seconds that a job had taken at a moment of `time.perf_counter`."""
+    moments, seconds = zip(*job.cpu_curve, strict=True)
+    return float(np.interp(moment, moments, seconds))

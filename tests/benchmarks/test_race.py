@@ -1,0 +1,146 @@
+"""The arithmetic of the races: link rates, levels, intervals, and what breaks a promise."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.benchmarks.end_to_end import MECHANISMS, compare
+from antiphon.benchmarks.parts.race.arithmetic import (
+    covered,
+    half_interval,
+    link_rate,
+    mean_interval,
+    reached_at,
+    seconds_at,
+)
+from antiphon.benchmarks.reward_parity import Run
+from antiphon.benchmarks.staleness import equal_seconds, row
+from antiphon.benchmarks.versus_trl import compare as compare_sides
+from antiphon.core.config import build_config
+
+SIZES = st.floats(1.0, 1e12)
+
+
+@given(SIZES, st.integers(1, 64), st.floats(0.01, 10.0), st.floats(0.01, 1e4))
+def test_a_link_takes_the_share_of_the_step_that_it_was_made_for(
+    payload: float, workers: int, share: float, busy_s: float
+) -> None:
+    rate = link_rate(payload, workers, share, busy_s)
+    assert rate is not None and payload * workers / rate == pytest.approx(share * busy_s)
+
+
+def test_no_share_is_no_cap_and_a_negative_one_is_refused() -> None:
+    assert link_rate(1e6, 2, 0.0, 3.0) is None
+    with pytest.raises(ValueError, match="give a share from 0"):
+        link_rate(1e6, 2, -0.5, 3.0)
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=20), st.floats(0.01, 1.0))
+def test_a_level_is_reached_between_the_evaluations_around_it(scores: list[float], level: float) -> None:
+    versions = [5 * place for place in range(len(scores))]
+    found = reached_at(level, versions, scores)
+    if found is None:
+        assert max(scores) < level
+    else:
+        before = [score for version, score in zip(versions, scores, strict=True) if version < found]
+        assert all(score < level for score in before) and found <= versions[-1]
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=20))
+def test_seconds_of_whole_versions_are_those_at_which_their_steps_ended(steps: list[float]) -> None:
+    ends = [sum(steps[: place + 1]) for place in range(len(steps))]
+    assert seconds_at(0, ends) == 0.0
+    assert [seconds_at(v + 1, ends) for v in range(len(ends))] == pytest.approx(ends)
+
+
+def test_an_interval_is_student_s() -> None:
+    assert half_interval([0.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx(2.776 * 2.5**0.5 / 5**0.5, rel=1e-3)
+    assert mean_interval([1.0, 1.0]) == (1.0, 1.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), min_size=1, max_size=20))
+def test_covered_seconds_are_at_most_the_sum_and_at_least_the_longest(
+    spans: list[tuple[float, float]],
+) -> None:
+    times = [(begin, begin + length) for begin, length in spans]
+    lengths = [end - begin for begin, end in times]
+    assert max(lengths) - 1e-9 <= covered(times) <= sum(lengths) + 1e-9
+
+
+def a_run(seconds: float, **changed: Any) -> dict[str, Any]:
+    usual = {"rollout_s": 3.0, "training_s": 1.0, "delivery_s": 2.0, "reward": 0.8, "samples": 96}
+    return {"seconds_per_step": seconds, "staleness_max": 0, "tokens_per_pass": None, **usual, **changed}
+
+
+def pair(baseline: dict[str, Any], antiphon: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {"alone": a_run(4.0), "baseline": baseline, "antiphon": antiphon}
+
+
+def test_end_to_end_compares_pairs_and_names_its_mechanisms() -> None:
+    seeds = [pair(a_run(6.0), a_run(2.0, staleness_max=2)), pair(a_run(6.0), a_run(3.0))]
+    rows = [("baseline", 6.0), *((name, 3.0) for name in MECHANISMS)]
+    result, samples, violated = compare({0.5: seeds, 0.0: seeds}, [rows], [0.5, 0.0])
+    assert (samples["ratio"], samples["ratio_without_link"], violated) == ([3.0, 2.0], [3.0, 2.0], [])
+    assert result["broadcast_share"] == 0.5 and result["reward_equal"] is True
+    assert [line["mechanism"] for line in result["ablation"]] == ["baseline", *MECHANISMS]
+    one_seed, _, _ = compare({0.5: seeds[:1]}, [], [0.5])
+    assert one_seed["reward_equal"] is None and one_seed["ablation"] == []
+
+
+@pytest.mark.parametrize(
+    ("baseline", "antiphon", "said"),
+    [
+        (a_run(6.0, staleness_max=1), a_run(2.0), "of the baseline was 1 versions old"),
+        (a_run(6.0), a_run(2.0, staleness_max=3), "3 versions old, the bound is 2"),
+        (a_run(6.0), a_run(2.0, samples=95), "96 groups were consumed by the baseline, 95"),
+        (a_run(6.0, delivery_s=3.0), a_run(2.0), "took 0.75 of rollout and training"),
+        (a_run(6.0), a_run(2.0, reward=0.7), "0.100 below the baseline's"),
+        (a_run(2.0), a_run(2.0), "gain nothing"),
+    ],
+)
+def test_end_to_end_says_what_does_not_hold(
+    baseline: dict[str, Any], antiphon: dict[str, Any], said: str
+) -> None:
+    _, _, violated = compare({0.5: [pair(baseline, antiphon)]}, [], [0.5])
+    assert len(violated) == 1 and said in violated[0]
+
+
+def side(scores: list[float], step_s: float, rate: float) -> Run:
+    ends = [step_s * (place + 1) for place in range(10)]
+    return Run([0, 5, 10], scores, [], ends, [2 * end for end in ends], 1.0, rate, 2 * rate)
+
+
+def test_versus_trl_takes_the_level_where_it_gains_least_and_trl_s_best_setting() -> None:
+    ours, theirs = side([0.1, 0.7, 0.9], 1.0, 300.0), side([0.1, 0.75, 0.85], 4.0, 100.0)
+    slow = side([0.1, 0.75, 0.85], 5.0, 90.0)
+    result, samples, violated = compare_sides({0: ours}, {0: [slow, theirs]}, [0.7, 0.8])
+    assert samples["wall_seconds_ratio_by_level.0.7"] == [pytest.approx(4 * (60 / 65), abs=1e-4)]
+    assert samples["wall_seconds_ratio_by_level.0.8"] == [pytest.approx(4.0, abs=1e-4)]
+    assert result["wall_seconds_ratio"] == result["cpu_seconds_ratio"] == pytest.approx(3.6923)
+    assert (result["generation_ratio"], result["training_ratio"], violated) == (3.0, 3.0, [])
+
+
+def test_versus_trl_without_trl_has_no_ratios_and_one_never_reached_is_said() -> None:
+    ours, theirs = side([0.1, 0.6, 0.6], 1.0, 1.0), side([0.1, 0.75, 0.85], 4.0, 1.0)
+    result, _, violated = compare_sides({0: ours}, {}, [0.7])
+    assert result["wall_seconds_ratio"] is None and result["generation_ratio"] is None and violated == []
+    result, _, violated = compare_sides({0: ours}, {0: [theirs]}, [0.7])
+    assert result["cpu_seconds_ratio"] is None and violated == [
+        "held-out reward 0.7 was reached by TRL and not here"
+    ]
+
+
+def test_a_staleness_row_pairs_seeds_with_s0_and_ends_with_the_fastest() -> None:
+    curves = {
+        "s0_decoupled": {seed: {"versions": [0, 10], "scores": [0.1, 0.9 + 0.01 * seed]} for seed in (0, 1)},
+        "s2_decoupled": {seed: {"versions": [0, 10], "scores": [0.1, 0.8 + 0.01 * seed]} for seed in (0, 1)},
+    }
+    config = build_config({"loop": {"prompts_per_step": 4, "group_size": 2}})
+    rows = [row(s, "decoupled", curves, {0: 4.0, 2: 2.0}, config) for s in (0, 2)]
+    assert (rows[1]["against_s0"], rows[1]["against_s0_high"]) == (-0.1, -0.1)
+    assert (rows[0]["samples"], rows[1]["seconds"]) == ([0, 80], [0.0, 20.0])
+    equal_seconds(rows)
+    assert rows[1]["reward_at_equal_seconds"] == 0.805
+    assert rows[0]["reward_at_equal_seconds"] == pytest.approx((0.1 + 0.905) / 2)
