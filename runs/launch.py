@@ -146,8 +146,7 @@ class LiveRun:
             drafting=drafting_summary(picture.drafting_by_epoch),
             no_signal=closing_lines(commits, run.run_dir, run.store_root.parent),
         )
-        # Here, with matplotlib: no start need wait for it.
-        from antiphon.lineage.report.page import build_report
+        from antiphon.lineage.report.page import build_report  # with matplotlib, which no start waits for
 
         report = run.run_dir / "report.html"
         plots = build_report(
@@ -268,9 +267,7 @@ def open_run(
             catch_up(context)
         committed = context.call(lambda: context.coordinator.status()).committed_steps
         if config.provisioning.pool:
-            orders = place.directory / "workers" / "ordered.json"
-            launcher = LocalLauncher(config.provisioning.pool, supervisor, pool_worker, orders)
-            stack.callback(provision(context, launcher))
+            stack.callback(provision(context, LocalLauncher.of(context, supervisor, pool_worker)))
         live = LiveRun(context, supervisor, committed, opened, view, options)
         stack.callback(show_progress(context, view, supervisor.begin_anew))
         view.started(place.run_id, _links(place.directory))
@@ -303,8 +300,8 @@ def _start_services(
     port = config.services.coordinator_port or free_port("0.0.0.0")  # free at every address of IPv4
     address = f"{dialled}:{port}"
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
-    environment = child_environment(config.rollout.threads, {})
-    environment[VARIABLE] = str(Path(bundle).expanduser().absolute())
+    shown = {VARIABLE: str(Path(bundle).expanduser().absolute())}
+    environment = child_environment(config.rollout.threads, {}) | shown
     spec = partial(worker_spec, place.run_id, place.directory, address, environment)
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
     supervisor.start(specs["coordinator"](""))

@@ -248,8 +248,7 @@ class RolloutWorker:
             progress = await gather(groups, engine, self._step_timeout_s)
             told = self._heartbeat(progress, released=tuple(self._work.unusable))
             reply = await self._coordinator.heartbeat(told)
-            if reply.known:
-                self._work.unusable.difference_update(told.released_leases)
+            self._work.unusable.difference_update(told.released_leases if reply.known else ())
             if self._weights is not None and reply.known:
                 self._weights.network.confirmed(told.network)
             return reply
@@ -362,9 +361,8 @@ class RolloutWorker:
         return await self._coordinator.lease_group(request)
 
     def _accept(self, reply: LeaseReply, engine: EngineDriver, weights: WeightSync) -> None:
-        held = weights.held_version
         for lease in () if self._draining else reply.leases:
-            if not samples_with(lease, held):
+            if not samples_with(lease, held := weights.held_version):
                 _log.warning("lease.unusable", lease=lease.lease_id, wants=lease.version, held=held)
                 self._work.unusable.add(lease.lease_id)
                 self._swapped.notify()  # the next heartbeat gives it back, and is due now

@@ -78,7 +78,7 @@ class ModelledRun:
         self._there: list[WorkerSpeed] = []
         self._now = 0.0
         self._planner = RunAheadPlanner(
-            config, lambda: self._now, lambda: self._there, lambda: self._state.lengths
+            config, lambda: self._now, lambda: self._there, lambda: self._state.lengths, self._supply
         )
         self._lengths = Lengths(calibration, seed, workers <= EXACT_WORKERS)
         self._random = generator("modelled", seed)
@@ -98,10 +98,8 @@ class ModelledRun:
         """Group that was handed in, and whether its rewards will differ."""
         self._newest_held = self._trainings = self._losses = self._count = 0
         self._training_left = self._learner_s = self._training_at = self._trained_to = 0.0
-        self._commits_s: list[float] = []
-        self._training = False
-        self._speed = 1.0
-        self._hash = blake3()
+        self._commits_s, self._training = list[float](), False
+        self._speed, self._hash = 1.0, blake3()
         self.events: list[TimedEvent] | None = [] if keep else None
 
     def run(self) -> Modelled:
@@ -232,6 +230,9 @@ class ModelledRun:
             self._plan(engine, number)
             if self._places - engine.load < group_size:
                 del self._asking[number]
+
+    def _supply(self) -> float:
+        return len(self._there) * self._places / self._engines[0].token_s(self._places)
 
     def _wake(self) -> None:
         """Let all that ask try again."""

@@ -62,7 +62,7 @@ class ImposedEngine(LengthEngine):
 
     def __init__(self, order: WorkerOrder, resumed: threading.Event) -> None:
         super().__init__(Lengths("", "", 0.0, 0.0, step_scoped=False, shuffled=False))
-        self._step_s, self._resumed, self._due = order.engine_step_s, resumed, 0.0
+        self._step_s, self._resumed, self._next_s = order.engine_step_s, resumed, 0.0
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Take in requests, each with the length of its prompt."""
@@ -80,8 +80,8 @@ class ImposedEngine(LengthEngine):
         """Wait for the timetable, then advance every request by one token."""
         self._resumed.wait(PAUSE_S)
         now = time.monotonic()
-        self._due = max(self._due, now - self._step_s) + self._step_s
-        time.sleep(max(0.0, self._due - now))
+        self._next_s = max(self._next_s, now - self._step_s) + self._step_s
+        time.sleep(max(0.0, self._next_s - now))
         return super().step()
 
 
