@@ -58,7 +58,11 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "record": ("[OPTIONS] [RUN]", "record RUN"),
     "void": ("--reason TEXT [OPTIONS] RUN STEP", 'void RUN 12 --reason "the scorer was wrong"'),
     "gc": ("[OPTIONS]", "gc --dry-run", "gc --run RUN"),
-    "simulate": ("[OPTIONS] [SCENARIO]", "simulate --seeds 0..100", "simulate --seed 7"),
+    "simulate": (
+        "[OPTIONS] [SCENARIO] [OVERRIDES...]",
+        "simulate --seeds 0..100",
+        "simulate --from-run quickstart-s0-1 loop.max_staleness=4",
+    ),
     "warmstart": ("[OPTIONS] [RECIPE]", "warmstart --check examples/models/chain-sum"),
 }
 """Verb -> what follows it, in the words that its help explains, and examples."""

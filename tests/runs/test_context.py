@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -110,6 +111,9 @@ def test_what_is_recorded_of_a_step_is_the_batch_that_was_trained(clients: Clien
             assert after == 2
             return CommitsReply((StepCommit(3, 4, "w", "new"), StepCommit(4, 5, "v", "next")), False)
 
+        async def status(self) -> SimpleNamespace:
+            return SimpleNamespace(capacity=SimpleNamespace(numbers=lambda: {"plan_step_seconds": 2.0}))
+
         async def await_stage(self, stage: str, number: int, wait_s: float) -> StageReply:
             assert (stage, number, wait_s) == ("reward", 3, 0.0)
             self.asked += 1
@@ -122,8 +126,8 @@ def test_what_is_recorded_of_a_step_is_the_batch_that_was_trained(clients: Clien
         def record_batch(self, found: BatchRef) -> None:
             self.batches.append(found.digest)
 
-        def record_version(self, commit: StepCommit, manifest: None) -> None:
-            assert commit.batch_digest == self.batches[-1]
+        def record_version(self, commit: StepCommit, manifest: None, plan: dict[str, float]) -> None:
+            assert commit.batch_digest == self.batches[-1] and plan == {"plan_step_seconds": 2.0}
 
     run = context(clients)
     run.coordinator, run.recorder = cast("Any", Coordinator()), cast("Any", Recorder())
