@@ -73,11 +73,12 @@ def test_interrupted_killed_cancelled_and_finished_by_the_same_command(
 
     job = Job(home, overrides)
     try:  # while engines start, which do not listen
-        job.when(lambda: "learner, reward and workers follow" in job.said)
+        job.when(lambda: "services are starting: coordinator, learner, reward and workers" in job.said)
         job.process.send_signal(signal.SIGINT)
         assert job.wait() == 130, job.everything()
-        assert "stopping coordinator, learner, reward, worker-0 (" in job.said
-        assert "worker-0 is starting its engine); Ctrl-C again ends it at once" in " ".join(job.said.split())
+        words = " ".join(job.said.split())
+        assert "stopping coordinator, worker-0, learner, reward (" in words
+        assert "worker-0 is starting its engine" in words and "); Ctrl-C again ends it at once" in words
         assert job.complaints() == ["antiphon: interrupted; the same command continues where it stopped"]
         assert "Traceback" not in job.said and "service.killed" not in job.said, job.said
         assert all_gone(home)
