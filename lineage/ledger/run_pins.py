@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OUTCOME_FILE = "outcome.json"
 RUN_FILES = (
     *("config.yaml", "starts.json", "base.json", "metrics.jsonl", "evaluations.jsonl"),
-    *("metrics.json", "timings.json", "final.json"),
+    *("metrics.json", "timings.json", "final.json", "cpu_seconds.json"),
 )
 """Files of a run's folder that are pinned as they are, where the run has them: all that its report reads."""
 

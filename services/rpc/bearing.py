@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from antiphon.services.security.credentials import read_token
 
@@ -23,6 +23,13 @@ class BearingChannel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
+
+    async def __aenter__(self) -> Self:
+        await self._channel.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._channel.__aexit__(*error)
 
     def _bearing(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         method = make(*args, **kwargs)

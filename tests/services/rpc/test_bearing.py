@@ -1,5 +1,6 @@
 """A bearing channel: each call carries the token that its file has at that moment."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ class Channel:
     def close(self) -> str:
         return "closed"
 
+    async def __aenter__(self) -> None:
+        self.entered = True
+
+    async def __aexit__(self, *error: object) -> None:
+        self.entered = False
+
 
 def test_a_replaced_token_goes_with_the_next_call(tmp_path: Path) -> None:
     path, method = tmp_path / "token", Method()
@@ -45,3 +52,14 @@ def test_a_replaced_token_goes_with_the_next_call(tmp_path: Path) -> None:
     said = [dict(metadata)["authorization"] for metadata in method.seen]
     assert said == ["Bearer first", "Bearer first", "Bearer second", "Bearer "]
     assert method.seen[2][0] == ("more", "x") and channel.close() == "closed"
+
+
+def test_a_channel_that_is_opened_as_a_context_closes_with_it(tmp_path: Path) -> None:
+    channel = Channel(Method())
+
+    async def enter_and_leave() -> None:
+        async with BearingChannel(channel, tmp_path / "token") as opened:
+            assert isinstance(opened, BearingChannel) and channel.entered
+
+    asyncio.run(enter_and_leave())
+    assert not channel.entered
