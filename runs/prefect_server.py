@@ -8,14 +8,17 @@ Its database lies in the home directory and outlasts the server, so the pages of
 served again later. Never the ephemeral in-process server: that gives up after 20 seconds.
 """
 
+import contextlib
 import os
 import secrets
 import shlex
+import shutil
 import sys
 import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import structlog
@@ -35,11 +38,22 @@ STOP_GRACE_S = 10.0
 HURRIED_GRACE_S = 1.0
 """The same when a person waits for the end; its database takes no harm."""
 
+_DATABASES = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
+"""Variables that name another database than the one in the home."""
+
 _SCHEDULING = ("SCHEDULER", "LATE_RUNS", "TRIGGERS", "PAUSE_EXPIRATIONS")
 """Background services that only deployments and automations need."""
 
 KEEP_S = 0.5
 """Pause between two looks at a server that is kept."""
+
+_IN_BATCHES = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
+}
+"""States of tasks are written together, each up to two seconds late and all of them before a server ends:
+a transaction for each, as by default, took three times the CPU seconds of a run's server."""
 
 RESTARTS = 5
 """Times a kept server is started again."""
@@ -153,11 +167,30 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
         check_port(port, "--prefect-port")
     port = port or free_port()
     url = f"http://{HOST}:{port}/api"
+    environment = server_environment(home, url, schedules=outlive)
+    if not any(name in environment for name in _DATABASES):
+        begin_with_empty_database(home / "prefect")
     arguments = [sys.executable, "-P", "-m", "prefect", "server", "start"]
     arguments += ["--host", HOST, "--port", str(port)]
-    environment = server_environment(home, url, schedules=outlive)
     arguments = arguments if outlive else tied_command(arguments)
     return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))
+
+
+def empty_database() -> Path:
+    """Return where this environment keeps a Prefect database with tables and no rows, if set-up made one."""
+    return Path(sys.prefix) / "share" / "antiphon" / f"prefect-{metadata.version('prefect')}.db"
+
+
+def begin_with_empty_database(folder: Path) -> None:
+    """Give a server that has no database yet a copy of the empty one: its migrations take seconds."""
+    database, kept = folder / "prefect.db", empty_database()
+    if database.exists() or not kept.exists():
+        return
+    copy = folder / f"prefect.db.{os.getpid()}"
+    shutil.copyfile(kept, copy)
+    with contextlib.suppress(FileExistsError):  # another server's, which began meanwhile
+        os.link(copy, database)
+    copy.unlink()
 
 
 def password_file(home: Path) -> Path:
@@ -199,8 +232,7 @@ def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
     page = url.removesuffix("/api")
     origins = (page, page.replace(HOST, "localhost"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    chosen = ("PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
-    environment |= {name: os.environ[name] for name in chosen if name in os.environ}
+    environment |= {name: os.environ[name] for name in _DATABASES if name in os.environ}
     environment |= {
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_UI_API_URL": url,
@@ -210,6 +242,7 @@ def server_environment(home: Path, url: str, schedules: bool) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "DO_NOT_TRACK": "1",
+        **_IN_BATCHES,
     }
     idle = _UNUSED if schedules else (*_UNUSED, *_SCHEDULING)
     environment |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in idle}

@@ -1,0 +1,73 @@
+"""First use: what the first run of an environment would otherwise have to make while it starts.
+
+    python -m antiphon.runs.first_use
+
+compiles the draft and patch kernels into their cache on disk, and makes an empty Prefect database that new
+homes begin with. Set-up calls it once; without it the first run makes both itself, some seconds later.
+"""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from antiphon.core.drafting.forest import DraftForest
+from antiphon.core.records import TensorEntry
+from antiphon.runs.prefect_server import empty_database
+from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
+
+MIGRATE_S = 300.0
+"""Longest time that Prefect may take for its tables."""
+
+
+def compile_kernels() -> None:
+    """Run every compiled kernel once on a little data of each kind that runs bring."""
+    DraftForest(slots=1, max_window=4, min_match=2)
+    for dtype, kind in (("float32", np.float32), ("bfloat16", np.uint16)):
+        values = np.arange(16, dtype=kind)
+        parent, new = values.view(np.uint8), (values + kind(1)).view(np.uint8)
+        size = parent.nbytes
+        tensors = [TensorEntry(name="w", dtype=dtype, shape=(16,), offset=0, length=size)]
+        patch, full, made = bytearray(), bytearray(), bytearray()
+        old_digest, digest = "1" * 64, "2" * 64
+        encode_patch(
+            parent.data, new.data, tensors, patch.extend, parent_digest=old_digest, result_digest=digest
+        )
+        encode_full(new.data, tensors, full.extend, result_digest=digest)
+        apply_patch(parent.data, patch, tensors, made.extend, parent_digest=old_digest, result_digest=digest)
+        decode_full(full, tensors, made.extend, result_digest=digest)
+
+
+def make_empty_database() -> None:
+    """Let Prefect make its tables in a database of nobody, and keep that for new homes.
+
+    Raises:
+        subprocess.SubprocessError: when Prefect could not, or took too long.
+    """
+    kept = empty_database()
+    if kept.exists():
+        return
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        environment |= {
+            "PREFECT_HOME": folder,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+        }
+        command = [sys.executable, "-P", "-m", "prefect", "server", "database", "upgrade", "--yes"]
+        subprocess.run(command, env=environment, check=True, timeout=MIGRATE_S, stdout=subprocess.DEVNULL)
+        made = Path(folder) / "whole.db"
+        with sqlite3.connect(Path(folder) / "prefect.db") as database:  # with what its log still holds
+            database.execute("VACUUM INTO ?", (str(made),))
+        shutil.move(made, kept)
+
+
+if __name__ == "__main__":
+    compile_kernels()
+    make_empty_database()

@@ -1,0 +1,39 @@
+"""First use: what set-up makes, so that the first run does not have to."""
+
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from antiphon.core.broadcast import patch_kernels
+from antiphon.runs.first_use import compile_kernels, make_empty_database
+from antiphon.runs.prefect_server import begin_with_empty_database, empty_database
+
+
+def test_new_homes_begin_with_the_tables_that_prefect_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    first, home = tmp_path / "first", tmp_path / "home"
+    first.mkdir()
+    home.mkdir()
+    begin_with_empty_database(first)
+    assert not list(first.iterdir()), "without set-up's database the server makes its own"
+    make_empty_database()
+    assert [path.name for path in empty_database().parent.iterdir()] == [empty_database().name]
+    begin_with_empty_database(home)
+    with sqlite3.connect(home / "prefect.db") as database:
+        assert database.execute("SELECT count(*) FROM task_run").fetchone() == (0,)
+        assert database.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
+        database.execute("DELETE FROM alembic_version")
+    begin_with_empty_database(home)
+    with sqlite3.connect(home / "prefect.db") as database:
+        assert database.execute("SELECT count(*) FROM alembic_version").fetchone() == (0,), "was replaced"
+    assert [path.name for path in home.iterdir()] == ["prefect.db"]
+
+
+def test_the_kernels_are_compiled_for_both_widths() -> None:
+    compile_kernels()
+    widths = {str(signature[0].dtype) for signature in patch_kernels.find_changes.signatures}
+    assert {"uint16", "uint32"} <= widths
