@@ -39,6 +39,7 @@ def test_the_coordinator_answers_many_clients_and_none_wrongly() -> None:
     assert found["restart_events_s"] > 0 and found["finish_events_missing"] == 0
 
 
+@pytest.mark.long  # tests/simulation runs schedules of faults every time
 def test_schedules_of_faults_break_nothing(test_seed: int) -> None:
     found = printed("benchmarks/fault_schedules.py", "--seeds", "10", "--first", str(1000 + test_seed))
     assert (found["seeds"], found["violations"], found["failing"]) == (10, 0, [])

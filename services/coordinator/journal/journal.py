@@ -37,6 +37,9 @@ from antiphon.system.wakeup import Wakeup
 
 JOURNAL_NAME = "journal.db"
 """The journal's file in the folder of the run, unless `coordinator.journal_url` names a database."""
+GATHER_S = 0.02
+"""Least pause between two transactions. An event after a quiet time is written at once; while events keep
+coming they share a transaction, each of which costs milliseconds of a core whatever it holds."""
 RETRY_S = 1.0
 """Pause before a transaction that found no place is tried again."""
 LONGEST_WAIT_S = 3600.0
@@ -100,6 +103,7 @@ class Journal:
         self._pending_done: asyncio.Future[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._writing: asyncio.Future[None] | None = None
+        self._next_write = 0.0
         self.failure: AntiphonError | None = None
         """Why nothing can be written any more, or None."""
         self.blocked: UnavailableError | None = None
@@ -249,8 +253,10 @@ class Journal:
             self._thread.shutdown()
 
     async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while (done := self._pending_done) is not None:
+                await asyncio.sleep(max(0.0, self._next_write - loop.time()))
                 batch, self._pending, self._pending_done = self._pending, WriteBatch(), None
                 self._writing = done
                 try:
@@ -263,6 +269,7 @@ class Journal:
                     broke = f"the journal {self._store.place} broke ({error!r}); the log has the details"
                     self._fail(IntegrityError(f"{broke}, and a restart continues"), done)
                     raise
+                self._next_write = loop.time() + GATHER_S
                 done.set_result(None)
                 self.grown.notify()
         finally:
