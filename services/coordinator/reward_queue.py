@@ -4,6 +4,7 @@ Who has which group is kept in memory alone: after a restart every unrewarded gr
 handed out again, and the first rewards that arrive count.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ REWARD_S = 15.0
 """A reward service that has not answered by then loses the group (or after a lease's time, if shorter);
 its late rewards still count if they are the first. Each deadline that passes doubles the group's next one, up
 to services.stall_timeout_s: a group that takes long to score is not begun again and again."""
+GATHER_S = 0.05
+"""How long a reward service's call waits for more groups after the first: groups come in one by one, and a
+call for each cost both sides more than the scoring."""
 FINISHED_WAIT_S = 1.0
 """How long a reward service that asks after the end is held, so that it cannot ask in a tight loop."""
 
@@ -46,13 +50,18 @@ class RewardQueue:
         return len(self._rewarding)
 
     async def pull(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
-        """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first."""
+        """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first, then a moment for more."""
         state_machine = self._state_machine
         deadline = state_machine.clock() + wait_s
+        gathered = limit <= 1 or wait_s <= 0
         while True:
             state_machine.check()
             now = state_machine.clock()
             waiting = page(self._unrewarded(now)[: max(0, limit)], self._bytes)
+            if waiting and not gathered and len(waiting) < limit:
+                gathered = True
+                await asyncio.sleep(GATHER_S)
+                continue
             if waiting:
                 return await self._hand_out(client_id, waiting, now)
             if self._state.finished:
