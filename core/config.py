@@ -60,10 +60,13 @@ class RunConfig(Section):
     trust: TrustSection = TrustSection()
     services: ServicesSection = ServicesSection()
 
-    def price_of(self, worker: str) -> tuple[str, float]:
-        """Return the class of a worker by its name ("": none of the pool) and US dollars per hour."""
+    def price_of(self, worker: str, at: float) -> tuple[str, float]:
+        """Return the class of a worker by its name ("": none of the pool) and US dollars per hour.
+
+        The price is that of a moment, `at` in Unix seconds.
+        """
         found = self.provisioning.class_of(worker)
-        return (found.name, found.usd_per_hour) if found else ("", self.record.worker_usd_per_hour)
+        return (found.name, found.usd_at(at)) if found else ("", self.record.worker_usd_per_hour)
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

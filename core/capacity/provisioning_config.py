@@ -1,8 +1,9 @@
 """Configuration of provisioning: which workers a run may start and drain by itself, and what they cost."""
 
+from itertools import pairwise
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from antiphon.core.capacity.activation import Hysteresis
 from antiphon.core.capacity.cover import MOST_USD_PER_HOUR, Redundancy
@@ -11,11 +12,21 @@ from antiphon.core.config_sections import Section
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._]{0,40}$"
 
 
+class PriceFrom(Section):
+    """A price that holds from a moment on."""
+
+    since: AwareDatetime
+    """When it begins, with its offset: 2026-11-24T08:00:00Z."""
+    usd_per_hour: float = Field(ge=0.0, le=MOST_USD_PER_HOUR)
+
+
 class PoolClass(Section):
     """Workers that are alike: they cost the same and can be reclaimed at once."""
 
     name: str = Field(pattern=_NAME)
     usd_per_hour: float = Field(ge=0.0, le=MOST_USD_PER_HOUR)
+    prices: tuple[PriceFrom, ...] = ()
+    """Later prices, in order of `since`; before the first of them `usd_per_hour` holds."""
     count: int = Field(default=1, ge=1, le=1024)
     zone: str = ""
     """What may vanish at once; empty where its workers depend on nothing in common."""
@@ -29,14 +40,29 @@ class PoolClass(Section):
         """Return the names of its workers."""
         return [f"{self.name}-{number}" for number in range(self.count)]
 
+    def usd_at(self, at: float) -> float:
+        """Return the price of an hour at a moment, Unix seconds."""
+        begun = [one.usd_per_hour for one in self.prices if one.since.timestamp() <= at]
+        return begun[-1] if begun else self.usd_per_hour
+
+    @model_validator(mode="after")
+    def _check_prices(self) -> Self:
+        for one, later in pairwise(self.prices):
+            if later.since <= one.since:
+                raise ValueError(
+                    f"{self.name}: the price since {later.since.isoformat()} stands after the one since "
+                    f"{one.since.isoformat()}; give prices in the order of their beginnings, each once"
+                )
+        return self
+
 
 class ProvisioningSection(Section):
     """Workers that are started and drained as need and prices say, beside those of `rollout.workers`; see
     docs/concepts/activation.md."""
 
     pool: tuple[PoolClass, ...] = ()
-    """What can be had: entries of name, usd_per_hour, count, zone, tokens_per_s (null: like the others) and
-    availability (1). Empty: nothing is started or drained."""
+    """What can be had: entries of name, usd_per_hour, prices (later ones: since, usd_per_hour), count, zone,
+    tokens_per_s (null: like the others) and availability (1). Empty: nothing is started or drained."""
     confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
     """Probability with which the active workers are enough at a random moment."""
     survives: float = Field(default=0.0, ge=0.0, le=1.0)

@@ -290,6 +290,16 @@ class WorkerRegistered(JournalEvent):
     worker_class: str = ""  # of the pool; "" for one that is not of it
 
 
+@_event("worker.priced")
+@dataclass(frozen=True, slots=True)
+class WorkerPriced(JournalEvent):
+    """The price of a worker's class changed."""
+
+    worker_id: str
+    usd_per_hour: float  # what it costs from here on
+    at_s: float
+
+
 @_event("worker.loaded")
 @dataclass(frozen=True, slots=True)
 class WorkerLoaded(JournalEvent):

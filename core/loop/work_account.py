@@ -195,6 +195,10 @@ class WorkAccounts:
                 self._sealed.pop(event.step, None)
             case e.WorkerRegistered():
                 self._registered(event)
+            case e.WorkerPriced():
+                self._advance(event.worker_id, event.at_s)
+                if worker := self._workers.get(event.worker_id):
+                    worker.usd_per_s = event.usd_per_hour / _SECONDS_PER_HOUR
             case e.WorkerLost():
                 self._advance(event.worker_id, event.at_s)
                 self._leave(event.worker_id)

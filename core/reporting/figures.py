@@ -340,16 +340,15 @@ class FiguresFold:
             self._drafting.add(DraftingStatistics(**timings["drafting"]))
         names = [name_of_worker(worker_id) for worker_id in timings.get("workers") or ()]
         names = names or [""] * self._workers  # of what an earlier version recorded
-        rate = (
-            sum(self._config.price_of(name)[1] for name in names) + self._config.record.learner_usd_per_hour
-        )
+        price, at = self._config.price_of, float(timings["at"])
+        rate = sum(price(name, at)[1] for name in names) + self._config.record.learner_usd_per_hour
         return VersionTotals(
             version=last.version + 1,
             tokens_sampled=sum(counts[f"tokens_{use}"] for use in ("trained", "filtered", "dropped_stale")),
             tokens_trained=counts["tokens_trained"],
             wall_s=wall_s,
             dollars=last.dollars + (wall_s - last.wall_s) * rate / _SECONDS_PER_HOUR,
-            at=float(timings["at"]),
+            at=at,
         )
 
 

@@ -13,6 +13,7 @@ from antiphon.core.capacity.cover import WorkerOffer
 from antiphon.core.capacity.provisioning_config import PoolClass
 from antiphon.runs.context import RunContext
 from antiphon.runs.supervisor import ServiceSpec, Supervisor
+from antiphon.system.clock import wall_clock
 from antiphon.system.files import write_atomically
 
 UNKNOWN_TOKENS_PER_S = 1.0
@@ -71,11 +72,12 @@ class LocalLauncher:
         return cls(run.config.provisioning.pool, supervisor, spec, run.run_dir / "workers" / "ordered.json")
 
     def offers(self) -> list[WorkerOffer]:
-        """Return the pool at its configured prices."""
+        """Return the pool at the prices of this moment."""
+        now = wall_clock()
         return [
             WorkerOffer(
                 name,
-                one.usd_per_hour,
+                one.usd_at(now),
                 one.tokens_per_s or UNKNOWN_TOKENS_PER_S,
                 one.availability,
                 one.zone or name,

@@ -31,6 +31,8 @@ class Member:
     name: str
     concurrent_groups: int
     seen_s: float
+    usd_per_hour: float = 0.0
+    """What it costs now."""
     state: WorkerState = WorkerState.JOINING
     held_version: int | None = None
     tokens_generated: int = 0
@@ -74,9 +76,15 @@ class Fleet:
         the fleet counts from its last change."""
 
     def add(
-        self, worker_id: str, name: str, concurrent_groups: int, now: float, relay_address: str = ""
+        self,
+        worker_id: str,
+        name: str,
+        concurrent_groups: int,
+        now: float,
+        relay_address: str = "",
+        usd_per_hour: float = 0.0,
     ) -> Member:
-        member = Member(worker_id, name, concurrent_groups, now, relay_address=relay_address)
+        member = Member(worker_id, name, concurrent_groups, now, usd_per_hour, relay_address=relay_address)
         self._members[worker_id] = member
         self.size += 1
         return member

@@ -50,7 +50,10 @@ class RewardQueue:
         return len(self._rewarding)
 
     async def pull(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
-        """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first, then a moment for more."""
+        """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first.
+
+        After the first it waits a moment for more.
+        """
         state_machine = self._state_machine
         deadline = state_machine.clock() + wait_s
         gathered = limit <= 1 or wait_s <= 0

@@ -74,9 +74,9 @@ class WorkerRegistry:
         worker_id = f"{name}-{self._state.registrations.get(name, 0) + 1}"
         now = state_machine.clock()
         places = hello.concurrent_groups or self._config.rollout.concurrent_groups
-        self._fleet.add(worker_id, name, places, now, hello.relay_address)
+        of_class, usd = self._config.price_of(name, state_machine.journal.wall_clock())
+        self._fleet.add(worker_id, name, places, now, hello.relay_address, usd)
         rule = self._rule(hello)
-        of_class, usd = self._config.price_of(name)
         await state_machine.record(e.WorkerRegistered(worker_id, name, places, now, rule, usd, of_class))
         _log.info("worker.registered", worker=worker_id, sampling_rule=rule)
         return WorkerWelcome(
@@ -111,6 +111,7 @@ class WorkerRegistry:
                 self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
             return HeartbeatReply(False, (), state.newest_version, state.finished)
         self._check_weights(heartbeat)
+        self._reprice(member, now)
         gone = self._leases.extend(heartbeat.lease_ids, heartbeat.worker_id, now)
         foreign = self._leases.foreign(_named(heartbeat), heartbeat.worker_id)
         heartbeat = _without(heartbeat, foreign) if foreign else heartbeat
@@ -143,6 +144,14 @@ class WorkerRegistry:
             next_s=member.pause_s,
             leave=member.draining,
         )
+
+    def _reprice(self, member: Member, now: float) -> None:
+        """Record the price of a worker where it changed since its last heartbeat."""
+        _, usd = self._config.price_of(member.name, self._state_machine.journal.wall_clock())
+        if usd != member.usd_per_hour:
+            member.usd_per_hour = usd
+            self._state_machine.record(e.WorkerPriced(member.worker_id, usd, now))
+            _log.info("worker.priced", worker=member.worker_id, usd_per_hour=usd)
 
     def _take_network(self, member: Member, report: NetworkReport) -> None:
         transfers = self._fleet.transfers

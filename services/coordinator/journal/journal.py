@@ -96,7 +96,7 @@ class Journal:
             IntegrityError: when it is no journal, or another version wrote it.
             UnavailableError: when it cannot be reached or written.
         """
-        self._wall_clock = wall_clock
+        self.wall_clock = wall_clock
         self._retry_s, self._longest_wait_s = retry_s, longest_wait_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal") if threaded else None
         self._pending = WriteBatch()
@@ -140,7 +140,7 @@ class Journal:
     def silent_s(self) -> float:
         """Return the seconds since the newest event, on the wall clock; call it before any is appended."""
         newest = self._wait_for(self._store.events, self.last_seq - 1, 1)
-        return max(0.0, self._wall_clock() - newest[0].at) if newest else 0.0
+        return max(0.0, self.wall_clock() - newest[0].at) if newest else 0.0
 
     def snapshots(self) -> list[StateRow]:
         """Return the kept snapshots of the state, newest first; call it before anything is appended."""
@@ -205,7 +205,7 @@ class Journal:
             return asyncio.shield(last)
         failpoints.reach("coordinator.enqueue.before")
         batch = self._pending
-        at = self._wall_clock()
+        at = self.wall_clock()
         for event in events:
             batch.events.append(StoredEvent(self._next_seq, at, event.kind, dump_event(event)))
             self._next_seq += 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from antiphon.core.config import RunConfig
 from antiphon.core.errors import ContractError
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import (
@@ -73,9 +74,9 @@ class Story:
         )
 
 
-def play(tmp_path: Path, act: Callable[[Story], Awaitable[None]]) -> None:
+def play(tmp_path: Path, act: Callable[[Story], Awaitable[None]], config: RunConfig = CONFIG) -> None:
     async def run() -> None:
-        async with served(CONFIG, tmp_path) as site, asyncio.timeout(60.0):
+        async with served(config, tmp_path) as site, asyncio.timeout(60.0):
             await act(Story(site.service, site.client()))
 
     asyncio.run(run())
