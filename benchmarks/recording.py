@@ -42,7 +42,7 @@ from antiphon.lineage.ledger.pins import Ledger
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.runs.s3_server import serve_s3
+from antiphon.runs.servers.s3_server import serve_s3
 
 GROUPS, GROUP_SIZE = 8, 8
 """Prompts of a batch and completions of each: 64 trajectories."""

@@ -29,7 +29,7 @@ def deploy(
             by default they stay as they are, off at first.
     """
     from antiphon.cli.up import running_prefect, use_prefect
-    from antiphon.runs.prefect_server import write_shell_file
+    from antiphon.runs.servers.prefect_server import write_shell_file
 
     home = home_directory()
     url = use_prefect(home)  # before Prefect is imported

@@ -13,9 +13,9 @@ from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.tracking.pages import mlflow_links
-from antiphon.runs import s3_server
 from antiphon.runs.directory import home_directory, list_runs, make_usable
-from antiphon.runs.prefect_server import (
+from antiphon.runs.servers import s3_server
+from antiphon.runs.servers.prefect_server import (
     HOST,
     answers,
     begin_prefect_server,

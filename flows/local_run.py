@@ -21,7 +21,8 @@ from antiphon.runs import directory as run_directory
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
 from antiphon.runs.outcome import RunOutcome
-from antiphon.runs.prefect_server import (
+from antiphon.runs.preflight import preflight
+from antiphon.runs.servers.prefect_server import (
     HURRIED_GRACE_S,
     QUIET,
     STOP_GRACE_S,
@@ -29,7 +30,6 @@ from antiphon.runs.prefect_server import (
     begin_prefect_server,
     client_environment,
 )
-from antiphon.runs.preflight import preflight
 
 SERVER_START_S = 180.0
 """Longest wait for the Prefect server, which starts beside the services."""

@@ -12,7 +12,7 @@ import structlog
 from prefect.events.clients import PrefectEventsClient
 from prefect.events.worker import EventsWorker
 
-from antiphon.runs.prefect_server import answers
+from antiphon.runs.servers.prefect_server import answers
 
 _log = structlog.get_logger(__name__)
 

@@ -7,8 +7,6 @@ homes begin with. Set-up calls it once; without it the first run makes both itse
 """
 
 import os
-import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -17,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.core.drafting.forest import DraftForest
+from antiphon.core.errors import UnavailableError
 from antiphon.core.records import TensorEntry
-from antiphon.runs.prefect_server import empty_database
+from antiphon.runs.servers.prefect_server import empty_database
 from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
 
 MIGRATE_S = 300.0
@@ -28,9 +27,8 @@ MIGRATE_S = 300.0
 def compile_kernels() -> None:
     """Run every compiled kernel once on a little data of each kind that runs bring."""
     DraftForest(slots=1, max_window=4, min_match=2)
-    for dtype, kind in (("float32", np.float32), ("bfloat16", np.uint16)):
-        values = np.arange(16, dtype=kind)
-        parent, new = values.view(np.uint8), (values + kind(1)).view(np.uint8)
+    for dtype, width in (("float32", 4), ("bfloat16", 2)):
+        parent, new = np.zeros(16 * width, dtype=np.uint8), np.ones(16 * width, dtype=np.uint8)
         size = parent.nbytes
         tensors = [TensorEntry(name="w", dtype=dtype, shape=(16,), offset=0, length=size)]
         patch, full, made = bytearray(), bytearray(), bytearray()
@@ -48,6 +46,7 @@ def make_empty_database() -> None:
 
     Raises:
         subprocess.SubprocessError: when Prefect could not, or took too long.
+        UnavailableError: when the file that it left is not all of the database.
     """
     kept = empty_database()
     if kept.exists():
@@ -62,10 +61,9 @@ def make_empty_database() -> None:
         }
         command = [sys.executable, "-P", "-m", "prefect", "server", "database", "upgrade", "--yes"]
         subprocess.run(command, env=environment, check=True, timeout=MIGRATE_S, stdout=subprocess.DEVNULL)
-        made = Path(folder) / "whole.db"
-        with sqlite3.connect(Path(folder) / "prefect.db") as database:  # with what its log still holds
-            database.execute("VACUUM INTO ?", (str(made),))
-        shutil.move(made, kept)
+        if (Path(folder) / "prefect.db-wal").exists():
+            raise UnavailableError("Prefect left its new database unfinished; the first run makes one")
+        (Path(folder) / "prefect.db").replace(kept)
 
 
 if __name__ == "__main__":

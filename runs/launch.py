@@ -38,12 +38,12 @@ from antiphon.runs.catch_up import catch_up
 from antiphon.runs.context import ClientLoop, RunContext
 from antiphon.runs.interrupt import Interrupt
 from antiphon.runs.outcome import RunOutcome, closing_lines, write_results
-from antiphon.runs.prefect_server import password_file, server_password
 from antiphon.runs.preflight import preflight
 from antiphon.runs.progress import show_progress
 from antiphon.runs.provisioning.launcher import LocalLauncher
 from antiphon.runs.provisioning.provisioner import provision
 from antiphon.runs.samples import explainer
+from antiphon.runs.servers.prefect_server import password_file, server_password
 from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs, worker_spec
 from antiphon.services.broadcast.payload_store import PAYLOADS, PayloadStore
 from antiphon.services.coordinator.client import CoordinatorClient

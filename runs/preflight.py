@@ -13,7 +13,7 @@ from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import end_tokens, expected_tensors
 from antiphon.runs.directory import make_usable
-from antiphon.runs.prefect_server import check_port
+from antiphon.runs.servers.prefect_server import check_port
 from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts

@@ -6,8 +6,9 @@ noun.verb. Instants are seconds on the coordinator's monotonic clock: only their
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError
@@ -26,17 +27,20 @@ class JournalEvent:
     kind: ClassVar[str]
 
 
-def _event(kind: str) -> Any:
+@dataclass_transform(frozen_default=True)
+def _event(kind: str) -> Callable[[_E], _E]:
+    """Make a class an event of that kind, and a frozen dataclass."""
+
     def register(cls: _E) -> _E:
-        cls.kind = kind
-        _KINDS[kind] = cls
-        return cls
+        made = dataclass(frozen=True, slots=True)(cls)
+        made.kind = kind
+        _KINDS[kind] = made
+        return cast(_E, made)
 
     return register
 
 
 @_event("run.opened")
-@dataclass(frozen=True, slots=True)
 class RunOpened(JournalEvent):
     """The first event: which run this is and the configuration it must keep."""
 
@@ -47,7 +51,6 @@ class RunOpened(JournalEvent):
 
 
 @_event("run.resumed")
-@dataclass(frozen=True, slots=True)
 class RunResumed(JournalEvent):
     """A coordinator opened the journal again; a pause ends with it."""
 
@@ -56,7 +59,6 @@ class RunResumed(JournalEvent):
 
 
 @_event("run.paused")
-@dataclass(frozen=True, slots=True)
 class RunPaused(JournalEvent):
     """No leases until the run is started again."""
 
@@ -64,13 +66,11 @@ class RunPaused(JournalEvent):
 
 
 @_event("run.finished")
-@dataclass(frozen=True, slots=True)
 class RunFinished(JournalEvent):
     """The run is complete; workers and reward services leave."""
 
 
 @_event("step.opened")
-@dataclass(frozen=True, slots=True)
 class StepOpened(JournalEvent):
     """Groups of this step may be issued."""
 
@@ -78,7 +78,6 @@ class StepOpened(JournalEvent):
 
 
 @_event("group.opened")
-@dataclass(frozen=True, slots=True)
 class GroupOpened(JournalEvent):
     """A prompt was given its place; from here on the group must end somehow."""
 
@@ -93,7 +92,6 @@ class GroupOpened(JournalEvent):
 
 
 @_event("lease.granted")
-@dataclass(frozen=True, slots=True)
 class LeaseGranted(JournalEvent):
     """A worker may produce a group."""
 
@@ -108,7 +106,6 @@ class LeaseGranted(JournalEvent):
 
 
 @_event("lease.duplicated")
-@dataclass(frozen=True, slots=True)
 class LeaseDuplicated(JournalEvent):
     """A second worker may produce a group that a batch waits for; the first to hand it in wins."""
 
@@ -121,7 +118,6 @@ class LeaseDuplicated(JournalEvent):
 
 
 @_event("lease.expired")
-@dataclass(frozen=True, slots=True)
 class LeaseExpired(JournalEvent):
     """A lease ended without a submission; the group is offered again, unless a duplicate still runs."""
 
@@ -140,7 +136,6 @@ class LeaseExpired(JournalEvent):
 
 
 @_event("group.moved_back")
-@dataclass(frozen=True, slots=True)
 class GroupMovedBack(JournalEvent):
     """A group that held up its step gave its place back: it trains after another one now."""
 
@@ -150,7 +145,6 @@ class GroupMovedBack(JournalEvent):
 
 
 @_event("group.submitted")
-@dataclass(frozen=True, slots=True)
 class GroupSubmitted(JournalEvent):
     """A worker's trajectories were accepted; their payload stands beside the event."""
 
@@ -169,7 +163,6 @@ class GroupSubmitted(JournalEvent):
 
 
 @_event("group.rewarded")
-@dataclass(frozen=True, slots=True)
 class GroupRewarded(JournalEvent):
     """The environment's rewards of a group, by sample."""
 
@@ -182,7 +175,6 @@ class GroupRewarded(JournalEvent):
 
 
 @_event("group.dropped")
-@dataclass(frozen=True, slots=True)
 class GroupDropped(JournalEvent):
     """A finished group will never train; its reservation is free again."""
 
@@ -193,7 +185,6 @@ class GroupDropped(JournalEvent):
 
 
 @_event("batch.sealed")
-@dataclass(frozen=True, slots=True)
 class BatchSealed(JournalEvent):
     """The batch of a step: fixed for good, its files are in the store."""
 
@@ -216,7 +207,6 @@ class BatchSealed(JournalEvent):
 
 
 @_event("batch.voided")
-@dataclass(frozen=True, slots=True)
 class BatchVoided(JournalEvent):
     """An operator took back a sealed batch that no step trained on; other groups make another."""
 
@@ -227,7 +217,6 @@ class BatchVoided(JournalEvent):
 
 
 @_event("step.committed")
-@dataclass(frozen=True, slots=True)
 class StepCommitted(JournalEvent):
     """The learner trained on a batch; the version advances."""
 
@@ -241,7 +230,6 @@ class StepCommitted(JournalEvent):
 
 
 @_event("snapshot.announced")
-@dataclass(frozen=True, slots=True)
 class SnapshotAnnounced(JournalEvent):
     """Weights can be fetched; the manifest stands beside the event."""
 
@@ -251,13 +239,11 @@ class SnapshotAnnounced(JournalEvent):
 
 
 @_event("snapshot.delivered")
-@dataclass(frozen=True, slots=True)
 class SnapshotDelivered(DeliveryRecord, JournalEvent):
     """A worker has a version, and says from whom it came and how long that took."""
 
 
 @_event("evaluation.opened")
-@dataclass(frozen=True, slots=True)
 class EvaluationOpened(JournalEvent):
     """The held-out prompts 0 .. prompts - 1 are queued for a version."""
 
@@ -266,7 +252,6 @@ class EvaluationOpened(JournalEvent):
 
 
 @_event("evaluation.finished")
-@dataclass(frozen=True, slots=True)
 class EvaluationFinished(JournalEvent):
     """Every held-out prompt of an evaluation was rewarded, and its kept answers are in the store."""
 
@@ -277,7 +262,6 @@ class EvaluationFinished(JournalEvent):
 
 
 @_event("worker.registered")
-@dataclass(frozen=True, slots=True)
 class WorkerRegistered(JournalEvent):
     """A worker joined the fleet."""
 
@@ -291,7 +275,6 @@ class WorkerRegistered(JournalEvent):
 
 
 @_event("worker.priced")
-@dataclass(frozen=True, slots=True)
 class WorkerPriced(JournalEvent):
     """The price of a worker's class changed."""
 
@@ -301,7 +284,6 @@ class WorkerPriced(JournalEvent):
 
 
 @_event("worker.loaded")
-@dataclass(frozen=True, slots=True)
 class WorkerLoaded(JournalEvent):
     """A worker reported that it samples with another version now."""
 
@@ -310,7 +292,6 @@ class WorkerLoaded(JournalEvent):
 
 
 @_event("access.revoked")
-@dataclass(frozen=True, slots=True)
 class AccessRevoked(JournalEvent):
     """A token, by its id, or a worker, by its name, counts no more in this run."""
 
@@ -319,7 +300,6 @@ class AccessRevoked(JournalEvent):
 
 
 @_event("group.audited")
-@dataclass(frozen=True, slots=True)
 class GroupAudited(JournalEvent):
     """What a worker sampled of a group was scored again, and nothing speaks against it."""
 
@@ -335,7 +315,6 @@ class GroupAudited(JournalEvent):
 
 
 @_event("worker.struck")
-@dataclass(frozen=True, slots=True)
 class WorkerStruck(JournalEvent):
     """Something speaks against a worker."""
 
@@ -348,7 +327,6 @@ class WorkerStruck(JournalEvent):
 
 
 @_event("worker.quarantined")
-@dataclass(frozen=True, slots=True)
 class WorkerQuarantined(JournalEvent):
     """A worker gets no leases and hands in nothing until it is pardoned."""
 
@@ -357,7 +335,6 @@ class WorkerQuarantined(JournalEvent):
 
 
 @_event("worker.pardoned")
-@dataclass(frozen=True, slots=True)
 class WorkerPardoned(JournalEvent):
     """A worker may try again, and nothing is remembered against it; a revocation of its name ends too."""
 
@@ -366,7 +343,6 @@ class WorkerPardoned(JournalEvent):
 
 
 @_event("worker.lost")
-@dataclass(frozen=True, slots=True)
 class WorkerLost(JournalEvent):
     """A worker stopped answering, or was replaced by its successor."""
 

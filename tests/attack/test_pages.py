@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from antiphon.cli.up import Page, read_pages
 from antiphon.core.errors import ConfigError
-from antiphon.runs.prefect_server import password_file, server_password, write_shell_file
+from antiphon.runs.servers.prefect_server import password_file, server_password, write_shell_file
 
 EVIL = "http://evil.example"
 TIMEOUT_S = 60.0

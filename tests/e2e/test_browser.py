@@ -23,7 +23,7 @@ import pytest
 
 from antiphon.cli.up import read_pages
 from antiphon.lineage.tracking.charts import run_link
-from antiphon.runs.prefect_server import server_password
+from antiphon.runs.servers.prefect_server import server_password
 from tests.support.browser import Browser
 from tests.support.main_job import PROJECT as ROOT
 from tests.support.main_job import command, environment

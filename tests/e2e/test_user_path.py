@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from antiphon.cli.up import read_pages
-from antiphon.runs.prefect_server import server_password
+from antiphon.runs.servers.prefect_server import server_password
 from tests.support.browser import Browser
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.checkout import IDENTITY, begin_history, changes, copy_checkout

@@ -30,7 +30,7 @@ from antiphon.cli import app as cli
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.flows import deployments
 from antiphon.flows.deployments import DEPLOYMENTS, MACHINE_QUEUE, WATCH_NAME, DeployOptions
-from antiphon.runs.prefect_server import PrefectServer, begin_prefect_server, server_password
+from antiphon.runs.servers.prefect_server import PrefectServer, begin_prefect_server, server_password
 from antiphon.system.ports import free_port
 
 ROOT = Path(__file__).parents[2]

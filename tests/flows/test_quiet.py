@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from antiphon.runs.prefect_server import QUIET, begin_prefect_server, server_password
+from antiphon.runs.servers.prefect_server import QUIET, begin_prefect_server, server_password
 
 START_S = 170.0
 FLOW = """

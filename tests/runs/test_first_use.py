@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.core.broadcast import patch_kernels
 from antiphon.runs.first_use import compile_kernels, make_empty_database
-from antiphon.runs.prefect_server import begin_with_empty_database, empty_database
+from antiphon.runs.servers.prefect_server import begin_with_empty_database, empty_database
 
 
 def test_new_homes_begin_with_the_tables_that_prefect_made(
@@ -30,7 +30,8 @@ def test_new_homes_begin_with_the_tables_that_prefect_made(
     begin_with_empty_database(home)
     with sqlite3.connect(home / "prefect.db") as database:
         assert database.execute("SELECT count(*) FROM alembic_version").fetchone() == (0,), "was replaced"
-    assert [path.name for path in home.iterdir()] == ["prefect.db"]
+    assert all(path.name.startswith("prefect.db") for path in home.iterdir())
+    assert not list(home.glob("prefect.db.*")), "the copy was left"
 
 
 def test_the_kernels_are_compiled_for_both_widths() -> None:

@@ -16,8 +16,8 @@ import pytest
 from antiphon.cli import app as cli
 from antiphon.cli.up import Page, read_pages, running_prefect, write_pages
 from antiphon.core.errors import ConfigError, UnavailableError
-from antiphon.runs.prefect_server import answers, begin_prefect_server, check_port, server_environment
-from antiphon.runs.s3_server import credentials_file
+from antiphon.runs.servers.prefect_server import answers, begin_prefect_server, check_port, server_environment
+from antiphon.runs.servers.s3_server import credentials_file
 from antiphon.system.ports import free_port
 
 START_S = 170.0
@@ -79,7 +79,7 @@ def _draw(browser: str, url: str, profile: Path) -> str:
 def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from antiphon.runs.prefect_server import begin_prefect_server\n"
+        "from antiphon.runs.servers.prefect_server import begin_prefect_server\n"
         "home = Path(sys.argv[1])\n"
         "print(begin_prefect_server(home, 0, home / 'log').process.pid, flush=True); time.sleep(60)"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from antiphon.runs.prefect_server import HOST, answers
+from antiphon.runs.servers.prefect_server import HOST, answers
 from antiphon.system.ports import free_port
 
 START_S = 180.0

@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from antiphon.runs.prefect_server import server_password
+from antiphon.runs.servers.prefect_server import server_password
 
 CLIENT = "tests"
 ANSWER_S = 60.0

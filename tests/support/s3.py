@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.runs.s3_server import S3Server, serve_s3, weed_binary
+from antiphon.runs.servers.s3_server import S3Server, serve_s3, weed_binary
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from antiphon.lineage.store.outbox import waiting_objects
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.runs.preflight import preflight
-from antiphon.runs.s3_server import S3Server, begin_s3, remove_sockets
+from antiphon.runs.servers.s3_server import S3Server, begin_s3, remove_sockets
 from tests.support.light_parties import run_parties, served
 from tests.support.loop_model import make_config
 from tests.support.s3 import remote_objects, s3_server
@@ -236,7 +236,7 @@ def test_a_run_goes_on_while_the_server_is_away(tmp_path: Path) -> None:
 STARTER = """
 import sys
 from pathlib import Path
-from antiphon.runs.s3_server import begin_s3
+from antiphon.runs.servers.s3_server import begin_s3
 
 print(begin_s3(Path(sys.argv[1])).process.pid, flush=True)
 sys.stdin.read()

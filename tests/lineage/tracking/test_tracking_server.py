@@ -9,7 +9,7 @@ import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from antiphon.lineage.tracking.tracker import Tracker
-from antiphon.runs.s3_server import S3Server
+from antiphon.runs.servers.s3_server import S3Server
 from tests.support.mlflow_server import MlflowServer
 from tests.support.s3 import remote_objects, s3_server
 from tests.support.tracked_runs import TrackedRunFixture, census, small_export

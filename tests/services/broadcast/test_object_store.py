@@ -14,7 +14,7 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import Payload, SnapshotManifest
 from antiphon.lineage.store.remote_place import RemotePlace
-from antiphon.runs.s3_server import S3Server
+from antiphon.runs.servers.s3_server import S3Server
 from antiphon.services.broadcast.manifest import full_payload
 from antiphon.services.broadcast.origin import OriginOrder, serving_origin
 from antiphon.services.broadcast.payload_store import PayloadStore
