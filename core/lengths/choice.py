@@ -3,7 +3,8 @@
 Where remembered lengths do not rank groups as they turn out, groups are taken as they come, whatever is
 configured. Otherwise `auto` walks the loop under each order (`core.lengths.makespan`), with the newest groups
 as they were predicted and as they were, and takes the one of least seconds per step, if that is worth it
-with the older and with the newer half of these groups.
+with the older and with the newer half of these groups. A walk knows nothing of stragglers that move and of
+what else a loop does, so the order must also be worth it against what was measured by arrival.
 """
 
 import math
@@ -38,13 +39,19 @@ class OrderChoice:
     """Seconds per step in the order of arrival."""
 
 
-def choose_order(asked: str, groups: Sequence[ComparedGroup], loop: Loop | None) -> OrderChoice:
+def choose_order(
+    asked: str,
+    groups: Sequence[ComparedGroup],
+    loop: Loop | None,
+    measured_s: float = math.inf,
+) -> OrderChoice:
     """Return the order that a run leases by while lengths predict.
 
     Args:
         asked: `loop.order`.
         groups: the newest groups, oldest first.
         loop: fleet and bound; None while its pace is not known: then only orders that need none are taken.
+        measured_s: seconds per step that were measured in the order of arrival.
     """
     if asked in (Policy.LONGEST_FIRST, Policy.ALTERNATING):
         return OrderChoice(LeaseOrder(Policy(asked)))
@@ -66,6 +73,7 @@ def choose_order(asked: str, groups: Sequence[ComparedGroup], loop: Loop | None)
     gains = all(
         step_s <= (1.0 - WORTH_IT) * before_s for step_s, before_s in zip(took, by_arrival, strict=True)
     )
+    gains = gains and fmean(took) <= (1.0 - WORTH_IT) * measured_s
     if asked == "auto" and not gains:
         return OrderChoice(step_s=arrival_s, arrival_s=arrival_s)
     return OrderChoice(order, fmean(took), arrival_s)

@@ -9,7 +9,7 @@ from statistics import linear_regression
 import structlog
 
 from antiphon.core.config import RunConfig
-from antiphon.core.lengths.choice import choose_order, describe_order
+from antiphon.core.lengths.choice import OrderChoice, choose_order, describe_order
 from antiphon.core.lengths.makespan import Loop, WorkerPace
 from antiphon.core.lengths.memory import LengthMemory, predicts
 from antiphon.core.lengths.order import ARRIVAL, AskingWorker, LeaseOrder, WaitingGroup, WaitingGroups
@@ -43,6 +43,8 @@ class OrderPlanner:
         self._judged = -1
         self._correlation: float | None = None
         self._leased_by = ARRIVAL
+        self._by_arrival_s = math.inf
+        """Seconds per step in the order of arrival, as last measured."""
         self._commits: deque[float] = deque(maxlen=STEPS_MEASURED)
         """When steps were committed under this order."""
         self.active = self._asked != "arrival"
@@ -107,14 +109,21 @@ class OrderPlanner:
     async def plan_if_due(self, measures: LoopMeasures, now: float) -> None:
         """Choose anew after the first steps in which lengths predict, then now and then."""
         batches = measures.batches
-        if not self.measures or not is_due(batches, self._planned) or not predicts(self.correlation):
+        due = not self._planned or is_due(batches, self._planned)
+        if not (self.measures and due and predicts(self.correlation)):
             return
-        pace = measures.pace(now)
-        if pace is None:
+        pace, step_s = measures.pace(now), self._step_s()
+        if pace is None or step_s is None:
             return
         self._planned = batches
+        if self._leased_by == ARRIVAL:
+            self._by_arrival_s = step_s
+        elif step_s > self._by_arrival_s and self._asked == "auto":
+            _log.info("order.left", order=self.describe(), by_arrival_s=round(self._by_arrival_s, 2))
+            self._choice = OrderChoice()
+            return
         groups, loop = tuple(self._memory().compared), self._loop(pace)
-        self._choice = await asyncio.to_thread(choose_order, self._asked, groups, loop)
+        self._choice = await asyncio.to_thread(choose_order, self._asked, groups, loop, self._by_arrival_s)
         _log.info("order.planned", order=self.describe())
 
     def take(

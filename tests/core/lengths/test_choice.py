@@ -55,6 +55,16 @@ def test_auto_never_takes_what_is_predicted_to_be_slower() -> None:
         assert choice.order == ARRIVAL or choice.step_s < 0.97 * choice.arrival_s
 
 
+def test_an_order_must_be_worth_it_against_what_was_measured_by_arrival() -> None:
+    groups, scoped = long_tailed(64), loop(1, step_scoped=True)
+    free = choose_order("auto", groups, scoped)
+    assert free.order.policy is Policy.ALTERNATING
+    assert choose_order("auto", groups, scoped, free.step_s / 0.96) == free
+    # The loop itself does better in the order of arrival than any walk of it.
+    assert choose_order("auto", groups, scoped, free.step_s / 0.98).order == ARRIVAL
+    assert choose_order("two_tier", groups, loop(1, workers=4), 0.01).order.policy is Policy.TWO_TIER
+
+
 def test_what_is_asked_for_is_taken_and_what_cannot_be_is_arrival() -> None:
     groups = long_tailed(64)
     assert choose_order("longest_first", (), None).order.policy is Policy.LONGEST_FIRST

@@ -1,11 +1,18 @@
 """The order planner says what was predicted of an order and what it came to."""
 
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from antiphon.core.config import build_config
+from antiphon.core.lengths.choice import OrderChoice
 from antiphon.core.lengths.memory import LengthMemory
-from antiphon.core.lengths.order import ARRIVAL
+from antiphon.core.lengths.order import ARRIVAL, LeaseOrder, Policy
 from antiphon.core.metrics import ORDER_METRICS, find_metric
+from antiphon.services.loop import order
 from antiphon.services.loop.order import STEPS_NEEDED, OrderPlanner
 
 
@@ -47,6 +54,38 @@ def test_steps_of_another_order_are_not_measured_with_those_of_this_one() -> Non
         memory.add(prompt, [prompt + 1, prompt + 2])
     found.committed(100.0)
     assert "order_step_s" not in found.metrics()
+
+
+def test_an_order_that_turns_out_slower_than_arrival_was_is_left() -> None:
+    memory = remembered(epochs=1)
+    found = planner("auto", memory)
+    measures: Any = SimpleNamespace(batches=0, pace=lambda now: object())
+
+    def commit(step_s: float) -> OrderPlanner:
+        for _ in range(STEPS_NEEDED + 1):
+            measures.batches += 8
+            found.committed(8 * step_s * measures.batches)
+        asyncio.run(found.plan_if_due(measures, 0.0))
+        return found
+
+    def decide(choice: OrderChoice) -> Callable[..., OrderChoice]:
+        def choose(asked: str, groups: object, loop: object, measured_s: float) -> OrderChoice:
+            heard.append(measured_s)
+            return choice
+
+        return choose
+
+    heard: list[float] = []
+    alternating = OrderChoice(LeaseOrder(Policy.ALTERNATING))
+    for prompt in range(40):
+        memory.add(prompt, [prompt + 1, prompt + 2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "choose_order", decide(alternating))
+        patch.setattr(OrderPlanner, "_loop", lambda self, pace: None)
+        assert commit(2.0).order == alternating.order
+        assert commit(1.9).order == alternating.order
+        assert commit(2.1).order == ARRIVAL
+    assert heard == [pytest.approx(2.0 * 64)] * 2
 
 
 def test_nothing_is_said_where_groups_are_always_taken_as_they_come() -> None:
