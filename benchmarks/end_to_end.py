@@ -49,6 +49,7 @@ BOTH = (
     "rollout.threads=1",
     "evaluation.interval=0",
     "evaluation.prompts=1",
+    "broadcast.links=false",
 )
 BASELINE = (
     "loop.max_staleness=0",

@@ -120,7 +120,12 @@ def main() -> int:
 
 def slow_broadcast(home: Path, config: Path, steps: int) -> tuple[dict[str, float], dict[str, int]]:
     """Compare S=0 and S=2 while a broadcast takes half of a step; return metrics and ages of samples."""
-    common = [*SAME_WORK, *SIZES, f"model.path={make_policy(config, home / 'policy')}"]
+    common = [
+        *SAME_WORK,
+        *SIZES,
+        "broadcast.links=false",
+        f"model.path={make_policy(config, home / 'policy')}",
+    ]
     probe = run_job(home, config, [*common, "loop.max_staleness=0", f"run.steps={PROBE_STEPS}"], "probe", 900)
     busy = busy_seconds(probe.timings())
     cap = f"broadcast.uplink_bytes_per_s={payload_bytes(home) / (0.5 * busy):.0f}"

@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--train", type=float, default=1.2, help="seconds that the learner sleeps in a step")
     parser.add_argument("--steps", type=int, default=30, help="learner steps that count")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
+    parser.add_argument("--skip", type=int, default=0, help="cells that are left out before them")
     args = parser.parse_args()
     mute_logs()
     with tempfile.TemporaryDirectory(prefix="antiphon-provisioning-") as folder:
@@ -86,7 +87,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
     between_s = max(0.0, group_s - PLACES_IN_ALL / usual)
     print(f"a learner step takes {train_s:.3f} s, a place is empty for {between_s:.3f} s", flush=True)
     rows: list[dict[str, Any]] = []
-    for broadcast, interval, acceptance, pauses in CELLS[: args.cells]:
+    for broadcast, interval, acceptance, pauses in CELLS[args.skip : args.skip + args.cells]:
         known = LoopShape(COMPLETIONS, train_s, broadcast * args.train, 1.0, acceptance, pauses)
         rule = required_supply(known, interval)
         # Little's law: what all places sample at once, at this rate.

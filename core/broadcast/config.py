@@ -21,6 +21,9 @@ class BroadcastSection(Section):
     """Port that the learner's payloads are served on; 0 picks a free one."""
     uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
     """Cap on what the origin sends, bytes per second; none by default."""
+    links: bool = True
+    """Workers on the origin's machine take its files by links, and nothing is sent. false: they fetch as from
+    elsewhere, which tries out a slow network with broadcast.uplink_bytes_per_s."""
     relay: Literal["auto", "off"] = "auto"
     """auto: workers that others can reach (`antiphon worker --relay-address`) hand payloads on, as the
     measured links suggest; off: every worker fetches from the origin."""

@@ -77,9 +77,18 @@ class LoopShape:
         return self.completions / self.acceptance
 
     @property
+    def held_s(self) -> float:
+        """L': seconds of the places that a batch takes up, L / a + (1 - a) T.
+
+        Until it is rewarded a group that will be filtered has a place as any other. The second term is for
+        filtered ones that come in a row: without it loops that were walked still waited at S_min.
+        """
+        return self.group_s / self.acceptance + (1.0 - self.acceptance) * self.train_s
+
+    @property
     def run_ahead(self) -> float:
         """b: batches that must be allowed in flight, by Little's law (4b)."""
-        return max(1.0, self.group_s / self.train_s)
+        return max(1.0, self.held_s / self.train_s)
 
     @property
     def least_interval(self) -> int:
@@ -181,7 +190,7 @@ def pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: fl
 def _pace(shape: LoopShape, max_staleness: int, publish_interval: int, supply: float) -> Pace:
     """Return the pace when every published version is sent."""
     sampling = shape.raw_completions / supply
-    collect = max(shape.group_s, sampling)
+    collect = max(shape.held_s, sampling)
     paused = shape.broadcast_s / publish_interval if shape.pauses else 0.0
     bounds = {
         Regime.TRAINING: shape.train_s,

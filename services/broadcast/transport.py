@@ -114,6 +114,7 @@ class RelayTransport(Transport):
         network: NetworkLog | None = None,
         ask_plan: AskPlan | None = None,
         seed: int = 0,
+        links: bool = True,
     ) -> None:
         """Fill `store`.
 
@@ -125,11 +126,13 @@ class RelayTransport(Transport):
             network: gets what is measured.
             ask_plan: says whom to fetch from; None: the origin alone.
             seed: makes members of a swarm choose differently.
+            links: on the origin's machine its file is linked.
         """
         self._store, self._connect, self._ask_plan, self._seed = store, connect, ask_plan, seed
         self._patience = Patience(give_up_s=timeout_s, refused_s=REFUSED_S)
         self._arrivals = arrivals or Arrivals()
         self._network = network or NetworkLog()
+        self._links = links
         self._timed = ""
         """Origin to which a connection was open when its round trip was last taken."""
 
@@ -147,7 +150,7 @@ class RelayTransport(Transport):
             return False
         self._timed = manifest.origin
         self._network.round_trip(clock() - asked_s)
-        if not await _adopted(payload, place, self._store):
+        if not self._links or not await _adopted(payload, place, self._store):
             return False
         self._network.delivered(manifest.version, clock() - begun_s)
         self._note(payload)

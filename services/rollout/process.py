@@ -260,6 +260,7 @@ async def serve_worker(
             network=network,
             ask_plan=ask_plan,
             seed=crc32(worker_name.encode()),
+            links=config.broadcast.links,
         )
         opened.push_async_callback(transport.close)
         return SnapshotSource(store, config, credentials, transport, network)

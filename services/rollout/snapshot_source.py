@@ -56,7 +56,9 @@ class SnapshotSource(WeightSource):
         self.network = network or NetworkLog()
         timeout_s = config.broadcast.transfer_timeout_s
         connect = Connections(config.broadcast.streams, timeout_s, credentials)
-        direct = transport or RelayTransport(store, connect, timeout_s, network=self.network)
+        direct = transport or RelayTransport(
+            store, connect, timeout_s, network=self.network, links=config.broadcast.links
+        )
         self._transport = configured_transport(direct, store, config, credentials, self.network)
         self._threads = spare_threads(config.rollout.threads)
         self._refused: set[str] = set()

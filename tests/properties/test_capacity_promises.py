@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from antiphon.benchmarks.parts.capacity.schedules import Schedule, random_schedule, walk
-from antiphon.core.capacity.model import LoopShape, largest_staleness, pace, required_supply
+from antiphon.core.capacity.model import (
+    LoopShape,
+    largest_staleness,
+    least_staleness,
+    pace,
+    required_supply,
+)
 
 SCHEDULES = 150
 """Of 10,000 in `benchmarks/capacity.py`."""
@@ -73,3 +79,20 @@ def test_a_small_bound_costs_what_the_model_says(
     # Where broadcasts are longer than the interval, which versions are sent depends on when they end.
     rel = 0.12 if broadcast_s > interval * shape.train_s else 0.03
     assert walked.step_s == pytest.approx(pace(shape, bound, interval, 8 * 12 / group_s).step_s, rel=rel)
+
+
+@pytest.mark.parametrize("acceptance", [1.0, 0.75, 0.5, 0.3])
+@pytest.mark.parametrize(("interval", "broadcast"), [(1, 0.25), (2, 0.4), (3, 0.5)])
+@pytest.mark.parametrize("length", [0.3, 1.0, 2.5])
+def test_at_the_least_staleness_no_learner_waits_also_when_groups_are_filtered(
+    acceptance: float, interval: int, broadcast: float, length: float
+) -> None:
+    train_s, size = 10.0, 32
+    shape = LoopShape(size, train_s, broadcast * train_s, 1.0, acceptance)
+    supply = required_supply(shape, interval)
+    slots = max(2, round(length * train_s * supply))
+    shape = LoopShape(size, train_s, broadcast * train_s, slots / supply, acceptance)
+    bound = least_staleness(shape) + interval - 1
+    schedule = Schedule(shape, interval, (slots // 2, slots - slots // 2), max_staleness=bound, steps=40)
+    walked = walk(schedule, np.random.default_rng(0))
+    assert walked.step_s <= 1.03 * train_s, (bound, walked.step_s / train_s)

@@ -44,8 +44,9 @@ async def fetch_snapshot(
     store: PayloadStore,
     timeout_s: float,
     arrived: Callable[[int], None] = lambda length: None,
+    links: bool = True,
 ) -> None:
     """Bring a snapshot's file into `store` from one holder, as a worker does that no one else serves."""
     check_manifest(manifest)
-    transport = RelayTransport(store, lambda address: [source], timeout_s)
+    transport = RelayTransport(store, lambda address: [source], timeout_s, links=links)
     await transport.fetch(manifest, full_payload(manifest), arrived)

@@ -124,6 +124,20 @@ def test_on_the_origins_machine_its_file_is_linked_and_checked(tmp_path: Path) -
     run(body)
 
 
+def test_without_links_it_is_sent_as_from_elsewhere(tmp_path: Path) -> None:
+    async def body() -> None:
+        origin, mine = PayloadStore(tmp_path / "origin"), PayloadStore(tmp_path / "mine")
+        published = publish(origin)
+        arrived: list[int] = []
+        async with serving(BroadcastService(origin)) as client:
+            await fetch_snapshot(published, client, mine, 20.0, arrived.append, links=False)
+        payload = full_payload(published)
+        assert len(arrived) > 1 and sum(arrived) == payload.payload_bytes
+        assert not mine.path(payload.digest).samefile(origin.path(payload.digest))
+
+    run(body)
+
+
 def test_another_machines_folder_of_the_same_name_is_not_believed(tmp_path: Path) -> None:
     class Liar(BroadcastService):
         async def where(self) -> Place:
