@@ -2,10 +2,11 @@
 
 Real processes: production's coordinator, reward service, learner loop and two workers over gRPC. Engines and
 trainer are stand-ins that take the seconds that are imposed on them, so that nothing depends on how fast the
-machine is. First two runs measure what the model is given, as a plan does: T, the seconds of a learner step
-with its commit, where completions abound; and how long a place of a worker is empty between two groups,
-where the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a mode (workers
-pause for a broadcast, or sample on while it arrives), is run with several supplies, as shares of the rule's.
+machine is. First some runs measure what the model is given, as a plan does: T, the seconds of a learner step
+with its commit, where completions abound; and, for each rate, how long a place of a worker is empty between
+two groups where the learner never holds it up. Then each cell, a time of a broadcast, an acceptance and a
+mode (workers pause for a broadcast, or sample on while it arrives), is run with several supplies, as shares
+of the rule's.
 
 Below the knee the seconds per step are fitted by A / supply + B, and the observed knee is where that line
 meets T. `median_error` and `worst_error` are |rule / knee - 1|; `idle_at_rule` is the learner's largest idle
@@ -18,6 +19,7 @@ share over the cells with the rule's own supply, `rows` has every cell. The exit
 
 import argparse
 import asyncio
+import functools
 import sys
 import tempfile
 from dataclasses import replace
@@ -83,9 +85,16 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
     usual = COMPLETIONS / args.train
     train_s = step_s(SupplyRun(bare, 1, ABUNDANT * usual, args.steps, headroom=1))
     idle_learner = replace(bare, train_s=args.train / 50.0, group_s=args.train / 50.0)
-    group_s = PLACES_IN_ALL * step_s(SupplyRun(idle_learner, 1, usual, args.steps, headroom=3)) / COMPLETIONS
-    between_s = max(0.0, group_s - PLACES_IN_ALL / usual)
-    print(f"a learner step takes {train_s:.3f} s, a place is empty for {between_s:.3f} s", flush=True)
+
+    @functools.cache
+    def between_s(supply: float) -> float:
+        alone = SupplyRun(idle_learner, 1, supply, args.steps, headroom=3)
+        group_s = PLACES_IN_ALL * step_s(alone) / COMPLETIONS
+        empty_s = max(0.0, group_s - PLACES_IN_ALL / supply)
+        print(f"at {supply:.1f} completions/s a place is empty for {empty_s:.3f} s", flush=True)
+        return empty_s
+
+    print(f"a learner step takes {train_s:.3f} s", flush=True)
     rows: list[dict[str, Any]] = []
     for broadcast, interval, acceptance, pauses in CELLS[args.skip : args.skip + args.cells]:
         known = LoopShape(COMPLETIONS, train_s, broadcast * args.train, 1.0, acceptance, pauses)
@@ -94,7 +103,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         known = replace(known, group_s=PLACES_IN_ALL / rule)
         imposed = replace(known, train_s=args.train)
         measured = {
-            share: step_s(SupplyRun(imposed, interval, share * rule, args.steps, between_s))
+            share: step_s(SupplyRun(imposed, interval, share * rule, args.steps, between_s(rule)))
             for share in (*BELOW, 1.0)
         }
         slope, rest = np.polyfit([1.0 / (share * rule) for share in BELOW], [measured[s] for s in BELOW], 1)
@@ -104,6 +113,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
             "publish_interval": interval,
             "acceptance": acceptance,
             "pauses": pauses,
+            "between_groups_seconds": round(between_s(rule), 4),
             "rule": round(rule, 2),
             "knee": round(float(knee), 2),
             "error": round(float(rule / knee - 1.0), 4),
@@ -118,7 +128,6 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         "worst_error": max(errors),
         "idle_at_rule": max(row["idle_at_rule"] for row in rows),
         "train_seconds": round(train_s, 4),
-        "between_groups_seconds": round(between_s, 4),
         "rows": rows,
     }
     problems = [
