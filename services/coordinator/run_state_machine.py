@@ -341,12 +341,13 @@ class RunStateMachine:
     async def _seal(self, plan: assembly.SealPlan) -> None:
         self._sealing = frozenset(group.group_id for group in (*plan.used, *plan.filtered))
         ingredients = await gather(plan, self.config, self.submissions, self.prompts)
-        kept, held = await self.samples.rows_of_step(plan), self.samples.held()
         tally = self.state.since_seal.copy()
+        kept, held = await self.samples.rows_of_step(plan, len(tally.filtered)), self.samples.held()
         sealing = partial(seal_batch, plan, ingredients, tally, self.config, self.store, kept)
         event = await self._until_stored(sealing)
         failpoints.reach("coordinator.seal.before")
         written, taken, self._sealing = self.record(event, forget=held), self._sealing, frozenset()
+        self.samples.booked = 0
         await written
         self.submissions.forget(taken)
         _log.info("batch.sealed", step=event.step, trajectories=event.trajectories, digest=event.digest[:12])

@@ -36,6 +36,9 @@ class SampleKeeper:
     ) -> None:
         self._count, self._seed = config.record.samples, config.run.seed
         self._state, self._submissions, self._prompts = state, submissions, prompts
+        self.booked = 0
+        """Filtered groups, the oldest, that the batch being written takes: what is filtered meanwhile
+        belongs to the next batch, and is chosen among its own."""
         self._answers: dict[int, dict[str, Candidate]] = {}
         """Version under evaluation -> held-out answers kept so far, by group."""
         self._unfinished: dict[int, EvaluationState] = {}
@@ -47,7 +50,7 @@ class SampleKeeper:
         """Return the groups whose submissions can be forgotten once some are dropped."""
         if not dropped:  # nearly always: this is asked after every group
             return []
-        before = self._state.since_seal.filtered
+        before = self._state.since_seal.filtered[self.booked :]
         groups = self._state.groups
         leaving = [GroupOutcome.of(groups[x.group_id]) for x in dropped if x.reason == "filtered"]
         held, holds = self._chosen(before), self._chosen([*before, *leaving])
@@ -65,12 +68,17 @@ class SampleKeeper:
         return [group_id for group_id in (*held, group.group_id) if group_id not in holds]
 
     def held(self) -> list[str]:
-        """Return the dropped groups whose submissions wait for the file of the next batch."""
-        return list(self._chosen(self._state.since_seal.filtered))
+        """Return the dropped groups whose submissions waited for the file of the batch being written."""
+        return list(self._chosen(self._state.since_seal.filtered[: self.booked]))
 
-    async def rows_of_step(self, plan: SealPlan) -> list[BatchRow]:
-        """Return the rows of the filtered groups of a step that are kept, in the order of their names."""
-        filtered = [*map(GroupOutcome.of, plan.filtered), *self._state.since_seal.filtered]
+    async def rows_of_step(self, plan: SealPlan, booked_groups: int) -> list[BatchRow]:
+        """Return the rows of the filtered groups of a step that are kept, in the order of their names.
+
+        The step takes the `booked_groups` oldest ones that were filtered since the batch before.
+        """
+        self.booked = booked_groups
+        booked = self._state.since_seal.filtered[: self.booked]
+        filtered = [*map(GroupOutcome.of, plan.filtered), *booked]
         chosen, rows = self._chosen(filtered), []
         for group in sorted(filtered, key=lambda group: group.group_id):
             if group.group_id in chosen:
