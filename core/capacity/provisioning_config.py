@@ -88,7 +88,9 @@ class ProvisioningSection(Section):
 
     def class_of(self, worker: str) -> PoolClass | None:
         """Return the class of a worker by its name; None for one that is not of the pool."""
-        return next((one for one in self.pool if worker in one.workers), None)
+        name, _, number = worker.rpartition("-")  # asked at each heartbeat: no list of names is made
+        known = number.isdecimal() and number == str(int(number))
+        return next((x for x in self.pool if known and x.name == name and int(number) < x.count), None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

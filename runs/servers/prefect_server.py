@@ -52,8 +52,9 @@ _IN_BATCHES = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "100",
 }
-"""States of tasks are written together, each up to two seconds late and all of them before a server ends:
-a transaction for each, as by default, took three times the CPU seconds of a run's server."""
+"""States of tasks are written together, up to two seconds late, and before a server ends in order; one that
+is killed loses those of its last two seconds, which only its pages show. A transaction for each, as by
+default, took three times the CPU seconds for a task."""
 
 RESTARTS = 5
 """Times a kept server is started again."""
@@ -188,7 +189,7 @@ def begin_with_empty_database(folder: Path) -> None:
         return
     copy = folder / f"prefect.db.{os.getpid()}"
     shutil.copyfile(kept, copy)
-    with contextlib.suppress(FileExistsError):  # another server's, which began meanwhile
+    with contextlib.suppress(OSError):  # another server began meanwhile, or there are no links here
         os.link(copy, database)
     copy.unlink()
 

@@ -174,3 +174,10 @@ def test_orders_are_named_repeated_without_effect_and_taken_up_again(tmp_path: P
 def test_a_wrong_pool_is_refused_with_a_sentence(pool: list[object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build_config({"provisioning": {"pool": pool}})
+
+
+def test_a_worker_is_of_the_class_that_has_its_name() -> None:
+    for one in POOL:
+        assert [SECTION.class_of(name) for name in one.workers] == [one] * one.count
+    for name in ("cheap-3", "cheap-00", "cheap--1", "cheap-", "cheap", "worker-0", "cheap-\u0661", ""):
+        assert SECTION.class_of(name) is None
