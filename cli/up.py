@@ -12,6 +12,7 @@ import psutil
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
+from antiphon.lineage.tracking.mlflow_writer import make_own_database
 from antiphon.lineage.tracking.pages import mlflow_links
 from antiphon.runs.directory import home_directory, list_runs, make_usable
 from antiphon.runs.servers import s3_server
@@ -211,6 +212,8 @@ def _begin_prefect(home: Path, port: int) -> Page:
 def _begin_mlflow(home: Path, port: int) -> Page:
     folder = home / "mlflow"
     (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+    if not (folder / "mlflow.db").exists():
+        make_own_database(home)
     port = port or free_port()
     arguments = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
     arguments += ["--workers", "1"]

@@ -33,22 +33,17 @@ class FinishReason(StrEnum):
 class SamplingParameters:
     """How tokens are drawn from the policy's distribution."""
 
-    temperature: float = 1.0
-    """Divides the logits; 0 means greedy."""
-    top_k: int = 0
-    """Keep only this many most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the smallest set of tokens with at least this probability mass."""
-    max_tokens: int = 256
-    """Longest completion, in tokens, the end token included."""
+    temperature: float = 1.0  # divides the logits; 0 means greedy
+    top_k: int = 0  # keep only this many most probable tokens; 0 keeps all
+    top_p: float = 1.0  # keep the smallest set of tokens with at least this probability mass
+    max_tokens: int = 256  # longest completion, the end token included
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One item of an environment, ready for the engine."""
 
-    key: str
-    """Stable within a run: environment split, seed and index."""
+    key: str  # stable within a run: environment split, seed and index
     token_ids: tuple[int, ...]
 
 
@@ -248,6 +243,14 @@ class SampleReward:
     failure: str = ""  # why the trajectory could not be scored, in a line; empty where it was
 
 
+@dataclass(frozen=True, slots=True)
+class GroupRewards:
+    """The environment's scores of one group."""
+
+    group_id: str
+    samples: tuple[SampleReward, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupToReward:
     """A finished group on its way to the reward service."""
@@ -388,8 +391,7 @@ class StepCommit:
     """What one learner step left behind."""
 
     step: int
-    version: int
-    """step + 1."""
+    version: int  # step + 1
     weights_digest: str
     batch_digest: str
     metrics: dict[str, float] = field(default_factory=dict)  # names as in `core.metrics`

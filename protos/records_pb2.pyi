@@ -202,6 +202,14 @@ class SampleReward(_message.Message):
     failure: str
     def __init__(self, sample_index: _Optional[int] = ..., reward: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
 
+class GroupRewards(_message.Message):
+    __slots__ = ("group_id", "samples")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    samples: _containers.RepeatedCompositeFieldContainer[SampleReward]
+    def __init__(self, group_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleReward, _Mapping]]] = ...) -> None: ...
+
 class Completion(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ntiphon/protos/reward.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"?\n\x0bPullRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"4\n\tPullReply\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.antiphon.GroupToReward\"R\n\x0eRewardsRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12.\n\x0esample_rewards\x18\x02 \x03(\x0b\x32\x16.antiphon.SampleReward\" \n\x0cRewardsReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61ntiphon/protos/reward.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"?\n\x0bPullRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x05\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"4\n\tPullReply\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.antiphon.GroupToReward\"8\n\x0eRewardsRequest\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.antiphon.GroupRewards\"\x1d\n\x0cRewardsReply\x12\r\n\x05taken\x18\x01 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PULLREPLY']._serialized_start=138
   _globals['_PULLREPLY']._serialized_end=190
   _globals['_REWARDSREQUEST']._serialized_start=192
-  _globals['_REWARDSREQUEST']._serialized_end=274
-  _globals['_REWARDSREPLY']._serialized_start=276
-  _globals['_REWARDSREPLY']._serialized_end=308
+  _globals['_REWARDSREQUEST']._serialized_end=248
+  _globals['_REWARDSREPLY']._serialized_start=250
+  _globals['_REWARDSREPLY']._serialized_end=279
 # @@protoc_insertion_point(module_scope)

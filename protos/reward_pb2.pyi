@@ -24,15 +24,13 @@ class PullReply(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupToReward, _Mapping]]] = ...) -> None: ...
 
 class RewardsRequest(_message.Message):
-    __slots__ = ("group_id", "sample_rewards")
-    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_REWARDS_FIELD_NUMBER: _ClassVar[int]
-    group_id: str
-    sample_rewards: _containers.RepeatedCompositeFieldContainer[_records_pb2.SampleReward]
-    def __init__(self, group_id: _Optional[str] = ..., sample_rewards: _Optional[_Iterable[_Union[_records_pb2.SampleReward, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[_records_pb2.GroupRewards]
+    def __init__(self, groups: _Optional[_Iterable[_Union[_records_pb2.GroupRewards, _Mapping]]] = ...) -> None: ...
 
 class RewardsReply(_message.Message):
-    __slots__ = ("accepted",)
-    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    accepted: bool
-    def __init__(self, accepted: _Optional[bool] = ...) -> None: ...
+    __slots__ = ("taken",)
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    taken: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, taken: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -28,6 +28,11 @@ T = 2 probe_steps on (about 360 steps at the least). The rest is room for errors
 standard error and `CAUTION` are taken off every worth. Usually a test on the gain ends a losing
 trial long before the account does.
 
+**Drop.** The gain speaks of the steps before. Where the batch changes, as when prompts of an evaluation come
+in of which little is remembered, the drafts of the next step may be worth less than they cost. The sum of
+their path probabilities says so before they are verified: only drafts with sum q_j / B > (k - 1) / 2 are,
+and now and then others. Of the others the drafter's time is all that is lost, and it is booked.
+
 **Ramp.** One full draft may cost more than the account holds, and on a busy machine one step may take
 several times its usual seconds. So a trial begins with one drafted token a request, and each of its steps
 may have twice as many: what is found out cheaply is not paid for with a long rest.
@@ -61,6 +66,12 @@ FIT_STEPS = 64
 """Steps between two fits of the fixed cost."""
 TRIAL_ROW = 0.5
 """Most r that the floor of a trial counts with: drafts held too dear would never show that they are not."""
+HOPE = 0.5
+"""Share of what drafts are held to cost above which they are verified. A trial may hold them too dear, and
+the line through the costs of long drafts lies above those of short ones: on CPUs at twice and more."""
+LOOK_AGAIN = 32
+"""Of the steps whose drafts are not expected to pay, one in so many is verified all the same: expectations
+that were never put to the test would stay what they are."""
 RAMP_STEPS = 16
 """Steps of a trial after which drafts are as long as they may be."""
 UNLIMITED = 1 << RAMP_STEPS
@@ -105,7 +116,7 @@ class DraftGate:
         self._fixed_rows = FIXED_ROWS
         self._sizes: list[BatchSize] = []
         self._latest: BatchSize | None = None
-        self._step = 0
+        self._step = self._dropped = 0
         self.promising = False
         """Whether most of the newest drafted tokens were right. Trials that failed before history helped, at
         one batch size, then say little: the next one waits no longer than after the first failure. The
@@ -152,6 +163,19 @@ class DraftGate:
         floor = min(max(floor, LEAST_FLOOR), MOST_FLOOR)
         return StepPlan(draft=True, floor=floor, most=1 << min(steps, RAMP_STEPS))
 
+    def verifies(self, requests: int, drafted: int, expected: float) -> bool:
+        """Decide whether drafts that were made for the next step are verified in it.
+
+        `requests`: B; `drafted`: tokens of them all; `expected`: how many of these are expected to be right,
+        the sum of their path probabilities. One in a few steps is verified against the rule.
+        """
+        size, density = self._size(requests), drafted / (requests + self._fixed_rows)
+        cost = size.costs.share(density) - 1.0 - size.costs.error(density)
+        if drafted > 0 and expected > HOPE * cost * requests:
+            return True
+        self._dropped += 1
+        return drafted > 0 and self._dropped % LOOK_AGAIN == 0
+
     def wake(self) -> None:
         """Allow a trial at once at every batch size: there is something new to draft from."""
         for size in self._sizes:
@@ -160,14 +184,22 @@ class DraftGate:
                 size.changed_at = self._step - FIRST_WAIT
 
     def observe(
-        self, requests: int, rows: int, tokens: int, seconds: float, drafted: bool, stands_for: int = 1
+        self,
+        requests: int,
+        rows: int,
+        tokens: int,
+        seconds: float,
+        drafted: bool,
+        stands_for: int = 1,
+        unused_s: float = 0.0,
     ) -> None:
         """Take in one engine step that only decoded.
 
         `requests`: B; `rows`: B plus the drafted tokens; `tokens`: emitted; `seconds`: of the whole
         step and of the drafter before it; `drafted`: the drafter ran for it, though it may have proposed
         nothing (rows == requests); `stands_for`: so many steps like it, itself and those before it that were
-        not told. Steps without requests or of senseless duration are ignored.
+        not told; `unused_s`: of an undrafted step, seconds beside it of a drafter whose drafts were not
+        verified. Steps without requests or of senseless duration are ignored.
         """
         if requests < 1 or not 1e-9 < seconds < LONGEST_STEP_S:
             return
@@ -182,6 +214,7 @@ class DraftGate:
             self._observe_drafted(size, requests, max(rows - requests, 0), tokens, seconds)
         else:
             self._observe_undrafted(size, requests, seconds, stands_for)
+            self._account -= unused_s / seconds
 
     def _observe_undrafted(self, size: BatchSize, requests: int, seconds: float, stands_for: int) -> None:
         size.costs.learn(self._step, requests + self._fixed_rows, None, seconds)

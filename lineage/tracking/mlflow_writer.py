@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ContractError, UnavailableError
+from antiphon.lineage.tracking.database import prepare_database
 from antiphon.lineage.tracking.tracked_run import RunPlan, TrackedRun, open_tracked_run
 from antiphon.lineage.writer import FIRST_PAUSE_S, Writer
 
@@ -121,11 +122,11 @@ class MlflowWriter(Writer):
             raise
 
     def _open(self, plan: RunPlan) -> None:
-        if self._is_own:
-            self._folder.mkdir(parents=True, exist_ok=True)
         uri = self.tracking_uri
         try:
             with self._explained():
+                if self._is_own:
+                    prepare_database(self._folder / "mlflow.db")
                 self._run = open_tracked_run(_client(uri), uri, plan, self._mapping)
         except ContractError as error:
             self._refusal = self._refusal or f"{error}; the run continues without MLflow"
@@ -162,6 +163,22 @@ class MlflowWriter(Writer):
         except (SQLAlchemyError, OSError) as error:
             words = " ".join(str(error).split())[:_WORDS]
             raise UnavailableError(f"cannot reach MLflow at {uri}: {words}; it is tried again") from error
+
+
+def make_own_database(home: Path) -> None:
+    """Make the database of a home, before something else would make it table by table.
+
+    Raises:
+        UnavailableError: when the home cannot be written, or what is there cannot be read.
+    """
+    _load()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    path = home / "mlflow" / "mlflow.db"
+    try:
+        prepare_database(path)
+    except (SQLAlchemyError, OSError) as error:
+        raise UnavailableError(f"MLflow's database {path} cannot be used: {error}") from error
 
 
 _IMPORTING = threading.Lock()

@@ -12,13 +12,13 @@ from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.reports import NetworkReport
 from antiphon.core.records import (
     BatchRef,
+    GroupRewards,
     GroupSubmission,
     GroupToAudit,
     GroupToReward,
     KeptProgress,
     Lease,
     LeaseProgress,
-    SampleReward,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -220,11 +220,11 @@ class Coordinator(Protocol):
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Hand out groups to reward; a service that never answers loses them after a deadline."""
 
-    async def submit_rewards(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
-        """Take the rewards of a group; False when they were already there or the group is gone.
+    async def submit_rewards(self, groups: Sequence[GroupRewards]) -> Sequence[str]:
+        """Take the rewards of groups; return the ids of those that had none yet and were not gone.
 
         Raises:
-            ContractError: when a reward is missing or outside [0, 1].
+            ContractError: when a reward is missing or outside [0, 1]; other groups of the call count.
         """
 
     async def open_step(self, step: int) -> None:

@@ -12,7 +12,7 @@ from antiphon.core.loop import acceptance
 from antiphon.core.loop.checks import check_rewards
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.message_sizes import group_bytes, page
-from antiphon.core.records import GroupToReward, SampleReward
+from antiphon.core.records import GroupRewards, GroupToReward, SampleReward
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 
 REWARD_S = 15.0
@@ -125,12 +125,23 @@ class RewardQueue:
             )
         return found
 
-    async def submit(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
-        """Take the rewards of a group; False when they were already there or the group is gone.
+    async def submit(self, groups: Sequence[GroupRewards]) -> list[str]:
+        """Take the rewards of groups, in one transaction; return the ids of those that had none yet and
+        were not gone.
 
         Raises:
-            ContractError: when a reward is missing or outside [0, 1].
+            ContractError: when a reward is missing or outside [0, 1]; the other groups are taken.
         """
+        answers = await asyncio.gather(
+            *(self._submit(group.group_id, group.samples) for group in groups), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [group.group_id for group, answer in zip(groups, answers, strict=True) if answer]
+
+    async def _submit(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
+        """Take the rewards of a group; False when they were already there or the group is gone."""
         state_machine = self._state_machine
         state_machine.check_open()
         rewarding = self._rewarding.pop(group_id, None)

@@ -19,10 +19,10 @@ from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import check_token_rules
 from antiphon.core.loop.run_state import RunState
 from antiphon.core.records import (
+    GroupRewards,
     GroupSubmission,
     GroupToAudit,
     GroupToReward,
-    SampleReward,
     SnapshotManifest,
     StepCommit,
     SubmitVerdict,
@@ -173,8 +173,8 @@ class CoordinatorService(Coordinator):
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         return await self._reward_queue.pull(client_id, limit, _within(wait_s))
 
-    async def submit_rewards(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
-        return await self._reward_queue.submit(group_id, sample_rewards)
+    async def submit_rewards(self, groups: Sequence[GroupRewards]) -> Sequence[str]:
+        return await self._reward_queue.submit(groups)
 
     async def open_step(self, step: int) -> None:
         state_machine = self.state_machine

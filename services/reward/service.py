@@ -8,12 +8,13 @@ whose rewards were refused because they were already there is simply done.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
 
 from antiphon.core.errors import ContractError
-from antiphon.core.records import GroupToReward, SampleReward
+from antiphon.core.records import GroupRewards, GroupToReward, SampleReward
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.rpc.retry import retry_unavailable
@@ -23,6 +24,8 @@ PULL_GROUPS = 16
 """Most groups taken at once; few, so that several services share the work."""
 PULL_WAIT_S = 2.0
 """How long one request for groups is held open, and how soon the end of the run is noticed."""
+SENT_TOGETHER = 64
+"""Most groups whose rewards travel in one message; where so many wait for it, no more are pulled."""
 EMPTY_PAUSE_S = 0.02
 """Pause after a request that was answered at once with nothing."""
 
@@ -84,6 +87,8 @@ class RewardService:
         self._pull_wait_s = pull_wait_s
         self._pulled: deque[GroupToReward] = deque()
         self._scoring: set[asyncio.Task[None]] = set()
+        self._scored: deque[GroupRewards] = deque()
+        self._sending: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._groups_rewarded = 0
 
@@ -106,16 +111,19 @@ class RewardService:
             await self._check_run()
             ready()
             while not self._stopping.is_set():
+                if len(self._scored) >= SENT_TOGETHER:
+                    await self._one_done()
+                    continue
                 if not self._pulled and not await self._pull():
                     break
                 while self._pulled and len(self._scoring) < self._at_once:
                     self._scoring.add(asyncio.create_task(self._reward(self._pulled.popleft())))
                 if self._pulled:
-                    await self._one_scored()
-            while self._scoring:
-                await self._one_scored()
+                    await self._one_done()
+            while self._scoring or self._sending:
+                await self._one_done()
         finally:
-            for task in self._scoring:
+            for task in (*self._scoring, *self._sending):
                 task.cancel()
             _log.info("reward.left", client=self._client_id, groups=self._groups_rewarded)
 
@@ -126,16 +134,17 @@ class RewardService:
             lambda: self._coordinator.pull_for_reward(self._client_id, PULL_GROUPS, self._pull_wait_s),
         )
         self._pulled.extend(groups or ())
-        self._finish_scored()
+        self._drop_done()
         return bool(groups) or not (self._stopping.is_set() or await self._run_finished())
 
-    async def _one_scored(self) -> None:
-        await asyncio.wait(self._scoring, return_when=asyncio.FIRST_COMPLETED)
-        self._finish_scored()
+    async def _one_done(self) -> None:
+        await asyncio.wait(self._scoring | self._sending, return_when=asyncio.FIRST_COMPLETED)
+        self._drop_done()
 
-    def _finish_scored(self) -> None:
-        done = {task for task in self._scoring if task.done()}
+    def _drop_done(self) -> None:
+        done = {task for task in self._scoring | self._sending if task.done()}
         self._scoring -= done
+        self._sending -= done
         for task in done:
             task.result()
 
@@ -143,14 +152,21 @@ class RewardService:
         if self._pace is not None:
             await self._pace()
         failpoints.reach("reward.score")
-        sample_rewards = await self._rewards_of(group)
-        accepted = await self._reach(
-            "coordinator.submit_rewards",
-            lambda: self._coordinator.submit_rewards(group.group_id, sample_rewards),
-        )
-        failpoints.reach("reward.submit.after")
-        self._groups_rewarded += 1
-        _log.debug("group.rewarded", group=group.group_id, accepted=accepted)
+        self._scored.append(GroupRewards(group.group_id, tuple(await self._rewards_of(group))))
+        if not any(not task.done() for task in self._sending):
+            self._sending.add(asyncio.create_task(self._send()))
+
+    async def _send(self) -> None:
+        """Hand in what is scored. Others are scored until the answer comes, which waits for the
+        coordinator's transaction; they go together in the next message."""
+        while self._scored:
+            together = [self._scored.popleft() for _ in range(min(SENT_TOGETHER, len(self._scored)))]
+            taken = await self._reach(
+                "coordinator.submit_rewards", partial(self._coordinator.submit_rewards, together)
+            )
+            failpoints.reach("reward.submit.after")
+            self._groups_rewarded += len(together)
+            _log.debug("groups.rewarded", groups=[one.group_id for one in together], taken=len(taken))
 
     async def _rewards_of(self, group: GroupToReward) -> list[SampleReward]:
         texts = [self._codec.decode(token_ids) for token_ids in group.completions]

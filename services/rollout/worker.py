@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import structlog
 
 from antiphon.core.config import RunConfig, parse_config
-from antiphon.core.errors import RefusedError, UnavailableError
+from antiphon.core.errors import UnavailableError
 from antiphon.core.records import PROTOCOL_VERSION, LeaseProgress
 from antiphon.services.coordinator.api import (
     Coordinator,
@@ -34,10 +34,10 @@ from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.prepare import Prepare, nothing_to_prepare
 from antiphon.services.rollout.progress import gather
 from antiphon.services.rollout.shutdown import HAND_OVER_S, Shutdown
+from antiphon.services.rollout.submitter import Submitter
 from antiphon.services.rollout.weights import Delay, WeightSource, WeightSync, no_delay
 from antiphon.services.rollout.work import WorkInFlight, first_leaf, samples_with
 from antiphon.services.rpc.retry import retry_unavailable
-from antiphon.system import failpoints
 from antiphon.system.wakeup import Wakeup
 
 REGISTER_TIMEOUT_S = 300.0
@@ -105,6 +105,7 @@ class RolloutWorker:
         self._engine_config: RunConfig | None = None
         self._weights: WeightSync | None = None
         self._work = WorkInFlight(self._change)
+        self._submitter = Submitter(coordinator, self._work, self._change, self._reach, delay)
         self._shutdown = Shutdown(worker_name, self._work, self._send_heartbeat, self._change)
         self._step_timeout_s = 1.0
         self._reports_progress = True
@@ -228,7 +229,7 @@ class RolloutWorker:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(weights.swap_forever())
             tasks.create_task(self._leases(engine, weights, samples, group_size))
-            tasks.create_task(self._submissions())
+            tasks.create_task(self._submitter.run())
 
     async def _register(self) -> WorkerWelcome:
         places = self._concurrent_groups or 0
@@ -373,24 +374,6 @@ class RolloutWorker:
         weights.note_wanted(reply.wanted_version)
         if reply.run_finished:
             self._finish_run()
-
-    async def _submissions(self) -> None:
-        while True:
-            if not self._work.finished:
-                await self._change.wait(self._lease_wait_s)
-                continue
-            lease_id, submission = next(iter(self._work.finished.items()))
-            await self._delay()
-            failpoints.reach("worker.upload.before")
-            handing_in = partial(self._coordinator.submit_group, submission)
-            try:
-                verdict = await self._reach("coordinator.submit_group", handing_in)
-                _log.debug("group.submitted", group=submission.group_id, verdict=verdict.value)
-            except RefusedError as error:  # it may have continued what another worker made up
-                _log.warning("group.refused", group=submission.group_id, reason=str(error))
-            failpoints.reach("worker.upload.after")
-            del self._work.finished[lease_id]
-            self._change.notify()
 
     def _finish_run(self) -> None:
         _log.info("run.finished", worker=self._name)

@@ -42,6 +42,7 @@ def _check_statistics(m: records_pb2.SampleStatistics) -> None:
 
 
 codec(r.SampleReward, records_pb2.SampleReward)
+codec(r.GroupRewards, records_pb2.GroupRewards)
 by_hand(records_pb2.GroupToReward, _group_to_reward_to_proto, _group_to_reward_from_proto)
 codec(AuthoredSpan, records_pb2.AuthoredSpan)
 codec(r.GroupToAudit, records_pb2.GroupToAudit)

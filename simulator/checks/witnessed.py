@@ -1,8 +1,9 @@
 """Witnessed: clients that report to the witness of a simulated run what its processes received."""
 
 import asyncio
+from collections.abc import Sequence
 
-from antiphon.core.records import GroupSubmission, SampleReward, StepCommit, SubmitVerdict
+from antiphon.core.records import GroupRewards, GroupSubmission, StepCommit, SubmitVerdict
 from antiphon.services.coordinator.api import HeartbeatReply, LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.simulator import processes
@@ -48,9 +49,9 @@ class Witnessed(CoordinatorClient):
         self._witness.answered(submission, verdict)
         return verdict
 
-    async def submit_rewards(self, group_id: str, sample_rewards: list[SampleReward]) -> bool:  # type: ignore[override]
-        taken = await super().submit_rewards(group_id, sample_rewards)
-        if taken:
+    async def submit_rewards(self, groups: list[GroupRewards]) -> Sequence[str]:  # type: ignore[override]
+        taken = await super().submit_rewards(groups)
+        for group_id in taken:
             self._witness.rewarded(group_id)
         return taken
 

@@ -63,7 +63,9 @@ class Calibration(Section):
     learner_s: float = Field(gt=0.0, le=1e6)
     """Of a learner step of `step_tokens`, with its commit."""
     step_tokens: float = Field(gt=0.0)
-    """Completion tokens of a batch; the time of a step is taken to be proportional to them."""
+    """Completion tokens of a batch."""
+    learner_fixed_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of `learner_s` that a step takes whatever its tokens; the rest is proportional to them."""
     broadcast_s: float = Field(ge=0.0, le=1e6)
     """From a commit until the workers hold its version."""
     shared_cores: float | None = Field(default=None, gt=0.0, le=4096.0)
@@ -77,6 +79,11 @@ class Calibration(Section):
     learner_usd_per_hour: float = Field(default=0.0, ge=0.0, le=100_000.0)
     groups: tuple[SeenGroup, ...] = Field(min_length=1)
     """Lengths by prompt."""
+
+    def training_s(self, tokens: int) -> float:
+        """Return the seconds of a learner step whose batch has so many completion tokens."""
+        fixed = self.learner_fixed_share
+        return self.learner_s * (fixed + (1.0 - fixed) * tokens / self.step_tokens)
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -177,6 +184,7 @@ def calibrate(
         concurrent_groups=max(places),
         learner_s=pace.learner_s,
         step_tokens=float(np.mean(tokens)),
+        learner_fixed_share=_fixed_share(rows),
         broadcast_s=pace.broadcast_s,
         shared_cores=shared_cores,
         losses_per_hour=3600.0 * lost / lived_s if lived_s and pace.losses else 0.0,
@@ -184,6 +192,28 @@ def calibrate(
         learner_usd_per_hour=config.record.learner_usd_per_hour,
         groups=tuple(_seen_groups(rows)),
     )
+
+
+def _fixed_share(rows: Sequence[TimedEvent]) -> float:
+    """Return which share of a learner step does not depend on its tokens: a least-squares line through all
+    steps but the first, which loads libraries. 0 where they say nothing."""
+    sealed: dict[int, tuple[float, int]] = {}
+    seconds, tokens, committed_s = list[float](), list[float](), 0.0
+    for at_s, event in rows:
+        if isinstance(event, e.BatchSealed):
+            sealed[event.step] = (at_s, event.tokens)
+        elif isinstance(event, e.StepCommitted) and event.step in sealed:
+            sealed_s, count = sealed[event.step]
+            if committed_s:
+                seconds.append(at_s - max(sealed_s, committed_s))
+                tokens.append(float(count))
+            committed_s = at_s
+    if len(set(tokens)) < 3:
+        return 0.0
+    slope, fixed = np.polyfit(tokens, seconds, 1)
+    if slope <= 0.0:
+        return 1.0
+    return float(np.clip(fixed / np.mean(seconds), 0.0, 1.0))
 
 
 def _seen_groups(rows: Sequence[TimedEvent]) -> list[SeenGroup]:

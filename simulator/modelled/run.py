@@ -304,8 +304,7 @@ class ModelledRun:
         if self._training or not self._state.is_sealed(step):
             return
         self._training, self._training_at = True, self._now
-        tokens = self._state.sealed[step].tokens
-        self._training_left = self._known.learner_s * tokens / self._known.step_tokens
+        self._training_left = self._known.training_s(self._state.sealed[step].tokens)
         self._plan_training()
 
     def _plan_training(self) -> None:

@@ -15,6 +15,7 @@ from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.records import (
+    GroupRewards,
     GroupToAudit,
     Lease,
     LeaseProgress,
@@ -119,7 +120,7 @@ def test_blame_follows_who_sampled(
         assert state.standings["bad"].strikes and not state.standings["good"].strikes
         assert state.barred("bad") and not state.barred("good")
         # A group of which the liar sampled some does not train, whoever handed it in.
-        assert await site.client(house.services).submit_rewards(group_id, rewards())
+        assert await site.client(house.services).submit_rewards([GroupRewards(group_id, tuple(rewards()))])
         assert group_id not in state.groups
         auditing.cancel()
 
@@ -290,11 +291,11 @@ def test_what_a_proven_liar_sampled_does_not_train(
         for _ in range(2):
             assert await bad.work(workers.honest(sampler))
         first, second = (group.group_id for group in state.groups.values() if group.phase == "submitted")
-        assert await flow.submit_rewards(first, rewards())
+        assert await flow.submit_rewards([GroupRewards(first, tuple(rewards()))])
         far = [SampleStatistics(0, 200, 0, 0, 3.0)]
         await flow.submit_audit(first, far, bad.worker_id)  # proof
         assert state.barred("bad")
-        await flow.submit_rewards(second, rewards())  # was at a judge meanwhile
+        await flow.submit_rewards([GroupRewards(second, tuple(rewards()))])  # was at a judge meanwhile
         account = state.work_accounts.account(site.state_machine.clock())
         assert account.tokens["untrusted"] > 0 and account.tokens["useful"] == account.tokens["open"] == 0
         good = await enter(site, house, "good")
@@ -310,7 +311,7 @@ def test_what_a_proven_liar_sampled_does_not_train(
             (made,) = await asyncio.to_thread(workers.honest(sampler), [lease])
             verdict = await good.client.submit_group(submission(lease, good.worker_id, made))
             assert verdict is SubmitVerdict.ACCEPTED
-            assert await flow.submit_rewards(lease.group_id, rewards())
+            assert await flow.submit_rewards([GroupRewards(lease.group_id, tuple(rewards()))])
             assert state.groups[lease.group_id].phase is GroupPhase.REWARDED
         kinds = [event.kind async for event in flow.watch_events(0, follow=False)]
         assert kinds.count("group.dropped") == 2

@@ -22,6 +22,7 @@ from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,
     FinishReason,
+    GroupRewards,
     GroupSubmission,
     Lease,
     SampleReward,
@@ -114,7 +115,7 @@ async def judge(client: CoordinatorClient, poisoned: str) -> None:
         for group in await client.pull_for_reward("judge", 8, 0.2):
             first = 1e30 if group.group_id == poisoned else 1.0
             rewards = [SampleReward(0, first), SampleReward(1, 0.0)]
-            await client.submit_rewards(group.group_id, rewards)
+            await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
 
 
 @asynccontextmanager

@@ -92,6 +92,10 @@ def test_a_modelled_run_decides_as_one_that_sends_messages(
     assert predicted.seconds_per_step == pytest.approx(measured.seconds_per_step, rel=0.1)
 
 
+def test_a_learner_whose_steps_take_the_same_time_is_calibrated_so(calibration: Calibration) -> None:
+    assert calibration.learner_fixed_share == pytest.approx(1.0, abs=0.05)
+
+
 def test_what_is_planned_while_it_runs_is_the_same_too(calibration: Calibration) -> None:
     config, events = by_message(scenario(3, 3, run_ahead="measured"))
     run = ModelledRun(config, calibration, 3, keep=True)

@@ -12,6 +12,7 @@ from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import (
     PROTOCOL_VERSION,
+    GroupRewards,
     GroupSubmission,
     GroupToReward,
     Lease,
@@ -70,6 +71,9 @@ class LightCoordinator:
         self.queue: list[Lease] = []
         self.granted: dict[str, Lease] = {}
         self.submissions: list[GroupSubmission] = []
+        self.answer = asyncio.Event()
+        """Submissions and rewards are answered while this is set."""
+        self.answer.set()
         self.lose_answers = 0
         """So many submissions are accepted without the worker hearing of it."""
         self.cancelled: list[str] = []
@@ -137,6 +141,7 @@ class LightCoordinator:
         if not known:
             self.submissions.append(submission)
             await self._note("accepted")
+        await self.answer.wait()
         if self.lose_answers:
             self.lose_answers -= 1
             raise UnavailableError("the answer was lost")
@@ -155,13 +160,14 @@ class LightCoordinator:
             await asyncio.sleep(min(wait_s, 0.01))
         return groups
 
-    async def submit_rewards(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
+    async def submit_rewards(self, groups: Sequence[GroupRewards]) -> Sequence[str]:
         await self._note("submit_rewards")
-        if group_id in self.rewards:
-            return False
-        self.rewards[group_id] = tuple(sample_rewards)
-        await self._note("rewarded")
-        return True
+        new = [group for group in groups if group.group_id not in self.rewards]
+        for group in new:
+            self.rewards[group.group_id] = group.samples
+            await self._note("rewarded")
+        await self.answer.wait()
+        return [group.group_id for group in new]
 
     async def status(self) -> RunStatus:
         await self._note("status")

@@ -15,6 +15,7 @@ from antiphon.core.loop.checks import TokenRules
 from antiphon.core.records import (
     PROTOCOL_VERSION,
     BatchRef,
+    GroupRewards,
     GroupSubmission,
     Lease,
     Prompt,
@@ -171,10 +172,10 @@ async def reward_all(coordinator: Coordinator, rng: np.random.Generator, delay_s
             for group in groups:
                 if delay_s:
                     await asyncio.sleep(delay_s * float(rng.random()))
-                rewards = [light_reward(tokens) for tokens in group.completions]
-                await coordinator.submit_rewards(
-                    group.group_id, [SampleReward(i, reward) for i, reward in enumerate(rewards)]
+                rewards = (
+                    SampleReward(i, light_reward(tokens)) for i, tokens in enumerate(group.completions)
                 )
+                await coordinator.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
         except UnavailableError:
             await asyncio.sleep(0.05)
 

@@ -58,6 +58,7 @@ def shown(job: JobRun, home: Path) -> dict[str, Any]:
     lengths = [n for kind, body in events if kind == "group.submitted" for n in body["token_counts"]]
     payload = max((path.stat().st_size for path in home.glob("runs/*/payloads/*.payload")), default=0)
     cpu_s = cpu_at(job, max(ends)) - cpu_at(job, begun)
+    kinds = job.kinds_after(begun)
     return {
         "seconds_per_step": figures["seconds_per_step"],
         # The stage `reward` begins with the sampling of a step and ends with its sealed batch.
@@ -70,6 +71,7 @@ def shown(job: JobRun, home: Path) -> dict[str, Any]:
         "payload_bytes": payload,
         "cpu_s_per_step": cpu_s / steps,
         "cores_used": cpu_s / (max(ends) - begun),
+        **{f"cpu_s_per_step_{kind}": taken / steps for kind, taken in kinds.items()},
         "startup_s": figures["startup_s"],
         "job_s": job.seconds,
         "job_cpu_s": job.cpu_s,

@@ -10,9 +10,7 @@ Legend: B rows of the batch, one per request; slots are small numbers that stand
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from time import perf_counter
-from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,16 +23,13 @@ from antiphon.core.drafting.history import weighted
 from antiphon.core.drafting.statistics import PROMISING
 from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.records import DraftingStatistics, IntArray
+from antiphon.services.rollout.drafting.guarded import guarded
 from antiphon.services.rollout.engine.api import EngineRequest
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Script = Callable[[str, list[int]], Sequence[int]]
 """(request id, completion so far) -> drafted tokens."""
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-_F = TypeVar("_F")
 
 _log = structlog.get_logger(__name__)
 
@@ -65,32 +60,6 @@ class _Group:
     sourced: bool
     """Whether there is anything but the requests' own text to draft from."""
     history: bool
-
-
-def _guarded(
-    fallback: _F,
-) -> Callable[
-    [Callable[Concatenate["DraftScheduler", _P], _T]], Callable[Concatenate["DraftScheduler", _P], _T | _F]
-]:
-    """Let a method answer `fallback` once the scheduler is closed; a method that fails closes it."""
-
-    def wrap(
-        method: Callable[Concatenate["DraftScheduler", _P], _T],
-    ) -> Callable[Concatenate["DraftScheduler", _P], _T | _F]:
-        @wraps(method)
-        def call(scheduler: "DraftScheduler", /, *arguments: _P.args, **options: _P.kwargs) -> _T | _F:
-            if scheduler.closed:
-                return fallback
-            try:
-                return method(scheduler, *arguments, **options)
-            # Whatever is wrong with a draft source, the run must continue: drafts only save time.
-            except Exception as error:  # noqa: BLE001
-                scheduler.close(f"the drafter failed: {type(error).__name__}: {error}")
-                return fallback
-
-        return call
-
-    return wrap
 
 
 class DraftScheduler:
@@ -144,6 +113,8 @@ class DraftScheduler:
         self._plan = self._previous = _NO_DRAFT
         self._drafter_s = self._previous_drafter_s = 0.0
         """Seconds in the drafter in this step, and in the one before, whose drafts this one verifies."""
+        self._dropped = self._previous_dropped = False
+        """Whether the drafts that were made in this step, and in the one before, are not to be verified."""
         self._asked = False
         """Whether the gate was asked about the drafts of this step."""
         self._previous_asked = False
@@ -162,7 +133,7 @@ class DraftScheduler:
         self._counts = np.zeros((slots, 6), dtype=np.int64)
         self._since = np.zeros((slots, 2), dtype=np.float64)
 
-    @_guarded(None)
+    @guarded(None)
     def admit(self, slot: int, request: EngineRequest) -> None:
         """Take a request in; the first one of a group opens it, with its history."""
         if slot >= len(self._prompt_length):
@@ -181,7 +152,7 @@ class DraftScheduler:
         self._counts[slot] = 0
         self._since[slot] = self._drafter_share_s, self._sampler_share_s
 
-    @_guarded(None)
+    @guarded(None)
     def release(self, slot: int, completion: IntArray | None, given: int = 0) -> DraftingStatistics | None:
         """Let a request go and say what drafting did for it.
 
@@ -232,10 +203,11 @@ class DraftScheduler:
             rested=min(rested, tokens),
         )
 
-    @_guarded(False)
+    @guarded(False)
     def begin_step(self) -> bool:
         """Decide whether drafts are made at the end of the step that starts now."""
         self._previous, self._previous_asked = self._plan, self._asked
+        self._previous_dropped, self._dropped = self._dropped, False
         self._previous_drafter_s, self._drafter_s = self._drafter_s, 0.0
         live = len(self._group_of)
         self._asked = self.script is None and self.on and self._sourced > 0
@@ -247,7 +219,7 @@ class DraftScheduler:
             self._plan = _NO_DRAFT
         return self._plan.draft
 
-    @_guarded(None)
+    @guarded(None)
     def propose(
         self, slots: Int64Array, token_ids: Int32Array, lengths: Int64Array
     ) -> list[list[int]] | None:
@@ -271,14 +243,18 @@ class DraftScheduler:
             drafts = self._scripted(slots, token_ids, lengths, room)
         else:
             limits = np.clip(self._windows.limits(slots), 0, np.minimum(room, self._plan.most).clip(0))
-            tokens, counts, _ = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
+            tokens, counts, chances = self._forest.draft(slots, token_ids, lengths, limits, self._plan.floor)
             widest = int(counts.max(initial=0))
             drafts = [row[:n] for row, n in zip(tokens[:, :widest].tolist(), counts.tolist(), strict=True)]
+            made = np.arange(widest) < counts[:, None]
+            expected = float(chances[:, :widest][made].sum())
+            if not self._gate.verifies(len(slots), int(counts.sum()), expected):
+                drafts, self._plan, self._dropped = [[] for _ in slots], _NO_DRAFT, True
         self._drafter_s = self._clock() - begun
         self._drafter_share_s += self._drafter_s / max(1, len(slots))
         return drafts
 
-    @_guarded(None)
+    @guarded(None)
     def verified(self, slots: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
         """Take note of a step that verified drafts: [B] each."""
         counts = self._counts
@@ -296,7 +272,7 @@ class DraftScheduler:
             self._windows.learn(slots, drafted, accepted)
             self._forest.learn(slots, accepted)
 
-    @_guarded(None)
+    @guarded(None)
     def passed(self, slots: Int64Array) -> None:
         """Take note of a step without drafts, [B]."""
         self._counts[slots, 0] += 1
@@ -309,26 +285,28 @@ class DraftScheduler:
         """Whether so many of the newest drafted tokens were right that drafts are expected to pay."""
         return self._recent_accepted > PROMISING * self._recent_drafted
 
-    @_guarded(None)
+    @guarded(None)
     def sampled(self, requests: int, seconds: float) -> None:
         """Take note of the seconds that the sampler took for a step of `requests` rows."""
         self._sampler_share_s += seconds / max(1, requests)
 
-    @_guarded(None)
+    @guarded(None)
     def end_step(self, requests: int, rows: int, tokens: int, seconds: float) -> None:
         """Take note of a step that only decoded: what the gate compares."""
         if self.script is not None or not requests:
             return
-        stands_for = 1
-        if not self._previous.draft and not (self._sourced and self._gate.is_open(requests)):
+        stands_for, unused_s = 1, 0.0
+        if self._previous_dropped:
+            unused_s = self._previous_drafter_s
+        elif not self._previous.draft and not (self._sourced and self._gate.is_open(requests)):
             # Nothing to decide soon: one step in a few keeps the undrafted time known, for less.
             self._idle_steps += 1
             if self._idle_steps % IDLE_SHARE:
                 return
             stands_for = IDLE_SHARE if self._sourced else 1
         # Drafts are made at the end of one step and verified in the next, which is charged with both.
-        seconds += self._previous_drafter_s - self._drafter_s
-        self._gate.observe(requests, rows, tokens, seconds, self._previous.draft, stands_for)
+        seconds += self._previous_drafter_s - unused_s - self._drafter_s
+        self._gate.observe(requests, rows, tokens, seconds, self._previous.draft, stands_for, unused_s)
 
     def _follow(self, slot: int, group: _Group) -> None:
         """Let the forest follow a request, and open its group, unless it does so already."""

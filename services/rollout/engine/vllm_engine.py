@@ -29,6 +29,7 @@ from antiphon.services.broadcast.verified_weights import VerifiedWeights
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
+from antiphon.services.rollout.engine.cpu_kernels import use_cpu_kernels
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
 from antiphon.services.rollout.engine.sampling_rules import check_sampling
@@ -532,10 +533,13 @@ def _start_core(settings: EngineSettings) -> Any:
     spare_unused_libraries()
     # Imported late: vLLM reads the environment on import and takes seconds.
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
 
     spare_foreign_libraries()
+    if settings.eager and current_platform.is_cpu():
+        use_cpu_kernels()
     register()  # as an entry point it is seen only once the package was installed again
     drafts = settings.draft_tokens
     arguments = EngineArgs(

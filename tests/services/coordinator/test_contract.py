@@ -17,7 +17,7 @@ from antiphon.core.errors import (
     IntegrityError,
     UnavailableError,
 )
-from antiphon.core.records import SampleReward, StepCommit, SubmitVerdict
+from antiphon.core.records import GroupRewards, SampleReward, StepCommit, SubmitVerdict
 from antiphon.services.coordinator.api import LeaseReply, LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
@@ -184,8 +184,8 @@ def test_gate_holds_at_the_lease_and_opens_with_a_newer_version(tmp_path: Path) 
             await client.submit_group(sample_lease(lease, worker_id, 0))
         for group in await client.pull_for_reward("j", 10, 5.0):
             rewards = [SampleReward(i, float(i)) for i in range(2)]
-            assert await client.submit_rewards(group.group_id, rewards)
-            assert not await client.submit_rewards(group.group_id, rewards)
+            assert await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
+            assert not await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
         batch = (await client.await_stage("reward", 0, 10.0)).batch
         assert batch is not None
         await client.commit_step(StepCommit(0, 1, light_manifest(1).weights_digest, batch.digest))
@@ -388,7 +388,9 @@ def test_a_group_that_is_judged_while_its_payload_is_read_is_not_handed_out(tmp_
         state_machine.journal.payload = slowly  # type: ignore[method-assign]
         pulling = asyncio.ensure_future(site.service.pull_for_reward("late", 1, 0.0))
         await reading.wait()
-        assert await site.service.submit_rewards(lease.group_id, [SampleReward(0, 1.0)])
+        assert await site.service.submit_rewards(
+            [GroupRewards(lease.group_id, tuple([SampleReward(0, 1.0)]))]
+        )
         rewarded.set()
         assert list(await pulling) == []
 

@@ -16,6 +16,7 @@ from antiphon.core.loop.group_state import GroupState
 from antiphon.core.message_sizes import MESSAGE_BYTES
 from antiphon.core.records import (
     FinishReason,
+    GroupRewards,
     GroupSubmission,
     Lease,
     Prompt,
@@ -75,7 +76,7 @@ async def judge(
         await client.submit_group(found[-1])
     for group in await client.pull_for_reward("judge", len(leases), 5.0):
         sample_rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.completions))]
-        assert await client.submit_rewards(group.group_id, sample_rewards)
+        assert await client.submit_rewards([GroupRewards(group.group_id, tuple(sample_rewards))])
     return found
 
 

@@ -11,6 +11,7 @@ from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import (
     FinishReason,
+    GroupRewards,
     GroupSubmission,
     Lease,
     LeaseProgress,
@@ -119,7 +120,7 @@ def test_the_largest_groups_are_handed_over_handed_in_rewarded_and_audited(tmp_p
                 (group,) = await client.pull_for_reward("r", 16, 1.0)
                 assert [tokens.size for tokens in group.completions] == [LONGEST] * GROUP_SIZE
                 rewards = [SampleReward(index, float(index % 2)) for index in range(GROUP_SIZE)]
-                assert await client.submit_rewards(group.group_id, rewards)
+                assert await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
             site.service._audits = audits
             for _ in range(GROUPS):
                 assert len(await client.pull_for_audit("a", 4, 1.0)) == 1

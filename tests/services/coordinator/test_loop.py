@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.core.records import SampleReward, SubmitVerdict
+from antiphon.core.records import GroupRewards, SampleReward, SubmitVerdict
 from antiphon.lineage.rollout_table import decode_batch, decode_timings
 from antiphon.services.coordinator.api import LeaseRequest
 from tests.support.light_parties import hello, reward_all, run_parties, sample_lease, served
@@ -171,7 +171,7 @@ def test_each_deadline_that_passes_doubles_the_time_to_score_a_group(tmp_path: P
                 assert await handed_out(2.0)
             # The slow one ends, within its last deadline.
             rewards = [SampleReward(i, float(i % 2)) for i in range(config.loop.group_size)]
-            assert await client.submit_rewards(lease.group_id, rewards)
+            assert await client.submit_rewards([GroupRewards(lease.group_id, tuple(rewards))])
 
     asyncio.run(run())
 

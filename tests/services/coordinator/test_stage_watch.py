@@ -11,7 +11,7 @@ import pytest
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import BlockedError, ContractError, UnavailableError
 from antiphon.core.loop import events as e
-from antiphon.core.records import LeaseProgress, PartialTrajectory, SampleReward
+from antiphon.core.records import GroupRewards, LeaseProgress, PartialTrajectory, SampleReward
 from antiphon.core.status import WorkerRecord, WorkerState
 from antiphon.services.coordinator.api import LeaseRequest, StageReply, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
@@ -56,7 +56,7 @@ async def begin(client: CoordinatorClient, stage: str, number: int) -> "asyncio.
 async def reward_waiting(client: CoordinatorClient) -> None:
     for group in await client.pull_for_reward("j", 10, 5.0):
         rewards = [SampleReward(i, float(i % 2)) for i in range(len(group.completions))]
-        await client.submit_rewards(group.group_id, rewards)
+        await client.submit_rewards([GroupRewards(group.group_id, tuple(rewards))])
 
 
 def test_collect_ends_when_the_groups_are_handed_in_and_reward_when_they_are_rewarded(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from antiphon.environments.registry import make_environment
 from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.environments.scoring.pool import InProcess, ScoringPool
 from antiphon.services.reward.server import scorer_of
-from antiphon.services.reward.service import RewardService, Scorer
+from antiphon.services.reward.service import PULL_GROUPS, SENT_TOGETHER, RewardService, Scorer
 from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.light_coordinator import LightCoordinator
 from tests.support.light_environment import LightEnvironment, light_codec
@@ -52,6 +52,17 @@ def group(number: int, *token_ids: Sequence[int], key: str | None = None) -> Gro
     )
 
 
+class Counting:
+    """A scorer that counts the groups it scored."""
+
+    def __init__(self) -> None:
+        self.scored = 0
+
+    async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
+        self.scored += 1
+        return [1.0 for _ in texts]
+
+
 @asynccontextmanager
 async def rewarding(judge: RewardService) -> AsyncIterator["asyncio.Task[None]"]:
     task = asyncio.create_task(judge.run(lambda: None))
@@ -77,6 +88,43 @@ def test_groups_are_judged_as_they_come_until_the_run_ends() -> None:
         first = coordinator.rewards["g0"]
         assert [(j.sample_index, j.reward) for j in first] == [(0, 1.0), (1, 0.0)]
         assert sum(len(rewards) for rewards in coordinator.rewards.values()) == 80
+
+    asyncio.run(story())
+
+
+def test_groups_are_scored_while_rewards_wait_for_their_answer_and_go_together() -> None:
+    async def story() -> None:
+        coordinator, scorer = LightCoordinator(RunConfig()), Counting()
+        coordinator.answer.clear()
+        async with rewarding(make_reward_service(coordinator, scorer)):
+            coordinator.to_reward.append(group(0, [1]))
+            await coordinator.until(lambda: "g0" in coordinator.rewards)
+            coordinator.to_reward.extend(group(n, [1]) for n in range(1, 30))
+            await coordinator.until(lambda: scorer.scored == 30)
+            coordinator.answer.set()
+            await coordinator.until(lambda: len(coordinator.rewards) == 30)
+        assert coordinator.calls["submit_rewards"] == 2
+
+    asyncio.run(story())
+
+
+def test_what_is_scored_waits_within_bounds_for_a_coordinator_that_does_not_answer() -> None:
+    async def story() -> None:
+        coordinator, scorer = LightCoordinator(RunConfig()), Counting()
+        coordinator.answer.clear()
+        judge = make_reward_service(coordinator, scorer)
+        async with rewarding(judge) as task:
+            coordinator.to_reward.extend(group(n, [1]) for n in range(200))
+            await coordinator.until(lambda: coordinator.calls["submit_rewards"] == 1)
+            while scorer.scored < SENT_TOGETHER:
+                await asyncio.sleep(0)
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert scorer.scored < SENT_TOGETHER + 2 * PULL_GROUPS
+            coordinator.answer.set()
+            await coordinator.until(lambda: len(coordinator.rewards) == 200)
+            judge.stop()
+            await task
 
     asyncio.run(story())
 

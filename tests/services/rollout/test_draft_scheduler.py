@@ -27,9 +27,11 @@ class Clock:
 class Gate(DraftGate):
     """Plans what it is told to, and notes what it is shown."""
 
-    drafts = opened = True
+    drafts = opened = verified = True
     steps = 0
     shown: list[tuple[float, bool]]
+    asked: list[tuple[int, float]]
+    unused: list[float]
     woken: int
 
     def plan(self, requests: int) -> StepPlan:
@@ -41,10 +43,15 @@ class Gate(DraftGate):
     def is_open(self, requests: int) -> bool:
         return self.opened
 
-    def observe(
-        self, requests: int, rows: int, tokens: int, seconds: float, drafted: bool, stands_for: int = 1
+    def verifies(self, requests: int, drafted: int, expected: float) -> bool:
+        self.asked.append((drafted, expected))
+        return self.verified
+
+    def observe(  # type: ignore[override]
+        self, requests, rows, tokens, seconds, drafted, stands_for=1, unused_s=0.0
     ) -> None:
         self.shown.append((seconds, drafted))
+        self.unused.append(unused_s)
         self.steps += stands_for
 
 
@@ -52,7 +59,7 @@ class Gate(DraftGate):
 def scheduler() -> DraftScheduler:
     made = DraftScheduler(DraftingSection(), 4, 1, 100, Clock())
     made._gate = Gate(256)
-    made._gate.shown, made._gate.woken = [], 0
+    made._gate.shown, made._gate.asked, made._gate.unused, made._gate.woken = [], [], [], 0
     history = PromptHistory("p", 0, (PastCompletion(PAST, 0, 0, 0, 1.0),))
     sampling = SamplingParameters(max_tokens=len(PAST))
     made.admit(0, EngineRequest("r", (1, 2), 7, sampling, history=history))
@@ -84,6 +91,20 @@ def test_a_step_is_charged_with_the_drafts_it_verifies(scheduler: DraftScheduler
     assert none == 0
     advance(scheduler, tokens, 0, 0)
     assert gate.shown == [(1.5, False), (2.5, True), (2.0, False)]
+
+
+def test_drafts_that_are_not_worth_verifying_cost_their_making_alone(scheduler: DraftScheduler) -> None:
+    gate = scheduler._gate
+    assert isinstance(gate, Gate)
+    gate.verified = False
+    tokens, none = advance(scheduler, 2, 0, 0)
+    assert none == 0 and gate.asked[0][0] > 0 and 0.0 < gate.asked[0][1] <= gate.asked[0][0]
+    gate.opened = False  # a trial may wait for drafts that are worth it; they are booked all the same
+    tokens, none = advance(scheduler, tokens, 0, 0)
+    gate.verified = True
+    advance(scheduler, tokens, 0, 0)
+    assert gate.shown == [(1.5, False)] * 3
+    assert gate.unused == [0.0, 0.5, 0.5]
 
 
 def test_a_gate_that_rests_is_shown_few_steps_which_stand_for_all(scheduler: DraftScheduler) -> None:

@@ -12,7 +12,7 @@ import pytest
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.loop.events import GroupSubmitted, LeaseExpired, load_event
 from antiphon.core.loop.group_state import GroupPhase
-from antiphon.core.records import GroupSubmission, SampleReward, StepCommit, VersionSpan
+from antiphon.core.records import GroupRewards, GroupSubmission, SampleReward, StepCommit, VersionSpan
 from antiphon.core.status import WorkerState
 from antiphon.services.coordinator.journal.payloads import prefix_name
 from antiphon.services.rollout.engine.api import EngineOutput, EngineRequest
@@ -191,7 +191,7 @@ async def train(site: Served, step: int) -> None:
     while (reply := await client.await_stage("reward", step, 0.05)).batch is None:
         for group in await client.pull_for_reward("judge", 8, 0.05):
             scores = [SampleReward(index, float(index % 2)) for index in range(len(group.completions))]
-            await client.submit_rewards(group.group_id, scores)
+            await client.submit_rewards([GroupRewards(group.group_id, tuple(scores))])
     manifest = light_manifest("run-1", step + 1)
     await client.commit_step(StepCommit(step, step + 1, manifest.weights_digest, reply.batch.digest))
     await client.announce_snapshot(manifest)

@@ -83,8 +83,9 @@ def make_site(
     run_id: str = "",
     engine_class: type[LightEngine] = LightEngine,
     pace: Callable[[], "asyncio.Future[None]"] | None = None,
+    coordinator_class: type[LightCoordinator] = LightCoordinator,
 ) -> Site:
-    coordinator = LightCoordinator(config)
+    coordinator = coordinator_class(config)
     source = source or LightSource()
     engines: list[LightEngine] = []
 
@@ -291,9 +292,8 @@ def test_a_lease_for_another_version_is_not_sampled_and_given_back_at_once() -> 
             return leases
 
     async def story() -> None:
-        site = make_site(make_config())
-        careless = Careless(site.coordinator.config)
-        site.worker._coordinator = site.coordinator = careless
+        site = make_site(make_config(), coordinator_class=Careless)
+        careless = site.coordinator
         async with at_work(site):
             await careless.announce(light_manifest("run-1", 0))
             await careless.until(lambda: any(beat.held_version == 0 for beat in careless.beats))
@@ -432,6 +432,22 @@ def test_outage_of_the_coordinator_costs_no_group() -> None:
             await coordinator.until(lambda: len(coordinator.submissions) == 8)
         groups = [submission.group_id for submission in coordinator.submissions]
         assert sorted(groups) == [f"g{n}" for n in range(8)]
+
+    asyncio.run(story())
+
+
+def test_groups_are_handed_in_while_others_wait_for_their_answers() -> None:
+    async def story() -> None:
+        site = make_site(make_config())
+        coordinator = site.coordinator
+        coordinator.answer.clear()
+        async with at_work(site):
+            await coordinator.announce(light_manifest("run-1", 0))
+            coordinator.queue.extend(light_lease(n) for n in range(12))
+            await coordinator.until(lambda: len(coordinator.submissions) == 12)
+            coordinator.answer.set()
+            await coordinator.until(lambda: coordinator.beats[-1].lease_ids == ())
+        assert coordinator.calls["submit_group"] == 12
 
     asyncio.run(story())
 

@@ -1,0 +1,68 @@
+"""MLflow's database of a home is whole whatever is killed while it is made."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from antiphon.core.errors import UnavailableError
+from antiphon.lineage.tracking.database import prepare_database
+from antiphon.lineage.tracking.mlflow_writer import _client, make_own_database
+
+DEADLINE_S = 120.0
+
+
+def experiments(path: Path) -> list[str]:
+    return [found.name for found in _client(f"sqlite:///{path}").search_experiments()]
+
+
+def test_a_database_that_was_left_half_made_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow" / "mlflow.db"
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE mcp_servers (name VARCHAR)")
+    connection.close()
+    make_own_database(tmp_path)
+    assert experiments(path) == ["Default"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["mlflow.db", "mlflow.unfinished"]
+
+
+def test_a_database_in_use_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow" / "mlflow.db"
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(make_own_database, [tmp_path, tmp_path]))
+    _client(f"sqlite:///{path}").create_experiment("kept")
+    inode = path.stat().st_ino
+    prepare_database(path)
+    assert path.stat().st_ino == inode
+    assert "kept" in experiments(path)
+
+
+def test_a_process_that_is_killed_while_it_makes_one_leaves_none(tmp_path: Path) -> None:
+    words = (
+        "import sys\nfrom pathlib import Path\n"
+        "from antiphon.lineage.tracking.mlflow_writer import make_own_database\n"
+        "make_own_database(Path(sys.argv[1]))"
+    )
+    process = subprocess.Popen([sys.executable, "-P", "-c", words, str(tmp_path)])
+    folder, deadline = tmp_path / "mlflow", time.monotonic() + DEADLINE_S
+    while not list(folder.glob(".incoming-*/mlflow.db")):
+        assert process.poll() is None and time.monotonic() < deadline
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "mlflow.db").exists()
+    make_own_database(tmp_path)
+    assert experiments(folder / "mlflow.db") == ["Default"]
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow" / "mlflow.db"
+    path.parent.mkdir()
+    path.write_text("no database at all, but text that is long enough to be read as one" * 20)
+    with pytest.raises(UnavailableError, match=r"mlflow\.db cannot be used"):
+        make_own_database(tmp_path)
