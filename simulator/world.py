@@ -153,6 +153,8 @@ class World:
             self.loop.run(self._main())
         except UnavailableError as stuck:
             self.witness.report(str(stuck))
+            self._kill_all()
+            self.loop.unwind()
         finally:
             gc.set_threshold(*thresholds)
         self.witness.violations.extend(self.network.broken)
@@ -180,6 +182,9 @@ class World:
             if self._alive(name):
                 self.witness.report(f"{name} did not leave the finished run within {LEAVE_S:g} s")
         self._final_checks()
+        self._kill_all()
+
+    def _kill_all(self) -> None:
         for entry in self._processes.values():
             if entry.process is not None:
                 entry.process.kill()

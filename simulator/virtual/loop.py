@@ -276,10 +276,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         try:
             task = self.create_task(work)
             self._run_until(task)
-            self._unwind()
-            return task.result()
         finally:
             asyncio._set_running_loop(None)
+        self.unwind()
+        return task.result()
 
     def _run_until(self, task: asyncio.Task[Any]) -> None:
         ready, timers, pop = self._ready, self._timers, heapq.heappop
@@ -318,14 +318,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 f"the run is not over after {self._limit_s:g} virtual seconds; {self._waiters()}"
             )
 
-    def _unwind(self) -> None:
-        """End every task that is left, so that none is found dead later."""
-        for task in self._living:
-            task.cancel()
-        while self._ready:
-            handle = self._ready.popleft()
-            if handle.callback is not None:
-                handle.context.run(handle.callback, *handle.arguments)
+    def unwind(self) -> None:
+        """End every task that is left, so that none is found dead later; one that goes on regardless is left."""
+        asyncio._set_running_loop(self)
+        try:
+            for task in self._living:
+                task.cancel()
+            until = self.callbacks + STILL_LIMIT
+            while self._ready and self.callbacks < until:
+                self.callbacks += 1
+                handle = self._ready.popleft()
+                if handle.callback is not None:
+                    handle.context.run(handle.callback, *handle.arguments)
+        finally:
+            asyncio._set_running_loop(None)
 
     def _waiters(self) -> str:
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]

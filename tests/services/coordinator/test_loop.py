@@ -137,9 +137,11 @@ def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.Mo
     async def run() -> None:
         async with served(config, tmp_path) as site:
             client = site.client()
+            # It waits before the others come: who has waited longest is asked first.
+            taking = asyncio.ensure_future(site.service.pull_for_reward("dead", 100, 20.0))
+            await asyncio.sleep(0)
             running = asyncio.ensure_future(run_parties(client, config, seed=7))
-            taken = await client.pull_for_reward("dead", 100, 20.0)
-            assert taken
+            assert await taking
             await asyncio.wait_for(running, 30.0)
             assert (await client.status()).finished
 
