@@ -3,8 +3,13 @@
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from antiphon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from antiphon.core.config import RunConfig
+    from antiphon.simulator.modelled.calibration import Calibration
 
 DEFAULT_SEEDS = 20
 """Seeds simulated when none are named."""
@@ -23,6 +28,7 @@ def simulate(
     workers: int = 0,
     shared_cores: float | None = None,
     keep: Path | None = None,
+    calibration: Path | None = None,
 ) -> int:
     """Simulate whole runs without GPUs, sockets or waiting, and check every event of them.
 
@@ -30,26 +36,36 @@ def simulate(
     The same seed always gives the same run. The exit code is 1 when a promise was broken.
 
     With --from-run a recorded run is the scenario, with the key=value pairs that follow. What it measured of
-    engines, lengths, learner and broadcasts predicts seconds per step, staleness and dollars of that setting.
+    engines, lengths, learner and broadcasts predicts seconds per step, staleness and dollars of it.
+    With --calibration a file that --keep wrote takes that run's place, and the scenario is a configuration.
 
     Args:
         scenario: a YAML file as in examples/; by default each seed draws its own.
-        overrides: with --from-run: key=value pairs, such as loop.max_staleness=4.
+        overrides: with --from-run or --calibration: key=value pairs, such as loop.max_staleness=4.
         seed: the one seed to simulate, with all its faults listed.
         seeds: a range of seeds, FIRST..LAST; by default the first 20.
         results: JSON file to write the totals to.
         trace: file to write the journal of the last simulated run to.
         journal: a folder; each journal then lies there as a real SQLite file, which is slower.
         from_run: a run of this home that is not under way, by its name.
-        workers: with --from-run: how many; by default as many as the run's configuration says.
+        workers: with --from-run or --calibration: how many; by default as many as the configuration says.
         shared_cores: with --from-run: cores that its workers and learner share, if it ran on one machine.
         keep: with --from-run: file to write the calibration to.
+        calibration: file of a calibration; the recorded run itself is not needed.
     """
+    if calibration is not None:
+        if from_run is not None or keep is not None or shared_cores is not None:
+            raise ConfigError(
+                "--calibration is what a run measured already; leave out --from-run and its options"
+            )
+        if scenario is None:
+            raise ConfigError("--calibration predicts a run; name its configuration, such as run.yaml")
+        return _predict_kept(calibration, scenario, list(overrides), workers, seed or 0)
     if from_run is not None:
         words = [*([] if scenario is None else [str(scenario)]), *overrides]
         return _predict(from_run, words, workers, shared_cores, seed or 0, keep)
     if overrides:
-        raise ConfigError(f"{overrides[0]} changes a recorded run; name that with --from-run")
+        raise ConfigError(f"{overrides[0]} changes a run; name a recorded one with --from-run")
     from antiphon.simulator.campaign import Campaign, mute_logs
     from antiphon.simulator.checks.trace import Tracer
     from antiphon.simulator.report import Summary, failure_lines, outcome_lines
@@ -85,8 +101,7 @@ def _predict(
     from antiphon.runs.finding import find_run
     from antiphon.simulator.campaign import mute_logs
     from antiphon.simulator.modelled.calibration import calibrate, read_journal, save_calibration
-    from antiphon.simulator.modelled.prediction import calibrate_shared, figure_lines
-    from antiphon.simulator.modelled.run import ModelledRun
+    from antiphon.simulator.modelled.prediction import calibrate_shared
 
     mute_logs()
     directory = find_run(home_directory(), name)
@@ -100,9 +115,26 @@ def _predict(
     if keep is not None:
         save_calibration(calibration, keep)
     config = load_config(directory / "config.yaml", overrides)
+    _print_prediction(config, calibration, workers, seed)
+    return 0
+
+
+def _predict_kept(kept: Path, scenario: Path, overrides: list[str], workers: int, seed: int) -> int:
+    from antiphon.core.config import load_config
+    from antiphon.simulator.campaign import mute_logs
+    from antiphon.simulator.modelled.calibration import load_calibration
+
+    mute_logs()
+    _print_prediction(load_config(scenario, overrides), load_calibration(kept), workers, seed)
+    return 0
+
+
+def _print_prediction(config: "RunConfig", calibration: "Calibration", workers: int, seed: int) -> None:
+    from antiphon.simulator.modelled.prediction import figure_lines
+    from antiphon.simulator.modelled.run import ModelledRun
+
     count = workers or config.rollout.workers
     print("\n".join(figure_lines(ModelledRun(config, calibration, count, seed).run())))
-    return 0
 
 
 def _range(seed: int | None, seeds: str | None) -> range:

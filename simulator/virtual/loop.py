@@ -319,7 +319,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             )
 
     def unwind(self) -> None:
-        """End every task that is left, so that none is found dead later; one that goes on regardless is left."""
+        """End every task that is left, so that none is found dead later; one that will not end is left."""
         asyncio._set_running_loop(self)
         try:
             for task in self._living:

@@ -212,5 +212,13 @@ def test_the_command_predicts_from_a_recorded_run(
     assert execute([*words, "loop.max_staleness=2"]) == 0
     said = capsys.readouterr().out
     assert "a step" in said and "staleness        0:" in said and load_calibration(kept).source == RUN_ID
-    assert execute(["simulate", "examples/none.yaml", "loop.max_staleness=2"]) != 0
-    assert "--from-run" in capsys.readouterr().err
+    kept_words = ["simulate", str(directory / "config.yaml"), "--workers", "3", "--calibration", str(kept)]
+    assert execute([*kept_words, "loop.max_staleness=2"]) == 0
+    assert capsys.readouterr().out == said  # the run itself is not needed any more
+    for wrong, sentence in (
+        (["simulate", "examples/none.yaml", "loop.max_staleness=2"], "--from-run"),
+        ([*kept_words, "--from-run", RUN_ID], "leave out --from-run"),
+        (["simulate", "--calibration", str(kept)], "name its configuration"),
+    ):
+        assert execute(wrong) != 0
+        assert sentence in capsys.readouterr().err
