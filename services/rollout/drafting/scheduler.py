@@ -130,8 +130,10 @@ class DraftScheduler:
     def _size(self, slots: int) -> None:
         self._prompt_length = np.zeros(slots, dtype=np.int64)
         self._max_tokens = np.zeros(slots, dtype=np.int64)
-        self._counts = np.zeros((slots, 6), dtype=np.int64)
-        self._since = np.zeros((slots, 2), dtype=np.float64)
+        self._counts = np.zeros((6, slots), dtype=np.int64)
+        """By slot: passes, tokens drafted, covered and accepted, and those of promising and of rested steps.
+        A row each: adding to some of a column costs twice as much."""
+        self._since = np.zeros((2, slots), dtype=np.float64)
 
     @guarded(None)
     def admit(self, slot: int, request: EngineRequest) -> None:
@@ -149,8 +151,8 @@ class DraftScheduler:
         self._windows.open(slot)
         self._prompt_length[slot] = len(request.prompt_token_ids)
         self._max_tokens[slot] = request.sampling.max_tokens
-        self._counts[slot] = 0
-        self._since[slot] = self._drafter_share_s, self._sampler_share_s
+        self._counts[:, slot] = 0
+        self._since[:, slot] = self._drafter_share_s, self._sampler_share_s
 
     @guarded(None)
     def release(self, slot: int, completion: IntArray | None, given: int = 0) -> DraftingStatistics | None:
@@ -185,8 +187,8 @@ class DraftScheduler:
         elif sibling and not group.sourced:
             group.sourced = True
             self._found_sources(group.live)
-        passes, drafted, covered, accepted, promising, rested = (int(n) for n in self._counts[slot])
-        drafter_s, sampler_s = self._since[slot]
+        passes, drafted, covered, accepted, promising, rested = self._counts[:, slot].tolist()
+        drafter_s, sampler_s = self._since[:, slot].tolist()
         tokens = 0 if completion is None else len(completion) - given
         return DraftingStatistics(
             tokens=tokens,
@@ -195,8 +197,8 @@ class DraftScheduler:
             covered=covered,
             accepted=accepted,
             with_history=int(group.history),
-            drafter_s=float(self._drafter_share_s - drafter_s),
-            sampler_s=float(self._sampler_share_s - sampler_s),
+            drafter_s=self._drafter_share_s - drafter_s,
+            sampler_s=self._sampler_share_s - sampler_s,
             gain=self._gate.gain,
             # The last draft may reach beyond the end, and a request that was given up has no tokens.
             promising=min(promising, tokens),
@@ -257,13 +259,13 @@ class DraftScheduler:
     @guarded(None)
     def verified(self, slots: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
         """Take note of a step that verified drafts: [B] each."""
-        counts = self._counts
-        counts[slots, 0] += 1
-        counts[slots, 1] += drafted
-        counts[slots, 2] += accepted + (accepted < drafted)
-        counts[slots, 3] += accepted
+        passes, tokens_drafted, covered, tokens_accepted, promising, _ = self._counts
+        passes[slots] += 1
+        tokens_drafted[slots] += drafted
+        covered[slots] += accepted + (accepted < drafted)
+        tokens_accepted[slots] += accepted
         if self.script is None:
-            counts[slots, 4] += (accepted + 1) * self._promises
+            promising[slots] += (accepted + 1) * self._promises
             total = int(drafted.sum())
             fade = max(1.0 - total / RECENT_TOKENS, 0.0)
             self._recent_drafted = fade * self._recent_drafted + total
@@ -275,10 +277,11 @@ class DraftScheduler:
     @guarded(None)
     def passed(self, slots: Int64Array) -> None:
         """Take note of a step without drafts, [B]."""
-        self._counts[slots, 0] += 1
+        passes, *_, promising, rested = self._counts
+        passes[slots] += 1
         if self._previous_asked and self._promises:
-            self._counts[slots, 4] += 1
-            self._counts[slots, 5] += not self._previous.draft
+            promising[slots] += 1
+            rested[slots] += not self._previous.draft
 
     @property
     def _promises(self) -> bool:
@@ -369,4 +372,4 @@ class DraftScheduler:
         for new, kept in zip(
             (self._prompt_length, self._max_tokens, self._counts, self._since), before, strict=True
         ):
-            new[:old] = kept
+            new[..., :old] = kept
