@@ -318,7 +318,8 @@ class CoordinatorService(Coordinator):
         state_machine, at = self.state_machine, after_seq
         while True:
             state_machine.check()
-            finished = self._state.finished
+            if finished := self._state.finished:
+                await state_machine.record()  # the event that says so may not be on the disk yet
             rows = await state_machine.journal.read(at, EVENTS_PER_READ)
             page, room = [], PAGE_BYTES
             for row in rows:

@@ -114,6 +114,22 @@ def test_events_can_be_followed_to_the_end_of_the_run(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_the_end_is_told_to_followers_before_it_is_on_the_disk(tmp_path: Path) -> None:
+    config = make_config(steps=3)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site:
+            await site.service.announce_snapshot(light_manifest(0))
+            await site.service.open_step(0)
+            finishing = asyncio.ensure_future(site.service.finish())
+            await asyncio.sleep(0)  # it is finished now, and its event is being written
+            pages = [page async for page in site.service.event_pages(0, follow=True)]
+            assert [event.kind for page in pages for event in page][-1] == "run.finished"
+            await finishing
+
+    asyncio.run(run())
+
+
 def test_nothing_acknowledged_is_handed_to_the_learner_twice(tmp_path: Path) -> None:
     config = make_config(steps=6, filter_="none", lease_s=0.5)
 
