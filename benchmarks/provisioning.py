@@ -19,10 +19,12 @@ share over the cells with the rule's own supply, `rows` has every cell. The exit
 
 import argparse
 import asyncio
-import functools
+import multiprocessing
 import sys
 import tempfile
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,6 +67,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="learner steps that count")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
     parser.add_argument("--skip", type=int, default=0, help="cells that are left out before them")
+    parser.add_argument("--at-once", type=int, default=2, help="cells that run side by side; they sleep")
     args = parser.parse_args()
     mute_logs()
     with tempfile.TemporaryDirectory(prefix="antiphon-provisioning-") as folder:
@@ -72,56 +75,36 @@ def main() -> int:
     return finish(report, record=args.record, violated=problems)
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the runs of all cells have in common."""
+
+    train: float
+    """Seconds that the learner sleeps in a step."""
+    steps: int
+    folder: Path
+
+    def step_s(self, label: str, run: SupplyRun) -> float:
+        """Run once, in a folder of its own, and return the seconds per step."""
+        limit_s = 60.0 + 10.0 * self.train * run.steps
+        return asyncio.run(seconds_per_step(run, self.folder / label, limit_s))
+
+    def shape(self, **fields: Any) -> LoopShape:
+        """Return a step that is broadcast at once, with some fields replaced."""
+        return replace(LoopShape(COMPLETIONS, self.train, 0.0, self.train), **fields)
+
+
 def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the report, and what is above its limit."""
-    runs = 0
-
-    def step_s(run: SupplyRun) -> float:
-        nonlocal runs
-        runs += 1
-        return asyncio.run(seconds_per_step(run, folder / str(runs), 60.0 + 10.0 * args.train * run.steps))
-
-    bare = LoopShape(COMPLETIONS, args.train, 0.0, args.train)
-    usual = COMPLETIONS / args.train
-    train_s = step_s(SupplyRun(bare, 1, ABUNDANT * usual, args.steps, headroom=1))
-    idle_learner = replace(bare, train_s=args.train / 50.0, group_s=args.train / 50.0)
-
-    @functools.cache
-    def between_s(supply: float) -> float:
-        alone = SupplyRun(idle_learner, 1, supply, args.steps, headroom=3)
-        group_s = PLACES_IN_ALL * step_s(alone) / COMPLETIONS
-        empty_s = max(0.0, group_s - PLACES_IN_ALL / supply)
-        print(f"at {supply:.1f} completions/s a place is empty for {empty_s:.3f} s", flush=True)
-        return empty_s
-
+    site = Site(args.train, args.steps, folder)
+    abundant = ABUNDANT * COMPLETIONS / args.train
+    train_s = site.step_s("train", SupplyRun(site.shape(), 1, abundant, args.steps, headroom=1))
     print(f"a learner step takes {train_s:.3f} s", flush=True)
-    rows: list[dict[str, Any]] = []
-    for broadcast, interval, acceptance, pauses in CELLS[args.skip : args.skip + args.cells]:
-        known = LoopShape(COMPLETIONS, train_s, broadcast * args.train, 1.0, acceptance, pauses)
-        rule = required_supply(known, interval)
-        # Little's law: what all places sample at once, at this rate.
-        known = replace(known, group_s=PLACES_IN_ALL / rule)
-        imposed = replace(known, train_s=args.train)
-        measured = {
-            share: step_s(SupplyRun(imposed, interval, share * rule, args.steps, between_s(rule)))
-            for share in (*BELOW, 1.0)
-        }
-        slope, rest = np.polyfit([1.0 / (share * rule) for share in BELOW], [measured[s] for s in BELOW], 1)
-        knee = slope / (train_s - rest)
-        row: dict[str, Any] = {
-            "broadcast_s": known.broadcast_s,
-            "publish_interval": interval,
-            "acceptance": acceptance,
-            "pauses": pauses,
-            "between_groups_seconds": round(between_s(rule), 4),
-            "rule": round(rule, 2),
-            "knee": round(float(knee), 2),
-            "error": round(float(rule / knee - 1.0), 4),
-            "idle_at_rule": round(max(0.0, 1.0 - train_s / measured[1.0]), 4),
-            "step_seconds": {str(share): round(seconds, 4) for share, seconds in measured.items()},
-        }
-        rows.append(row)
-        print(row, flush=True)
+    numbers = range(len(CELLS))[args.skip : args.skip + args.cells]
+    with ProcessPoolExecutor(
+        args.at_once, multiprocessing.get_context("spawn"), initializer=mute_logs
+    ) as pool:
+        rows = list(pool.map(partial(measure_cell, site, train_s), numbers))
     errors = [abs(row["error"]) for row in rows]
     report: dict[str, Any] = {
         "median_error": round(median(errors), 4),
@@ -136,6 +119,48 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         if report[name] > limit
     ]
     return report, problems
+
+
+def measure_cell(site: Site, train_s: float, number: int) -> dict[str, Any]:
+    """Run a cell at every supply and return its row; all processes of it sleep most of the time."""
+    broadcast, interval, acceptance, pauses = CELLS[number]
+    known = site.shape(
+        train_s=train_s,
+        broadcast_s=broadcast * site.train,
+        group_s=1.0,
+        acceptance=acceptance,
+        pauses=pauses,
+    )
+    rule = required_supply(known, interval)
+    # Little's law: what all places sample at once, at this rate.
+    known = replace(known, group_s=PLACES_IN_ALL / rule)
+    idle_learner = site.shape(train_s=site.train / 50.0, group_s=site.train / 50.0)
+    alone = SupplyRun(idle_learner, 1, rule, site.steps, headroom=3)
+    group_s = PLACES_IN_ALL * site.step_s(f"{number}-alone", alone) / COMPLETIONS
+    between_s = max(0.0, group_s - PLACES_IN_ALL / rule)
+    imposed = replace(known, train_s=site.train)
+    measured = {
+        share: site.step_s(
+            f"{number}-{share}", SupplyRun(imposed, interval, share * rule, site.steps, between_s)
+        )
+        for share in (*BELOW, 1.0)
+    }
+    slope, rest = np.polyfit([1.0 / (share * rule) for share in BELOW], [measured[s] for s in BELOW], 1)
+    knee = slope / (train_s - rest)
+    row: dict[str, Any] = {
+        "broadcast_s": known.broadcast_s,
+        "publish_interval": interval,
+        "acceptance": acceptance,
+        "pauses": pauses,
+        "between_groups_seconds": round(between_s, 4),
+        "rule": round(rule, 2),
+        "knee": round(float(knee), 2),
+        "error": round(float(rule / knee - 1.0), 4),
+        "idle_at_rule": round(max(0.0, 1.0 - train_s / measured[1.0]), 4),
+        "step_seconds": {str(share): round(seconds, 4) for share, seconds in measured.items()},
+    }
+    print(row, flush=True)
+    return row
 
 
 if __name__ == "__main__":
