@@ -2,8 +2,8 @@
 
     python -m antiphon.runs.first_use
 
-compiles the draft and patch kernels into their cache on disk, and makes an empty Prefect database that new
-homes begin with. Set-up calls it once; without it the first run makes both itself, some seconds later.
+compiles the draft and patch kernels into their cache on disk, and makes empty databases of Prefect and MLflow
+that new homes begin with. Set-up calls it once; without it the first run makes all itself, seconds later.
 """
 
 import os
@@ -17,8 +17,9 @@ import numpy as np
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.errors import UnavailableError
 from antiphon.core.records import TensorEntry
-from antiphon.runs.servers.prefect_server import empty_database
+from antiphon.lineage.tracking.mlflow_writer import make_empty_database
 from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.system.set_up import empty_database
 
 MIGRATE_S = 300.0
 """Longest time that Prefect may take for its tables."""
@@ -41,14 +42,26 @@ def compile_kernels() -> None:
         decode_full(full, tensors, made.extend, result_digest=digest)
 
 
-def make_empty_database() -> None:
+def make_empty_mlflow() -> None:
+    """Let MLflow make its tables in a database of nobody, and keep that for new homes."""
+    kept = empty_database("mlflow")
+    if kept.exists():
+        return
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+        made = Path(folder) / kept.name
+        make_empty_database(made)
+        made.replace(kept)
+
+
+def make_empty_prefect() -> None:
     """Let Prefect make its tables in a database of nobody, and keep that for new homes.
 
     Raises:
         subprocess.SubprocessError: when Prefect could not, or took too long.
         UnavailableError: when the file that it left is not all of the database.
     """
-    kept = empty_database()
+    kept = empty_database("prefect")
     if kept.exists():
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -68,4 +81,5 @@ def make_empty_database() -> None:
 
 if __name__ == "__main__":
     compile_kernels()
-    make_empty_database()
+    make_empty_prefect()
+    make_empty_mlflow()

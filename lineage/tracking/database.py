@@ -1,15 +1,19 @@
 """MLflow's own database of a home: made whole or not at all.
 
 MLflow makes a few dozen tables one by one in the file that it will use. A process that is killed meanwhile
-leaves some of them, and MLflow never again gets past the first that is there already.
+leaves some of them, and MLflow never again gets past the first that is there already. That takes more than a
+CPU second, so a home begins with a copy of the empty one that set-up made, where there is one.
 """
 
 import os
+import shutil
 import tempfile
 import threading
 from pathlib import Path
 
 import structlog
+
+from antiphon.system.set_up import empty_database
 
 _VERSION_TABLE = "alembic_version"
 """MLflow writes it after all tables; until then it has stored nothing."""
@@ -35,16 +39,24 @@ def prepare_database(path: Path) -> None:
             _make(path)
 
 
-def _make(path: Path) -> None:
+def make_tables(path: Path) -> None:
+    """Let MLflow make its tables in a new file, which is half-made meanwhile."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
+    engine = create_sqlalchemy_engine(f"sqlite:///{path}")
+    try:
+        _initialize_tables(engine)
+    finally:
+        engine.dispose()
+
+
+def _make(path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".incoming-", dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        engine = create_sqlalchemy_engine(f"sqlite:///{made}")
-        try:
-            _initialize_tables(engine)
-        finally:
-            engine.dispose()
+        made, kept = Path(folder) / path.name, empty_database("mlflow")
+        if kept.exists():
+            shutil.copyfile(kept, made)
+        else:
+            make_tables(made)
         if path.exists() and _is_unfinished(path):
             aside = path.with_suffix(".unfinished")
             os.replace(path, aside)

@@ -18,7 +18,6 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import structlog
@@ -27,6 +26,7 @@ from antiphon.core.errors import ConfigError
 from antiphon.services.security.keys import check_private, make_private_folder, write_private
 from antiphon.system.ports import free_port, is_free
 from antiphon.system.processes import ChildProcess, tied_command, wait_ready
+from antiphon.system.set_up import empty_database
 
 _log = structlog.get_logger(__name__)
 
@@ -177,14 +177,9 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
     return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))
 
 
-def empty_database() -> Path:
-    """Return where this environment keeps a Prefect database with tables and no rows, if set-up made one."""
-    return Path(sys.prefix) / "share" / "antiphon" / f"prefect-{metadata.version('prefect')}.db"
-
-
 def begin_with_empty_database(folder: Path) -> None:
     """Give a server that has no database yet a copy of the empty one: its migrations take seconds."""
-    database, kept = folder / "prefect.db", empty_database()
+    database, kept = folder / "prefect.db", empty_database("prefect")
     if database.exists() or not kept.exists():
         return
     copy = folder / f"prefect.db.{os.getpid()}"

@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from antiphon.core.broadcast import patch_kernels
-from antiphon.runs.first_use import compile_kernels, make_empty_database
-from antiphon.runs.servers.prefect_server import begin_with_empty_database, empty_database
+from antiphon.lineage.tracking.mlflow_writer import make_own_database
+from antiphon.runs.first_use import compile_kernels, make_empty_mlflow, make_empty_prefect
+from antiphon.runs.servers.prefect_server import begin_with_empty_database
+from antiphon.system.set_up import empty_database
 
 
 def test_new_homes_begin_with_the_tables_that_prefect_made(
@@ -20,8 +23,9 @@ def test_new_homes_begin_with_the_tables_that_prefect_made(
     home.mkdir()
     begin_with_empty_database(first)
     assert not list(first.iterdir()), "without set-up's database the server makes its own"
-    make_empty_database()
-    assert [path.name for path in empty_database().parent.iterdir()] == [empty_database().name]
+    make_empty_prefect()
+    kept = empty_database("prefect")
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
     begin_with_empty_database(home)
     with sqlite3.connect(home / "prefect.db") as database:
         assert database.execute("SELECT count(*) FROM task_run").fetchone() == (0,)
@@ -32,6 +36,22 @@ def test_new_homes_begin_with_the_tables_that_prefect_made(
         assert database.execute("SELECT count(*) FROM alembic_version").fetchone() == (0,), "was replaced"
     assert all(path.name.startswith("prefect.db") for path in home.iterdir())
     assert not list(home.glob("prefect.db.*")), "the copy was left"
+
+
+def test_new_homes_begin_with_the_tables_that_mlflow_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    make_empty_mlflow()
+    kept = empty_database("mlflow")
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    with sqlite3.connect(kept) as database:
+        database.execute("CREATE TABLE of_the_kept_one (x INTEGER)")
+    make_own_database(tmp_path / "home")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'home' / 'mlflow' / 'mlflow.db'}")
+    assert [found.name for found in client.search_experiments()] == ["Default"]
+    with sqlite3.connect(tmp_path / "home" / "mlflow" / "mlflow.db") as database:
+        assert database.execute("SELECT count(*) FROM of_the_kept_one").fetchone() == (0,), "made anew"
 
 
 def test_the_kernels_are_compiled_for_both_widths() -> None:

@@ -47,6 +47,7 @@ def test_a_process_that_is_killed_while_it_makes_one_leaves_none(tmp_path: Path)
     words = (
         "import sys\nfrom pathlib import Path\n"
         "from antiphon.lineage.tracking.mlflow_writer import make_own_database\n"
+        "sys.prefix = sys.argv[1]  # without the empty one of set-up\n"
         "make_own_database(Path(sys.argv[1]))"
     )
     process = subprocess.Popen([sys.executable, "-P", "-c", words, str(tmp_path)])
