@@ -20,6 +20,10 @@ import pyarrow.parquet as pq
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, FloatArray, IntArray, RowTiming, VersionSpan
 from antiphon.core.spans import check_cover
+from antiphon.system.spared import without
+
+with without("pandas"):
+    pa.array([])  # pyarrow looks once for pandas, whose import takes longer than hundreds of batches
 
 _SPAN = pa.struct(
     [
@@ -175,7 +179,7 @@ def sampled_versions(payload: bytes) -> tuple[int, ...]:
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
-    table = _read(payload, BATCH_SCHEMA)
+    table = _read(payload, BATCH_SCHEMA, columns=("spans",))
     with _readable(payload, "batch"):
         spans = table.column("spans").combine_chunks().flatten()
         return tuple(sorted(set(spans.field("version").to_pylist())))
