@@ -4,7 +4,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from antiphon.core.errors import IntegrityError
 from antiphon.core.status import Event
@@ -24,11 +24,14 @@ class EventPacker:
     def __init__(self) -> None:
         self._compressor = zlib.compressobj(wbits=31)  # as gzip, without a time
         self._parts: list[bytes] = []
+        self.seq = 0
+        """The last event that was packed."""
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Take the next events of the journal."""
         lines = (json.dumps([event.seq, event.at, event.kind, event.data_json]) for event in events)
         self._parts.append(self._compressor.compress("".join(f"{line}\n" for line in lines).encode()))
+        self.seq = events[-1].seq if events else self.seq
 
     def finish(self) -> bytes:
         """Return all of them; nothing can be added afterwards."""

@@ -156,20 +156,22 @@ async def _coordinator_on(
         await asyncio.wait({serving}, timeout=START_S)
 
 
-async def packed_events(coordinator: Coordinator) -> bytes:
-    """Return the journal's events so far, as the ledger keeps them.
+async def packed_events(coordinator: Coordinator, packer: EventPacker | None = None) -> bytes:
+    """Return the journal's events so far, as the ledger keeps them; `packer` may have the first of them.
 
     Raises:
         UnavailableError: when no page came in time.
     """
-    packer = EventPacker()
-    async for page in coordinator.event_pages(0, follow=False):
+    packer = packer or EventPacker()
+    async for page in coordinator.event_pages(packer.seq, follow=False):
         packer.add(page)
     return packer.finish()
 
 
-async def draw_events(coordinator: Coordinator, drawer: RunDrawer) -> RunPicture:
-    """Draw the journal's events that were not drawn yet, page by page.
+async def draw_events(
+    coordinator: Coordinator, drawer: RunDrawer, packer: EventPacker | None = None
+) -> RunPicture:
+    """Draw the journal's events that were not drawn yet, page by page, and pack them in passing.
 
     There is no limit to how long that takes, only to the wait for the next page. Where it fails, ask
     again with the same drawer.
@@ -180,4 +182,6 @@ async def draw_events(coordinator: Coordinator, drawer: RunDrawer) -> RunPicture
     async for page in coordinator.event_pages(drawer.seq, follow=False):
         for event in page:
             drawer.take(event)
+        if packer is not None:
+            packer.add(page)
     return drawer.finish()

@@ -25,6 +25,7 @@ from antiphon.core.reporting.run_view import RunView, SilentView
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report.cpu_section import write_cpu_seconds
 from antiphon.lineage.report.timeline import RunDrawer
+from antiphon.lineage.run_events import EventPacker
 from antiphon.lineage.run_figures import read_figures
 from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
@@ -122,10 +123,9 @@ class LiveRun:
     def finish(self) -> RunOutcome:
         """Close a run whose last step is done: records, report, outcome."""
         run = self.context
-        status = run.call(lambda: run.coordinator.status())
-        commits = run.commits()
-        drawer = RunDrawer()
-        picture = run.call(lambda: draw_events(run.coordinator, drawer), None)
+        status, commits = run.call(lambda: run.coordinator.status()), run.commits()
+        drawer, packer = RunDrawer(), EventPacker()
+        picture = run.call(lambda: draw_events(run.coordinator, drawer, packer), None)
         records: dict[str, Any] = {}
         if run.recorder is not None:
             records = asdict(run.recorder.flush(RECORD_TIMEOUT_S))
@@ -169,7 +169,7 @@ class LiveRun:
         self.supervisor.expect_end()
         run.call(lambda: run.coordinator.finish())
         if run.recorder is not None and run.config.record.dvc:
-            run.recorder.record_end(run.call(lambda: packed_events(run.coordinator), None))
+            run.recorder.record_end(run.call(lambda: packed_events(run.coordinator, packer), None))
         pages = mlflow_links(run.run_dir, run.run_dir.parents[1])
         side_by_side = [f"beside other runs: {pages['comparison']}"] if pages else []
         self.view.finished([*outcome.lines(report), *side_by_side])
