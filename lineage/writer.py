@@ -2,7 +2,8 @@
 
 Jobs are done in the order they came. One that finds its service unavailable is tried again,
 with growing pauses, and the jobs behind it wait; one that fails for good is counted and left
-out. Closing waits until a deadline and then says what was not written.
+out. Closing waits until a deadline and then says what was not written. A writer may rest before
+it begins with the next jobs, so that what can be written together has come; nobody waits for that.
 """
 
 import threading
@@ -53,11 +54,24 @@ class Writer:
     """A queue and its one thread; `put` never blocks."""
 
     def __init__(
-        self, name: str, first_pause_s: float = FIRST_PAUSE_S, begin: threading.Event | None = None
+        self,
+        name: str,
+        first_pause_s: float = FIRST_PAUSE_S,
+        begin: threading.Event | None = None,
+        rest_s: float = 0.0,
     ) -> None:
-        """Start the thread; with `begin` it writes nothing before that is set, or `HOLD_S` have passed."""
+        """Start the thread.
+
+        Args:
+            name: names it in reports.
+            first_pause_s: pause before a second attempt; it doubles with each further one.
+            begin: nothing is written before it is set, or `HOLD_S` have passed.
+            rest_s: a job that finds the writer idle is begun so much later, unless someone waits for it.
+        """
         self.name = name
         self._begin = begin
+        self._rest_s = rest_s
+        self._waited_for = 0
         self._first_pause_s = first_pause_s
         self._jobs: deque[tuple[str, Callable[[], None]]] = deque()
         self._changed = threading.Condition()
@@ -87,7 +101,12 @@ class Writer:
         """Wait until everything queued so far is dealt with; False when the time runs out."""
         self._hold_no_longer()
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs, timeout_s)
+            self._waited_for += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not self._jobs, timeout_s)
+            finally:
+                self._waited_for -= 1
 
     def close(self, timeout_s: float) -> WriterReport:
         """Write what is queued, for at most `timeout_s` seconds, and stop the thread.
@@ -145,7 +164,9 @@ class Writer:
 
     def _next(self) -> tuple[str, Callable[[], None]] | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._closing)
+            if not self._jobs:
+                self._changed.wait_for(lambda: self._jobs or self._closing)
+                self._changed.wait_for(lambda: self._waited_for or self._closing, self._rest_s)
             return self._jobs[0] if self._jobs and not self._abandoned else None
 
     def _pause(self, seconds: float) -> None:

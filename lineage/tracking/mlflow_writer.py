@@ -7,16 +7,20 @@ loop. Where it refuses for good, one sentence says why, and the run continues wi
 
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from antiphon.core.errors import ContractError, UnavailableError
-from antiphon.lineage.tracking.database import prepare_database
-from antiphon.lineage.tracking.tracked_run import RunPlan, TrackedRun, open_tracked_run
+from antiphon.lineage.tracking.database import make_tables, prepare_database
+from antiphon.lineage.tracking.notes import Gathering, Note
+from antiphon.lineage.tracking.opening import RunPlan, open_tracked_run
+from antiphon.lineage.tracking.tracked_run import TrackedRun
 from antiphon.lineage.writer import FIRST_PAUSE_S, Writer
+from antiphon.system.spared import without
 
 _PERMANENT = frozenset(
     {
@@ -40,6 +44,8 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+REST_S = 5.0
+"""Seconds that records wait for others which are written together with them."""
 _WORDS = 300
 """Characters of a foreign error that are quoted."""
 
@@ -70,13 +76,15 @@ class MlflowWriter(Writer):
             experiment_tags: what the experiment is to say.
             begin: nothing is opened before it is set (see `Writer`).
         """
-        super().__init__("mlflow", first_pause_s, begin)
+        super().__init__("mlflow", first_pause_s, begin, REST_S)
         self._mapping = run_dir / "mlflow.json"
         self._folder = home / "mlflow"
         own = f"sqlite:///{(self._folder / 'mlflow.db').absolute()}"
         self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or own
         self._is_own = self.tracking_uri == own
         self._run: TrackedRun | None = None
+        self._gathering: Gathering | None = None
+        """Takes the next note, unless it is being written."""
         self._uncertain = False
         """A call got no answer, so what MLflow has must be read before the next one."""
         self._refusal = ""
@@ -87,7 +95,16 @@ class MlflowWriter(Writer):
 
     def write(self, label: str, call: Callable[[TrackedRun], object]) -> None:
         """Queue a call, which must be repeatable; `label` names it in reports."""
+        self._gathering = None
         self.put(label, lambda: self._write(call))
+
+    def note(self, label: str, note: Note) -> None:
+        """Queue a note; it is written together with those that come before anything else is queued."""
+        if self._gathering is None or not self._gathering.add(note):
+            gathering = Gathering()
+            gathering.add(note)
+            self.put(f"{label} and what came with it", lambda: self._write_notes(gathering.take()))
+            self._gathering = gathering
 
     def summarise(self, step: int, metrics: Mapping[str, float], at: float) -> None:
         """Log what the run says of itself after `step` steps, at `at` Unix seconds."""
@@ -120,6 +137,21 @@ class MlflowWriter(Writer):
             if self._refusal:
                 raise ContractError(self._refusal) from error
             raise
+
+    def _write_notes(self, notes: Sequence[Note]) -> None:
+        try:
+            self._write(lambda run: run.log_notes(notes))
+        except ContractError:
+            if len(notes) == 1 or self._refusal:
+                raise
+            refused = []
+            for note in notes:  # one that MLflow refuses keeps no other out
+                try:
+                    self._write_notes([note])
+                except ContractError as error:
+                    refused.append(error)
+            if refused:
+                raise refused[0] from None
 
     def _open(self, plan: RunPlan) -> None:
         uri = self.tracking_uri
@@ -181,6 +213,12 @@ def make_own_database(home: Path) -> None:
         raise UnavailableError(f"MLflow's database {path} cannot be used: {error}") from error
 
 
+def make_empty_database(path: Path) -> None:
+    """Make a database of no home at `path`, with all of MLflow's tables."""
+    _load()
+    make_tables(path)
+
+
 _IMPORTING = threading.Lock()
 
 
@@ -189,7 +227,9 @@ def _load() -> None:
     for name, value in _DEFAULTS.items():  # before the import, which reads some of them
         os.environ.setdefault(name, value)
     with _IMPORTING:
-        import mlflow.tracking  # noqa: F401
+        if "mlflow.tracking" not in sys.modules:
+            with without("pandas"):  # a third of the import; nothing here is a data frame
+                import mlflow.tracking  # noqa: F401
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -5,29 +5,22 @@ written again carries the same names, steps and clocks, so that nothing is there
 """
 
 import json
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from antiphon.core.errors import ContractError
-from antiphon.core.reporting.figures import VersionTotals
 from antiphon.lineage.tracking.charts import HELDOUT, chart_name
-from antiphon.lineage.tracking.system_metrics import SystemSample
+from antiphon.lineage.tracking.notes import BatchNote, Note, StepNote, VersionNote
 from antiphon.lineage.tracking.totals import total_metrics
 from antiphon.lineage.tracking.traces import SampledTrajectory, log_trace
-from antiphon.system.files import write_atomically
 
-PARAMS_PER_CALL = 100
-"""MLflow's limit for one batch of parameters."""
 DATASET_DIGEST_DIGITS = 32
 """MLflow keeps at most 36 characters; the whole digest stands in the dataset's source."""
+METRICS_PER_CALL = 1000
+"""MLflow's limit for one batch of metrics."""
 PAGE = 100
 """Logged models and evaluation runs read at once when a run is resumed."""
 
-RECORD_TAG = "antiphon.record"
-"""Tag by which a run is found again whose creation was not confirmed."""
 VERSION_TAG = "antiphon.version"
 TRACES_TAG = "antiphon.traces"
 PARENT_TAG = "mlflow.parentRunId"
@@ -51,21 +44,6 @@ MODEL_METRICS = frozenset(
     )
 )
 """Metrics of a step that its logged model carries too; each costs a second row in MLflow."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """What the MLflow run is to be called and to say."""
-
-    experiment: str
-    run_id: str
-    """The MLflow run's name."""
-    params: Mapping[str, str]
-    tags: Mapping[str, str]
-    artifact_root: Path | None
-    """Folder of the artifacts of a local database; None leaves the place to the server."""
-    experiment_tags: Mapping[str, str] = field(default_factory=dict)
-    """What the experiment is to say; set again where it says something else."""
 
 
 @dataclass(slots=True)
@@ -121,38 +99,19 @@ class TrackedRun:
         """Say in one sentence that the run or its experiment was deleted; empty if it was not."""
         experiment = self.client.get_experiment(self.experiment_id)
         if experiment.lifecycle_stage == "deleted":
-            return _deleted_experiment(experiment, self.uri)
+            return deleted_experiment(experiment, self.uri)
         if self.client.get_run(self.run_id).info.lifecycle_stage == "deleted":
             return _deleted_run(self.run_id, self.uri)
         return ""
 
-    def log_step(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        at: float,
-        totals: Sequence[VersionTotals] = (),
-        samples: Sequence[SystemSample] = (),
-    ) -> None:
-        """Log a step's metrics in one call, also for the logged model that it made.
-
-        In the same call go what versions had cost, each at the step of its number, and samples
-        of the machine, each at the second of the run.
-        """
-        entries = [entry for s in samples for entry in _metrics(s.metrics, s.second, s.at, None)]
-        if step not in self.steps:
-            own = {name: value for name, value in metrics.items() if name in MODEL_METRICS}
-            rest = {name: value for name, value in metrics.items() if name not in MODEL_METRICS}
-            entries += _metrics(own, step, at, self.models.get(model_name(step + 1)))
-            entries += _metrics(rest, step, at, None)
-        new = [known for known in totals if known.version not in self.totals]
-        for known in new:
-            model_id = self.models.get(model_name(known.version))
-            entries += _metrics(total_metrics(known), known.version, known.at, model_id)
-        if entries:
-            self.client.log_batch(self.run_id, metrics=entries)
-        self.steps.add(step)
-        self.totals |= {known.version for known in new}
+    def log_notes(self, notes: Sequence[Note]) -> None:
+        """Log what was said of batches, versions and steps, in as few calls as MLflow allows."""
+        self._log_batches([note for note in notes if isinstance(note, BatchNote)])
+        versions = [note for note in notes if isinstance(note, VersionNote)]
+        for note in versions:
+            self._create_model(note)
+        self._finish_models(versions)
+        self._log_steps([note for note in notes if isinstance(note, StepNote)])
 
     def tell(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
@@ -204,9 +163,9 @@ class TrackedRun:
         self.client.set_tag(child, TRACES_TAG, str(len(trajectories)))
         self.traced.add(version)
 
-    def create_model(self, version: int, params: Mapping[str, str]) -> None:
+    def _create_model(self, note: VersionNote) -> None:
         """Make the logged model of a policy version; its parent's digest is filled in."""
-        name = model_name(version)
+        name, version = model_name(note.version), note.version
         if name in self.models:
             return
         parent = self.digests.get(model_name(version - 1), "") if version else ""
@@ -214,41 +173,80 @@ class TrackedRun:
             self.experiment_id,
             name=name,
             source_run_id=self.run_id,
-            params={"parent_digest": parent, **params},
+            params={"parent_digest": parent, **note.params},
             model_type="policy",
         )
         self.models[name] = model.model_id
-        self.digests[name] = params.get("weights_digest", "")
+        self.digests[name] = note.params.get("weights_digest", "")
 
-    def finish_model(self, version: int, step: int) -> None:
-        """Make a logged model ready and an output of the run."""
+    def _finish_models(self, notes: Sequence[VersionNote]) -> None:
+        """Make logged models ready and outputs of the run."""
         from mlflow.entities import LoggedModelOutput
 
-        model_id = self.models.get(model_name(version))
-        if model_id is None or model_id in self.linked:
-            return
-        self.client.finalize_logged_model(model_id, "READY")
-        self.client.log_outputs(self.run_id, [LoggedModelOutput(model_id, step)])
-        self.linked.add(model_id)
+        made = {self.models[model_name(note.version)]: note.step for note in notes}
+        new = {model_id: step for model_id, step in made.items() if model_id not in self.linked}
+        for model_id in new:
+            self.client.finalize_logged_model(model_id, "READY")
+        if new:
+            self.client.log_outputs(self.run_id, [LoggedModelOutput(*entry) for entry in new.items()])
+        self.linked |= set(new)
 
-    def log_input(
-        self, name: str, digest: str, source: Mapping[str, Any], profile: Mapping[str, Any]
-    ) -> None:
-        """Note a rollout batch as a dataset that the run trained on."""
+    def _log_batches(self, notes: Sequence[BatchNote]) -> None:
+        """Note rollout batches as datasets that the run trained on."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        if name in self.inputs:
-            return
-        dataset = Dataset(
-            name,
-            digest[:DATASET_DIGEST_DIGITS],
-            "local",
-            json.dumps(source, sort_keys=True),
-            profile=json.dumps(profile, sort_keys=True),
-        )
-        entry = DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
-        self.client.log_inputs(self.run_id, datasets=[entry])
-        self.inputs.add(name)
+        new = {note.name: note for note in notes if note.name not in self.inputs}
+        entries = [
+            DatasetInput(
+                Dataset(
+                    name,
+                    note.digest[:DATASET_DIGEST_DIGITS],
+                    "local",
+                    json.dumps(note.source, sort_keys=True),
+                    profile=json.dumps(note.profile, sort_keys=True),
+                ),
+                [InputTag("mlflow.data.context", "training")],
+            )
+            for name, note in new.items()
+        ]
+        if entries:
+            self.client.log_inputs(self.run_id, datasets=entries)
+        self.inputs |= set(new)
+
+    def _log_steps(self, notes: Sequence[StepNote]) -> None:
+        """Log metrics of steps, also for the logged models that they made.
+
+        All of one step goes in one call: from one metric of it, `reload` knows that the others are there.
+        """
+        calls: list[list[Any]] = [[]]
+        for note in notes:
+            entries = self._step_entries(note)
+            if len(calls[-1]) + len(entries) > METRICS_PER_CALL:
+                calls.append([])
+            calls[-1] += entries
+        for entries in filter(None, calls):
+            self.client.log_batch(self.run_id, metrics=entries)
+        for note in notes:
+            self.steps.add(note.step)
+            self.totals |= {known.version for known in note.totals}
+
+    def _step_entries(self, note: StepNote) -> list[Any]:
+        """Return the metrics of a step that are new.
+
+        With its own, and those of the logged model that it made, go what versions had cost, each at the step
+        of its number, and samples of the machine, each at the second of the run.
+        """
+        entries = [entry for s in note.samples for entry in _metrics(s.metrics, s.second, s.at, None)]
+        if note.step not in self.steps:
+            own = {name: value for name, value in note.metrics.items() if name in MODEL_METRICS}
+            rest = {name: value for name, value in note.metrics.items() if name not in MODEL_METRICS}
+            entries += _metrics(own, note.step, note.at, self.models.get(model_name(note.step + 1)))
+            entries += _metrics(rest, note.step, note.at, None)
+        for known in note.totals:
+            if known.version not in self.totals:
+                model_id = self.models.get(model_name(known.version))
+                entries += _metrics(total_metrics(known), known.version, known.at, model_id)
+        return entries
 
 
 def model_name(version: int) -> str:
@@ -260,82 +258,8 @@ def model_name(version: int) -> str:
     return f"policy-v{version}"
 
 
-def open_tracked_run(client: Any, uri: str, plan: RunPlan, mapping: Path) -> TrackedRun:
-    """Continue the MLflow run that `mapping` names, or begin one and name it there.
-
-    A file beside it gets a mark before the run is created, so that a creation which was never
-    confirmed is found again instead of repeated.
-
-    Raises:
-        ContractError: when the run or its experiment was deleted in MLflow.
-    """
-    marking = mapping.with_suffix(".mark")
-    run = _find_run(client, plan, _read(mapping, uri).get("run_id"), _read(marking, uri).get("mark"))
-    if run is None:
-        experiment_id = _experiment_id(client, uri, plan)
-        mark = secrets.token_hex(8)
-        _write(marking, {"tracking_uri": uri, "mark": mark})
-        run = client.create_run(experiment_id, tags={**plan.tags, RECORD_TAG: mark}, run_name=plan.run_id)
-        tracked = TrackedRun(client, uri, experiment_id, run.info.run_id)
-    else:
-        tracked = TrackedRun(client, uri, run.info.experiment_id, run.info.run_id)
-        gone = tracked.why_gone()
-        if gone:
-            raise ContractError(gone)
-        client.update_run(tracked.run_id, status="RUNNING")
-        tracked.reload()
-    _tag_experiment(client, tracked.experiment_id, plan.experiment_tags)
-    if not run.data.params:
-        _log_params(client, tracked.run_id, plan.params)
-    _write(mapping, {"tracking_uri": uri, "experiment_id": tracked.experiment_id, "run_id": tracked.run_id})
-    return tracked
-
-
-def _find_run(client: Any, plan: RunPlan, run_id: str | None, mark: str | None) -> Any:
-    from mlflow.exceptions import MlflowException
-
-    if run_id is not None:
-        try:
-            return client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return None  # the database was cleared: begin anew
-            raise
-    experiment = client.get_experiment_by_name(plan.experiment) if mark is not None else None
-    if experiment is None:
-        return None
-    wanted = f"tags.`{RECORD_TAG}` = '{mark}'"
-    found = client.search_runs([experiment.experiment_id], filter_string=wanted, max_results=1)
-    return found[0] if found else None
-
-
-def _experiment_id(client: Any, uri: str, plan: RunPlan) -> str:
-    from mlflow.exceptions import MlflowException
-
-    place = None
-    if plan.artifact_root is not None:
-        place = (plan.artifact_root / plan.experiment).absolute().as_uri()
-    found = client.get_experiment_by_name(plan.experiment)
-    if found is None:
-        try:
-            return str(client.create_experiment(plan.experiment, artifact_location=place))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        found = client.get_experiment_by_name(plan.experiment)  # another run of the same name was first
-    if found.lifecycle_stage == "deleted":
-        raise ContractError(_deleted_experiment(found, uri))
-    return str(found.experiment_id)
-
-
-def _tag_experiment(client: Any, experiment_id: str, tags: Mapping[str, str]) -> None:
-    known = client.get_experiment(experiment_id).tags if tags else {}
-    for name, value in tags.items():
-        if known.get(name) != value:
-            client.set_experiment_tag(experiment_id, name, value)
-
-
-def _deleted_experiment(experiment: Any, uri: str) -> str:
+def deleted_experiment(experiment: Any, uri: str) -> str:
+    """Say that an experiment was deleted, and what brings it back."""
     return (
         f"experiment {experiment.name!r} (id {experiment.experiment_id}) was deleted in MLflow at {uri}; "
         f"`mlflow experiments restore -x {experiment.experiment_id}` brings it back, and the run's next "
@@ -348,14 +272,6 @@ def _deleted_run(run_id: str, uri: str) -> str:
         f"MLflow run {run_id} was deleted in MLflow at {uri}; `mlflow runs restore --run-id {run_id}` brings "
         "it back, and the run's next start writes what is missing"
     )
-
-
-def _log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
-    from mlflow.entities import Param
-
-    entries = [Param(name, value) for name, value in params.items()]
-    for start in range(0, len(entries), PARAMS_PER_CALL):
-        client.log_batch(run_id, params=entries[start : start + PARAMS_PER_CALL])
 
 
 def _metrics(metrics: Mapping[str, float], step: int, at: float, model_id: str | None) -> list[Any]:
@@ -379,13 +295,3 @@ def _pages(read: Any) -> Iterable[Any]:
         token = page.token
         if not token:
             return
-
-
-def _read(path: Path, uri: str) -> dict[str, str]:
-    """Return what was noted about the server at `uri`; nothing about another one."""
-    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return known if known.get("tracking_uri") == uri else {}
-
-
-def _write(mapping: Path, known: Mapping[str, str]) -> None:
-    write_atomically(mapping, json.dumps(known, indent=2).encode() + b"\n")

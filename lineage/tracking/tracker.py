@@ -23,6 +23,7 @@ from antiphon.lineage.tracking.delivery_metrics import log_deliveries
 from antiphon.lineage.tracking.description import display_name, nearest_example, note, origin_tags
 from antiphon.lineage.tracking.mlflow_writer import MlflowWriter
 from antiphon.lineage.tracking.model_files import Exporter
+from antiphon.lineage.tracking.notes import BatchNote, StepNote, VersionNote
 from antiphon.lineage.tracking.system_metrics import SystemSampler
 from antiphon.lineage.tracking.totals import summarise
 from antiphon.lineage.tracking.traces import read_trajectories
@@ -91,7 +92,7 @@ class Tracker:
             "timings_digest": timings_digest,
             "dvc_md5": md5,
         }
-        self.mlflow.write(f"dataset {name}", lambda run: run.log_input(name, digest, source, profile))
+        self.mlflow.note(f"dataset {name}", BatchNote(name, digest, source, profile))
         for version in sorted(step - int(staleness) for staleness in profile["staleness_histogram"]):
             self._show(version, step, digest, timings_digest, at)
 
@@ -104,8 +105,7 @@ class Tracker:
             "batch_digest": str(facts.get("batch_digest", "")),
             "dvc_md5": md5 or "",
         }
-        self.mlflow.write(f"version {version}", lambda run: run.create_model(version, params))
-        self.mlflow.write(f"version {version} link", lambda run: run.finish_model(version, step))
+        self.mlflow.note(f"version {version}", VersionNote(version, step, params))
 
     def step(self, line: Mapping[str, Any]) -> None:
         """Log a committed step, as the run log has it."""
@@ -122,9 +122,7 @@ class Tracker:
             metrics[f"staleness/trajectories.staleness_{staleness}"] = count
         totals = self._totals.add(line)
         samples = self._sampler.collect(SAMPLES_PER_STEP) if self._sampler is not None else []
-        self.mlflow.write(
-            f"step {step}", lambda run: run.log_step(step, metrics, timings["at"], totals, samples)
-        )
+        self.mlflow.note(f"step {step}", StepNote(step, metrics, timings["at"], totals, samples))
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Log a finished evaluation, as the run log has it; its version may become the champion."""

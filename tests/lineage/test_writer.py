@@ -116,3 +116,13 @@ def test_a_writer_that_is_held_back_writes_once_it_may_or_must() -> None:
     held.put("two", lambda: seen.append(2))
     report = held.close(10.0)  # nobody may be left waiting at the end of a run
     assert seen == [1, 2] and (report.done, report.pending) == (1, 0)
+
+
+def test_a_writer_rests_until_what_belongs_together_has_come() -> None:
+    writer, seen = Writer("test", rest_s=3600.0), []
+    writer.put("one", lambda: seen.append(1))
+    writer.put("two", lambda: seen.append(2))
+    assert seen == [] and writer.report().pending == 2
+    assert writer.flush(10.0) and seen == [1, 2]
+    writer.put("three", lambda: seen.append(3))
+    assert writer.close(10.0).done == 3 and seen == [1, 2, 3]
