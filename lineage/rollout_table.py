@@ -109,17 +109,17 @@ def encode_batch(rows: Sequence[BatchRow], left_out: LeftOut = LeftOut()) -> byt
         _check_row(row)
     return _write(
         [
-            pa.array([row.group_id for row in rows], pa.string()),
-            pa.array([row.prompt_key for row in rows], pa.string()),
-            pa.array([row.sample_index for row in rows], pa.int32()),
+            _texts([row.group_id for row in rows]),
+            _texts([row.prompt_key for row in rows]),
+            _numbers([row.sample_index for row in rows], np.int32),
             _ragged([row.prompt_token_ids for row in rows], np.int32),
             _ragged([row.token_ids for row in rows], np.int32),
             _ragged([row.logprobs for row in rows], np.float32),
             _spans([row.spans for row in rows]),
-            pa.array([row.finish_reason.value for row in rows], pa.string()),
-            pa.array([float(row.reward) for row in rows], pa.float64()),
-            pa.array([float(row.advantage) for row in rows], pa.float64()),
-            pa.array([row.failure for row in rows], pa.string()),
+            _texts([row.finish_reason.value for row in rows]),
+            _numbers([row.reward for row in rows], np.float64),
+            _numbers([row.advantage for row in rows], np.float64),
+            _texts([row.failure for row in rows]),
         ],
         BATCH_SCHEMA,
         {_LEFT_OUT: f"{left_out.trajectories} {left_out.tokens}".encode()},
@@ -190,7 +190,7 @@ _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "rewa
 
 def encode_timings(rows: Sequence[RowTiming]) -> bytes:
     """Write the timings beside a batch as one Parquet file; no rows are fine."""
-    columns = [pa.array([getattr(row, f.name) for row in rows], f.type) for f in TIMINGS_SCHEMA]
+    columns = [_column_of([getattr(row, f.name) for row in rows], f) for f in TIMINGS_SCHEMA]
     return _write(columns, TIMINGS_SCHEMA)
 
 
@@ -247,7 +247,7 @@ def _ragged(arrays: Sequence[IntArray] | Sequence[FloatArray], dtype: type[np.ge
     np.cumsum([array.size for array in arrays], out=offsets[1:])
     values = np.concatenate([*arrays, np.empty(0, dtype)]).astype(dtype, copy=False)
     kind = _list_of(pa.from_numpy_dtype(np.dtype(dtype)))
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind)
+    return pa.ListArray.from_arrays(_numbers(offsets, np.int32), _numbers(values, dtype), type=kind)
 
 
 def _spans(rows: Sequence[Sequence[VersionSpan]]) -> Any:
@@ -255,16 +255,59 @@ def _spans(rows: Sequence[Sequence[VersionSpan]]) -> Any:
     np.cumsum([len(spans) for spans in rows], out=offsets[1:])
     flat = [span for spans in rows for span in spans]
     values = pa.StructArray.from_arrays(
-        [pa.array([getattr(span, f.name) for span in flat], f.type) for f in _SPAN], fields=list(_SPAN)
+        [_column_of([getattr(span, f.name) for span in flat], f) for f in _SPAN], fields=list(_SPAN)
     )
-    return pa.ListArray.from_arrays(pa.array(offsets), values, type=_list_of(_SPAN))
+    return pa.ListArray.from_arrays(_numbers(offsets, np.int32), values, type=_list_of(_SPAN))
+
+
+_NUMBERS: dict[Any, type[np.generic]] = {
+    pa.from_numpy_dtype(kind): kind for kind in (np.int32, np.int64, np.float64)
+}
+
+
+# pyarrow's own `array` and `to_numpy` would first import pandas: a quarter of a second of CPU for nothing.
+def _texts(values: Sequence[str]) -> Any:
+    encoded = [value.encode() for value in values]
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
+def _numbers(values: Sequence[Any] | npt.NDArray[Any], dtype: type[np.generic]) -> Any:
+    array = np.ascontiguousarray(values, dtype=dtype)
+    kind = pa.from_numpy_dtype(array.dtype)
+    return pa.Array.from_buffers(kind, array.size, [None, pa.py_buffer(array)])
+
+
+def _column_of(values: Sequence[Any], field: Any) -> Any:
+    """Return the column of a field; only in one that is nullable may a value be None."""
+    if pa.types.is_string(field.type):
+        return _texts(values)
+    if pa.types.is_boolean(field.type):
+        return pa.Array.from_buffers(field.type, len(values), [None, _bits(values)])
+    known = [value is not None for value in values]
+    if all(known):
+        return _numbers(values, _NUMBERS[field.type])
+    filled = _numbers([value or 0 for value in values], _NUMBERS[field.type])
+    return pa.Array.from_buffers(field.type, len(values), [_bits(known), filled.buffers()[1]])
+
+
+def _bits(values: Sequence[bool]) -> Any:
+    return pa.py_buffer(np.packbits(np.asarray(values, dtype=np.bool_), bitorder="little"))
 
 
 def _split(column: Any, dtype: type[np.generic]) -> list[npt.NDArray[Any]]:
     array = column.combine_chunks()
-    values = array.flatten().to_numpy(zero_copy_only=False).astype(dtype)  # a copy that may be written to
-    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    values = _values(array.flatten(), dtype).copy()  # which may be written to
+    lengths = _values(array.value_lengths(), np.int32)
     return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def _values(array: Any, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Return the numbers of a column without nulls."""
+    buffer = array.buffers()[1]
+    found = np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype=dtype)
+    return found[array.offset : array.offset + len(array)]
 
 
 def _write(columns: Sequence[Any], schema: Any, facts: Mapping[bytes, bytes] | None = None) -> bytes:

@@ -45,10 +45,7 @@ def encode_history(history: PromptHistory, limit_bytes: int | None = None) -> En
     fitting = history if limit_bytes is None else fit_history(history, limit_bytes)[0]
     if fitting is None:
         return None
-    packer, pieces = zlib.compressobj(_LEVEL), []
-    for past in fitting.completions:
-        pieces.append(_feed(packer, past.token_ids))
-    pieces.append(packer.flush())
+    rows = [_raw(past.token_ids) for past in fitting.completions]
     return EncodedHistory(
         prompt_key=fitting.prompt_key,
         epoch=fitting.epoch,
@@ -57,7 +54,7 @@ def encode_history(history: PromptHistory, limit_bytes: int | None = None) -> En
         epochs=tuple(past.epoch for past in fitting.completions),
         sample_indices=tuple(past.sample_index for past in fitting.completions),
         rewards=tuple(past.reward for past in fitting.completions),
-        tokens=b"".join(pieces),
+        tokens=zlib.compress(b"".join(rows), _LEVEL),
     )
 
 
@@ -140,8 +137,11 @@ def decode_history(encoded: EncodedHistory) -> tuple[PromptHistory | None, str]:
 
 def _feed(packer: "zlib._Compress", token_ids: IntArray) -> bytes:
     """Compress one completion up to a byte boundary, so that its size is known at once."""
-    raw = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
-    return packer.compress(raw) + packer.flush(zlib.Z_SYNC_FLUSH)
+    return packer.compress(_raw(token_ids)) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+def _raw(token_ids: IntArray) -> bytes:
+    return np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
 
 
 def _unpack(payload: bytes, declared: int) -> tuple[IntArray | None, str]:

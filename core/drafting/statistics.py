@@ -106,6 +106,8 @@ def believed_statistics(submission: GroupSubmission) -> DraftingStatistics | Non
     sampled = sum(int(trajectory.token_ids.size) for trajectory in trajectories)
     if statistics.tokens > sampled or statistics.with_history > len(trajectories):
         return None
+    if statistics.completions == len(trajectories):
+        return statistics
     return dataclasses.replace(statistics, completions=len(trajectories))
 
 

@@ -253,13 +253,13 @@ def check_rewards(
                 f"group {group_id}: the reward of sample {index} is {given.reward}; environments must "
                 "score in [0, 1], and what could not be scored has 0"
             )
-    return tuple(
-        replace(by_sample[index], failure=_one_line(by_sample[index].failure)) for index in range(samples)
-    )
+    return tuple(_in_one_line(by_sample[index]) for index in range(samples))
 
 
-def _one_line(failure: str) -> str:
-    return " ".join(failure[:FAILURE_CHARS].split()) or ("no reason was given" if failure else "")
+def _in_one_line(given: SampleReward) -> SampleReward:
+    if not given.failure:
+        return given
+    return replace(given, failure=" ".join(given.failure[:FAILURE_CHARS].split()) or "no reason was given")
 
 
 def submission_digest(submission: GroupSubmission) -> str:

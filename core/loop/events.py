@@ -16,7 +16,6 @@ from antiphon.core.records import DraftingStatistics
 
 _KINDS: dict[str, type["JournalEvent"]] = {}
 _FIELDS: dict[type, tuple[str, ...]] = {}
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=dataclasses.asdict)
 _E = TypeVar("_E", bound="type[JournalEvent]")
 
 
@@ -358,11 +357,7 @@ def event_kinds() -> tuple[str, ...]:
 
 def dump_event(event: JournalEvent) -> str:
     """Return the event's fields as compact JSON, such as `{"step":3}`; floats keep every bit."""
-    kind = type(event)
-    names = _FIELDS.get(kind)
-    if names is None:
-        names = _FIELDS[kind] = tuple(f.name for f in dataclasses.fields(event))  # type: ignore[arg-type]
-    return _ENCODER.encode({name: getattr(event, name) for name in names})
+    return _ENCODER.encode(_fields_of(event))
 
 
 def load_event(kind: str, body: str) -> JournalEvent:
@@ -380,6 +375,18 @@ def load_event(kind: str, body: str) -> JournalEvent:
         return cls(**fields)
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"the journal's event {kind} cannot be read: {error}") from error
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    """Return a dataclass as a dict of its own fields; unlike `asdict` it copies nothing."""
+    kind = type(record)
+    names = _FIELDS.get(kind)
+    if names is None:
+        names = _FIELDS[kind] = tuple(field.name for field in dataclasses.fields(record))
+    return {name: getattr(record, name) for name in names}
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=_fields_of)
 
 
 def _frozen(value: Any) -> Any:

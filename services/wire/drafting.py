@@ -21,6 +21,7 @@ _encoded_to_proto, _encoded_from_proto = codec(EncodedHistory, records_pb2.Promp
 drafting_statistics_to_proto, _statistics_from_proto = codec(
     r.DraftingStatistics, records_pb2.DraftingStatistics
 )
+_NUMBERS = tuple(field.name for field in dataclasses.fields(r.DraftingStatistics))
 
 
 def prompt_history_to_proto(x: r.PromptHistory) -> records_pb2.PromptHistory:
@@ -41,7 +42,8 @@ def prompt_history_from_proto(m: records_pb2.PromptHistory) -> r.PromptHistory |
 def drafting_statistics_from_proto(m: records_pb2.DraftingStatistics) -> r.DraftingStatistics | None:
     """Return the record; None, and a line in the log, when a number is negative or not finite."""
     found = _statistics_from_proto(m)
-    for name, value in dataclasses.asdict(found).items():
+    for name in _NUMBERS:
+        value = getattr(found, name)
         if not (math.isfinite(value) and value >= 0):
             _log.warning("drafting.unreadable", field=name, value=value)
             return None
