@@ -6,6 +6,7 @@ off: every commit checks the epoch.
 """
 
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -121,16 +122,21 @@ def prepare(connection: sa.Connection, run_id: str, place: str) -> int:
     return _raise_epoch(connection)
 
 
-def read_epoch(connection: sa.Connection, share: bool) -> int:
-    """Return the epoch; with `share`, no one raises it before the running transaction ends."""
+def epoch_query(share: bool) -> sa.Select[Any]:
+    """Ask for the epoch; with `share`, no one raises it before the running transaction ends."""
     query = sa.select(fence.c.epoch)
-    return int(connection.execute(query.with_for_update(read=True) if share else query).scalar_one())
+    return query.with_for_update(read=True) if share else query
+
+
+def read_epoch(connection: sa.Connection) -> int:
+    """Return the epoch of the newest opening."""
+    return int(connection.execute(epoch_query(share=False)).scalar_one())
 
 
 def _raise_epoch(connection: sa.Connection) -> int:
     if not connection.execute(fence.update().values(epoch=fence.c.epoch + 1)).rowcount:
         connection.execute(fence.insert().values(one=1, epoch=1))
-    return read_epoch(connection, share=False)
+    return read_epoch(connection)
 
 
 def _read_meta(connection: sa.Connection) -> dict[str, str]:

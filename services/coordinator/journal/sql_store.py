@@ -5,7 +5,7 @@ Every write is one transaction that first checks the epoch. What differs between
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -61,6 +61,25 @@ class SqlPlace(Protocol):
         """Let another process have the place."""
 
 
+class Statement:
+    """A statement of every transaction, translated once: that costs more than the database needs for it."""
+
+    def __init__(self, dialect: sa.Dialect, statement: sa.Executable, *names: str) -> None:
+        """`names` are its parameters, in the order in which rows bring them."""
+        compiled = statement.compile(dialect=dialect, column_keys=list(names))  # type: ignore[attr-defined]
+        self._text, self._names = str(compiled), names
+        self._positional = bool(compiled.positiontup)
+        assert not self._positional or tuple(compiled.positiontup) == names
+
+    def run(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]] = ()) -> sa.CursorResult[Any]:
+        """Run it for each row, or once where it has no parameters."""
+        if rows and not self._positional:
+            return connection.exec_driver_sql(
+                self._text, [dict(zip(self._names, row, strict=True)) for row in rows]
+            )
+        return connection.exec_driver_sql(self._text, list(rows) or None)
+
+
 class SqlStore(JournalStore):
     """A journal in a database, open for writing by this process alone."""
 
@@ -88,15 +107,26 @@ class SqlStore(JournalStore):
         self._locks_rows = self._connection.dialect.name != "sqlite"
         insert = postgresql.insert if self._locks_rows else sqlite.insert
         upsert = insert(schema.payloads)
-        self._keep = upsert.on_conflict_do_update(
-            index_elements=["name"], set_={"body": upsert.excluded.body}
-        )
+        upsert = upsert.on_conflict_do_update(index_elements=["name"], set_={"body": upsert.excluded.body})
         entry = insert(schema.state_entries)
         # Entries of a snapshot that could not be read are there already.
         self._grow = entry.on_conflict_do_update(
             index_elements=["name", "place"], set_={"body": entry.excluded.body}
         )
-        self._forget = schema.payloads.delete().where(schema.payloads.c.name == sa.bindparam("gone"))
+        payloads, history, dialect = schema.payloads, schema.history, self._connection.dialect
+        same_row = sa.and_(
+            history.c.prompt_key == sa.bindparam("gone_key"), history.c.epoch == sa.bindparam("gone_epoch")
+        )
+        self._read_epoch = Statement(dialect, schema.epoch_query(self._locks_rows))
+        self._keep = Statement(dialect, upsert, "name", "body")
+        self._forget = Statement(
+            dialect, payloads.delete().where(payloads.c.name == sa.bindparam("gone")), "gone"
+        )
+        self._append = Statement(dialect, schema.events.insert(), "seq", "at", "kind", "body")
+        self._drop_history = Statement(dialect, history.delete().where(same_row), "gone_key", "gone_epoch")
+        self._keep_history = Statement(
+            dialect, history.insert().inline(), "prompt_key", "epoch", "evaluated", "body"
+        )
 
     @property
     def place(self) -> str:
@@ -108,7 +138,7 @@ class SqlStore(JournalStore):
 
     def is_ours(self) -> bool:
         try:
-            return self._read(lambda: schema.read_epoch(self._connection, share=False)) == self._epoch
+            return self._read(lambda: schema.read_epoch(self._connection)) == self._epoch
         except ConfigError:  # the connection was lost, and another process has the place by now
             return False
 
@@ -150,7 +180,7 @@ class SqlStore(JournalStore):
         try:
             self._reconnect()
             with self._connection.begin():
-                if schema.read_epoch(self._connection, self._locks_rows) != self._epoch:
+                if self._read_epoch.run(self._connection).scalar_one() != self._epoch:
                     return Written.OVERTAKEN
                 if not (self._unsure and batch.events and self._last_seq() >= batch.events[-1].seq):
                     self._insert(batch)
@@ -179,12 +209,13 @@ class SqlStore(JournalStore):
         """Write inside the running transaction; payloads before the events that point at them."""
         run = self._connection.execute
         if batch.payloads:
-            run(self._keep, [{"name": name, "body": body} for name, body in batch.payloads.items()])
+            self._keep.run(self._connection, list(batch.payloads.items()))
         if batch.events:
-            run(schema.events.insert(), [_row(event) for event in batch.events])
+            rows = [(event.seq, event.at, event.kind, event.body) for event in batch.events]
+            self._append.run(self._connection, rows)
         if batch.entries:
-            rows = [{"name": n, "place": at, "body": body} for (n, at), body in batch.entries.items()]
-            run(self._grow, rows)
+            entries = [{"name": n, "place": at, "body": body} for (n, at), body in batch.entries.items()]
+            run(self._grow, entries)
         if batch.snapshots:
             table = schema.state_snapshots
             run(table.insert(), [dataclasses.asdict(row) for row in batch.snapshots])
@@ -194,18 +225,16 @@ class SqlStore(JournalStore):
         if batch.trained:
             run(schema.steps.insert(), [_step(row) for row in batch.trained])
         if numbers := numbers_of(batch.trained):
-            rows = [{"group_id": group, "step": step, "place": place} for group, step, place in numbers]
-            run(schema.trained.insert(), rows)
+            places = [{"group_id": group, "step": step, "place": place} for group, step, place in numbers]
+            run(schema.trained.insert(), places)
         if batch.forgotten:
-            run(self._forget, [{"gone": name} for name in batch.forgotten])
+            self._forget.run(self._connection, [(name,) for name in batch.forgotten])
         if batch.history:
-            table = schema.history
-            same_key = table.c.prompt_key == sa.bindparam("gone_key")
-            same_epoch = table.c.epoch == sa.bindparam("gone_epoch")
-            gone = [{"gone_key": key, "gone_epoch": epoch} for key, epoch in batch.history]
-            run(table.delete().where(same_key, same_epoch), gone)
-        if kept := [dataclasses.asdict(row) for row in batch.history.values() if row is not None]:
-            run(schema.history.insert(), kept)
+            self._drop_history.run(self._connection, list(batch.history))
+        kept = [row for row in batch.history.values() if row is not None]
+        if kept:
+            completions = [(row.prompt_key, row.epoch, row.evaluated, row.body) for row in kept]
+            self._keep_history.run(self._connection, completions)
 
     def _last_seq(self) -> int:
         return self._connection.execute(sa.select(sa.func.max(schema.events.c.seq))).scalar() or 0
@@ -225,10 +254,6 @@ class SqlStore(JournalStore):
         if self._connection.invalidated or self._connection.closed:
             self._connection.close()
             self._connection = self._place.connect()
-
-
-def _row(event: StoredEvent) -> dict[str, Any]:
-    return {"seq": event.seq, "at": event.at, "kind": event.kind, "body": event.body}
 
 
 def _step(row: Any) -> dict[str, Any]:
