@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import Callable
 from functools import partial
@@ -238,6 +239,7 @@ async def serve_worker(
 
     def make_watched_engine(config: RunConfig) -> Engine:
         engine = make_engine(config)
+        gc.enable()
         watchdog.arm(config.rollout.hung_step_s, config.services.stall_timeout_s)
         return engine
 
@@ -280,10 +282,13 @@ async def serve_worker(
     if stop is not None:
         stop.tell(worker.stop)
     if make_engine is build_engine:  # torch takes seconds to import, while the coordinator may still start
+        # A million objects are made until the engine is up, and the collector would walk them again and again.
+        gc.disable()
         Thread(target=import_module, args=(ENGINE_MODULE,), name="engine-import", daemon=True).start()
     try:
         await worker.run(ready)
     finally:
+        gc.enable()
         watchdog.disarm()
         await opened.aclose()
         await relay.stop()

@@ -8,11 +8,13 @@ several tokens; vLLM's speculative path is entered only for the steps that have 
 that others cost nothing.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -384,7 +386,9 @@ class VllmEngine:
         internal_id = self._admit(request, scored)
         try:
             while True:
-                outputs = self._advance()
+                # Else the ranks, which nobody asked for, are compiled: seconds, and processes of their own.
+                with torch.compiler.set_stance("force_eager"):
+                    outputs = self._advance()
                 for output in outputs[0].outputs if outputs else ():
                     if output.request_id == internal_id and output.new_prompt_logprobs_tensors is not None:
                         return _last_row(output.new_prompt_logprobs_tensors, self.vocabulary_size)
@@ -566,6 +570,9 @@ def _start_core(settings: EngineSettings) -> Any:
     )
     try:
         config = arguments.create_engine_config()
+        # vLLM collects garbage three times while it starts. What was imported is none: a second and a half.
+        import_module(config.parallel_config.worker_cls.rpartition(".")[0])
+        gc.freeze()
         return EngineCore(config, Executor.get_class(config), log_stats=False)
     except ValueError as error:  # what vLLM raises for settings it cannot take
         raise ConfigError(

@@ -29,21 +29,14 @@ class _RefusesToAnswer:
         raise RuntimeError("working outside of a request")
 
 
-def test_a_search_for_kernels_passes_over_objects_without_a_dictionary(dispatcher, monkeypatch):
+def test_a_search_for_kernels_passes_over_other_libraries(dispatcher, monkeypatch):
     kernel, wrapper = object(), object()
-    foreign = types.ModuleType("foreign_library")
-    foreign.bindings, foreign.request, foreign.copied = _AnswersToAnything(), _RefusesToAnswer(), kernel
-    monkeypatch.setitem(sys.modules, foreign.__name__, foreign)
+    foreign, own = types.ModuleType("foreign_library"), types.ModuleType("vllm.own")
+    foreign.bindings, foreign.request = _AnswersToAnything(), _RefusesToAnswer()
+    own.copied, own.owner = kernel, types.SimpleNamespace(kernel=kernel)
+    for module in (foreign, own):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     spare_foreign_libraries()
     dispatcher._rebind_kernels([(kernel, wrapper)])
-    assert foreign.copied is wrapper
-
-
-def test_a_kernel_held_by_an_object_is_still_found(dispatcher, monkeypatch):
-    kernel, wrapper = object(), object()
-    foreign = types.ModuleType("foreign_library")
-    foreign.owner = types.SimpleNamespace(kernel=kernel)
-    monkeypatch.setitem(sys.modules, foreign.__name__, foreign)
-    spare_foreign_libraries()
-    dispatcher._rebind_kernels([(kernel, wrapper)])
-    assert foreign.owner.kernel is wrapper
+    assert own.copied is wrapper
+    assert own.owner.kernel is wrapper
