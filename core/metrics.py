@@ -42,7 +42,7 @@ LEARNER_METRICS: tuple[Metric, ...] = (
     Metric("entropy_estimate", "nats", "mean of minus the learner's logprob over the sampled tokens"),
     Metric("completion_tokens", "tokens", "completion tokens the step trained on"),
     Metric("trajectories", "trajectories", "trajectories the step trained on"),
-    Metric("padding_share", "1", "share of the positions attention worked on that held no token"),
+    Metric("padding_share", "1", "share of padding in the blocks in which attention sees whole rows"),
     Metric("micro_batches", "micro-batches", "forward and backward passes of the step"),
     Metric("train_s", "s", "seconds of the step on the training thread, loading the batch included"),
 )

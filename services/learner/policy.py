@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from antiphon.core.errors import ConfigError
 from antiphon.models.codec import resolve_model_path
+from antiphon.services.learner.layers.linears import quicken_linears
 from antiphon.services.learner.layers.norms import quicken_norms
 from antiphon.services.learner.layers.shared_rows import ATTENTION, SharedRows, share_rows
 from antiphon.services.learner.objective import Objective, UpdateTotals
@@ -33,6 +35,7 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
         self.causal_model = causal_model
         self._objective = objective
         quicken_norms(causal_model)
+        quicken_linears(causal_model)
         self._shares = _share_attention(causal_model)
 
     def forward(
@@ -56,13 +59,16 @@ class Policy(torch.nn.Module):  # type: ignore[misc]
 
 def _states(model: Any, shared: SharedRows) -> torch.Tensor:
     """Return the states [N, H] of the distinct positions, each computed once."""
+    ids, places = (
+        functional.pad(part[None], (0, shared.padding)) for part in (shared.input_ids, shared.position_ids)
+    )
     found = model.get_decoder()(
-        input_ids=shared.input_ids[None],
-        position_ids=shared.position_ids[None],
+        input_ids=ids,
+        position_ids=places,
         use_cache=False,
         shared_rows=shared,
     )
-    states: torch.Tensor = found.last_hidden_state[0]
+    states: torch.Tensor = found.last_hidden_state[0, : len(shared.input_ids)]
     return states
 
 

@@ -2,8 +2,9 @@
 
 A causal model's state at a position depends on the tokens up to it alone. So sequences that begin alike have
 the same states there: the prompt of a group is computed once, and so is what its completions have in common.
-The layers work on the distinct positions without padding. Attention alone sees whole sequences: it gathers
-them into blocks of like length, padded on the right, where a causal query never looks.
+The layers work on the distinct positions. Attention alone needs more. In float32 on a CPU it works in
+`chunks`; elsewhere, and where those would be too large, it sees whole sequences, gathered into blocks of like
+length and padded on the right, where a causal query never looks.
 
 Legend: N distinct positions, B blocks of R sequences and S positions each, K slots: the sum of R*S over the
 blocks; D width.
@@ -19,6 +20,9 @@ import torch
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphon.services.learner.layers.chunks import CHUNK, Chunks, make_chunks
+from antiphon.services.learner.layers.copies import Copies, copies_of
+
 ATTENTION = "antiphon_shared_rows"
 """Name under which models find `attend`."""
 BLOCK_PADDING = 64
@@ -26,26 +30,6 @@ BLOCK_PADDING = 64
 
 _WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "is_causal", "output_attentions"}
 """What models pass to attention besides, and rotary embeddings or caches alone look at."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Copies:
-    """Values taken several times each, and the way back for their gradients; V values, K copies."""
-
-    index: torch.Tensor
-    """[K] int64: the value that each copy is of."""
-    places: torch.Tensor
-    """[at most K] int64: the copies of value 0, then those of value 1, ...; others get no gradient."""
-    offsets: torch.Tensor
-    """[V+1] int64: where the copies of each value begin in `places`."""
-
-    def take(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the copies [K, D] of `values` [V, D]."""
-        taken: torch.Tensor = _Take.apply(values, self)
-        return taken
-
-    def to(self, device: torch.device) -> "Copies":
-        return Copies(self.index.to(device), self.places.to(device), self.offsets.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +46,13 @@ class SharedRows:
     """The position in each of the K slots; 0 in padding."""
     first: torch.Tensor
     """[N] int64: the first slot that holds each position."""
+    chunks: Chunks | None
+    """How attention works without whole sequences; None where that takes too much memory, and off the CPU."""
+
+    @property
+    def padding(self) -> int:
+        """Return how many positions the layers compute besides, so that they get whole chunks."""
+        return -len(self.input_ids) % CHUNK
 
     @property
     def real_slots(self) -> int:
@@ -75,16 +66,8 @@ class SharedRows:
 
     def to(self, device: torch.device) -> "SharedRows":
         ids, positions = self.input_ids.to(device), self.position_ids.to(device)
-        return SharedRows(ids, positions, self.blocks, self.slots.to(device), self.first.to(device))
-
-
-def copies_of(index: npt.NDArray[np.int64], values: int, real: npt.NDArray[np.bool_] | None = None) -> Copies:
-    """Return the copies of so many values that `index` [K] names; those not `real` get no gradient."""
-    places = np.arange(len(index)) if real is None else np.flatnonzero(real)
-    owners = index[places]
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=values))])
-    ordered = places[np.argsort(owners, kind="stable")]
-    return Copies(torch.from_numpy(index), torch.from_numpy(ordered), torch.from_numpy(offsets))
+        chunks = self.chunks if device.type == "cpu" else None
+        return SharedRows(ids, positions, self.blocks, self.slots.to(device), self.first.to(device), chunks)
 
 
 def common_length(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
@@ -120,7 +103,20 @@ def share_rows(sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[SharedRows, 
         blocks,
         copies,
         copies.places[copies.offsets[:-1]],
+        _chunks(positions, count),
     ), positions
+
+
+def _chunks(positions: Sequence[npt.NDArray[np.int64]], count: int) -> Chunks | None:
+    """Return the chunks of so many positions, those of the sequences, and of padding after them."""
+    # Padding continues nothing, and nothing continues it.
+    ends = np.arange(1, count + -count % CHUNK + 1)
+    paths: list[npt.NDArray[np.int64]] = []
+    for row in positions:
+        ends[row] = row[-1] + 1
+        while len(paths) * CHUNK <= row[-1]:
+            paths.append(row[: np.searchsorted(row, len(paths) * CHUNK)])
+    return make_chunks(ends, paths)
 
 
 def _blocks(
@@ -161,14 +157,14 @@ def attend(
 
     Args:
         module: unused.
-        query: [1, heads, N, width], key and value: [1, fewer or as many heads, N, width].
+        query: [1, heads, N and the padding, width], key and value: the same of fewer or as many heads.
         attention_mask: unused.
         shared_rows: the layout of the N positions.
         scaling: of the scores; None is 1 / sqrt(width).
         dropout: share of the weights that are set to 0.
 
     Returns:
-        [1, N, heads, width], and no weights.
+        [1, N and the padding, heads, width], and no weights.
 
     Raises:
         NotImplementedError: when the model's attention has a term that this one lacks.
@@ -176,40 +172,27 @@ def attend(
     unknown = [name for name, given in others.items() if given is not None and name not in _WITHOUT_EFFECT]
     if unknown or others.get("is_causal") is False:
         raise NotImplementedError(f"attention over shared rows knows no {', '.join(unknown) or 'other side'}")
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    if shared_rows.chunks is not None and not dropout and query.dtype == torch.float32:
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return shared_rows.chunks.attend(query, key, value, scaling)[None], None
     sizes = [rows * length for rows, length in shared_rows.blocks]
     slots = [
-        shared_rows.slots.take(part[0].transpose(0, 1).flatten(1))
-        .unflatten(1, (part.shape[1], -1))
+        shared_rows.slots.take(part[: len(shared_rows.input_ids)].flatten(1))
+        .unflatten(1, tuple(part.shape[1:]))
         .split(sizes)
         for part in (query, key, value)
     ]
     grouped = query.shape[1] != key.shape[1]
     found = []
-    for (rows, _), *parts in zip(shared_rows.blocks, *slots, strict=True):
-        queries, keys, values = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in parts)
+    for (rows, _), *block in zip(shared_rows.blocks, *slots, strict=True):
+        queries, keys, values = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in block)
         out = functional.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=grouped
         )
         found.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
-    return shared_rows.collect(torch.cat(found)).unflatten(1, (query.shape[1], -1))[None], None
-
-
-class _Take(torch.autograd.Function):  # type: ignore[misc]
-    """Copies of values; the gradient of a value is the sum of its copies', in their order."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, copies: Copies) -> torch.Tensor:
-        ctx.copies = copies
-        return values.index_select(0, copies.index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        copies: Copies = ctx.copies
-        # Sums of gathered rows, many times faster on a CPU than index_add, and always in one order.
-        summed = functional.embedding_bag(
-            copies.places, gradient.contiguous(), copies.offsets, mode="sum", include_last_offset=True
-        )
-        return summed, None
+    attended = functional.pad(shared_rows.collect(torch.cat(found)), (0, 0, 0, shared_rows.padding))
+    return attended.unflatten(1, (query.shape[1], -1))[None], None
 
 
 class _Collect(torch.autograd.Function):  # type: ignore[misc]

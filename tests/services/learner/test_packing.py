@@ -56,6 +56,8 @@ def same(mine: Any, other: Any) -> bool:
         return torch.equal(mine, other)
     if dataclasses.is_dataclass(mine):
         return all(same(getattr(mine, f.name), getattr(other, f.name)) for f in dataclasses.fields(mine))
+    if isinstance(mine, tuple):
+        return len(mine) == len(other) and all(map(same, mine, other))
     return bool(mine == other)
 
 

@@ -12,6 +12,7 @@ from antiphon.benchmarks.parts.learner_speed.reference import ReferencePolicy, p
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.records import BatchRow, FinishReason, VersionSpan
 from antiphon.services.learner import policy as policy_module
+from antiphon.services.learner.layers import chunks
 from antiphon.services.learner.layers.norms import quicken_norms
 from antiphon.services.learner.layers.shared_rows import ATTENTION
 from antiphon.services.learner.objective import Objective, UpdateTotals
@@ -88,7 +89,11 @@ def summed(policy: torch.nn.Module, batches: list[Any], proximal: bool) -> tuple
 @pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("proximal", [False, True])
 @pytest.mark.parametrize("budget", [40, 4096])
-def test_the_gradient_is_that_of_whole_padded_rows(name: str, proximal: bool, budget: int) -> None:
+@pytest.mark.parametrize("most_scores", [0, 2**19])
+def test_the_gradient_is_that_of_whole_padded_rows(
+    name: str, proximal: bool, budget: int, most_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "SCORES_AT_ONCE", most_scores)
     rows = make_rows(budget)
     objective = Objective(AlgorithmSection(objective=name), MAX_TOKENS, 0.9)
     loss, found = summed(Policy(make_model(), objective), make_micro_batches(rows, 0, budget), proximal)
