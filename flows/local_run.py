@@ -30,6 +30,7 @@ from antiphon.runs.servers.prefect_server import (
     begin_prefect_server,
     client_environment,
 )
+from antiphon.system.spared import without
 
 SERVER_START_S = 180.0
 """Longest wait for the Prefect server, which starts beside the services."""
@@ -69,7 +70,7 @@ def run_post_train(
             for name, value in client_environment(server.url, home).items():
                 stack.callback(_set_variable(name, value))
         # Prefect takes seconds to import, which would otherwise come after all services are up.
-        Thread(target=import_module, args=("antiphon.flows.post_train",), name="prefect", daemon=True).start()
+        Thread(target=_load_flow, name="prefect", daemon=True).start()
         live = stack.enter_context(open_run(config, run_id, home))
         if server is not None:
             server.wait_healthy(SERVER_START_S)
@@ -98,6 +99,11 @@ def run_post_train(
     if live.outcome is None:
         raise AntiphonError("the run did not complete")
     return live.outcome
+
+
+def _load_flow() -> None:
+    with without("pandas"):  # Prefect would load it to hash data frames as keys of a cache, which no task has
+        import_module("antiphon.flows.post_train")
 
 
 def _grace_s(surroundings: Surroundings) -> float:
