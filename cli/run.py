@@ -31,8 +31,10 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     """Run one configuration with a view for people; return the exit code."""
     from antiphon.cli.up import use_prefect
     from antiphon.cli.view import make_view
+    from antiphon.system.collecting import collect_seldom
     from antiphon.system.logs import configure_logs
 
+    collect_seldom()
     configure_logs("warning")
     home = home_directory()
     view = make_view()

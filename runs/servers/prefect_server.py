@@ -171,7 +171,7 @@ def begin_prefect_server(home: Path, port: int, log: Path, outlive: bool = False
     environment = server_environment(home, url, schedules=outlive)
     if not any(name in environment for name in _DATABASES):
         begin_with_empty_database(home / "prefect")
-    arguments = [sys.executable, "-P", "-m", "prefect", "server", "start"]
+    arguments = [sys.executable, "-P", "-m", "antiphon.system.collecting", "prefect", "server", "start"]
     arguments += ["--host", HOST, "--port", str(port)]
     arguments = arguments if outlive else tied_command(arguments)
     return PrefectServer(url, ChildProcess(arguments, log, environment, outlive=outlive))

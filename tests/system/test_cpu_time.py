@@ -18,7 +18,7 @@ APP = ("python", "-P", "-m", "antiphon.cli.app")
         ((*APP, "serve", "learner"), "learner"),
         ((*APP, "serve", "reward"), "reward"),
         ((*APP, "worker", "--name", "worker-0"), "workers"),
-        (("python", "-P", "-m", "prefect", "server", "start"), "prefect"),
+        (("python", "-P", "-m", "antiphon.system.collecting", "prefect", "server", "start"), "prefect"),
         (("python", "-P", "-m", "antiphon.system.processes", "python", "-m", "prefect", "server"), "prefect"),
         ((*APP, "run", "x.yaml"), "flow"),
         ((), "flow"),
