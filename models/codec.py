@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from antiphon.core.errors import ConfigError
@@ -157,8 +158,9 @@ class TextCodec:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Turn a completion's ids into text; special tokens and unknown ids are left out."""
-        known = range(self.vocabulary_size)
-        ids = [i for i in map(int, token_ids) if i in known and i != self.end_token_id]
+        numbers = token_ids.tolist() if isinstance(token_ids, np.ndarray) else map(int, token_ids)
+        size, end = self.vocabulary_size, self.end_token_id
+        ids = [i for i in numbers if 0 <= i < size and i != end]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 

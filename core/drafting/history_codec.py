@@ -65,13 +65,11 @@ def fit_history(history: PromptHistory, limit_bytes: int) -> tuple[PromptHistory
     behind, and a shorter one after it may still go along. Nothing is compressed where everything
     fits however badly it compresses.
     """
-    raw = sum(past.token_ids.size for past in history.completions) * 4
-    overhead = HEAD_BYTES + len(history.prompt_key.encode())
-    # Deflate stores what it cannot shrink, at five bytes per block; each completion ends one.
-    worst = overhead + raw + raw // 1000 + (COMPLETION_BYTES + 16) * len(history.completions)
-    if worst <= limit_bytes and raw <= DECODED_BYTES:
+    worst = most_bytes(history)
+    if worst <= min(limit_bytes, DECODED_BYTES):
         return history, worst
-    packer, used, raw, taken = zlib.compressobj(_LEVEL), overhead, 0, []
+    packer, raw, taken = zlib.compressobj(_LEVEL), 0, []
+    used = HEAD_BYTES + len(history.prompt_key.encode())
     for past in history.completions:
         trial = packer.copy()
         size = len(_feed(trial, past.token_ids)) + COMPLETION_BYTES
@@ -83,6 +81,14 @@ def fit_history(history: PromptHistory, limit_bytes: int) -> tuple[PromptHistory
         return None, 0
     newest = max(past.epoch for past in taken)
     return PromptHistory(history.prompt_key, newest, tuple(taken)), used
+
+
+def most_bytes(history: PromptHistory) -> int:
+    """Return how many bytes a history takes at most, however badly it compresses."""
+    raw = sum([past.token_ids.size for past in history.completions]) * 4
+    # Deflate stores what it cannot shrink, at five bytes per block; each completion ends one.
+    overhead = HEAD_BYTES + len(history.prompt_key.encode())
+    return overhead + raw + raw // 1000 + (COMPLETION_BYTES + 16) * len(history.completions)
 
 
 def fit_histories(

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
 from antiphon.core.loop.checks import check_rewards
 from antiphon.core.loop.group_state import GroupPhase
@@ -132,15 +133,25 @@ class RewardQueue:
         Raises:
             ContractError: when a reward is missing or outside [0, 1]; the other groups are taken.
         """
-        answers = await asyncio.gather(
-            *(self._submit(group.group_id, group.samples) for group in groups), return_exceptions=True
-        )
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [group.group_id for group, answer in zip(groups, answers, strict=True) if answer]
+        state_machine, taken, refused = self._state_machine, [], None
+        try:
+            for group in groups:
+                try:
+                    if await self._take(group.group_id, group.samples):
+                        taken.append(group.group_id)
+                except ContractError as error:
+                    refused = refused or error
+        finally:  # also when the caller hangs up meanwhile
+            if taken:
+                state_machine.settle()
+                if self._state.paused_reason:  # perhaps by this
+                    state_machine.wake_all()
+        await state_machine.record()
+        if refused is not None:
+            raise refused
+        return taken
 
-    async def _submit(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
+    async def _take(self, group_id: str, sample_rewards: Sequence[SampleReward]) -> bool:
         """Take the rewards of a group; False when they were already there or the group is gone."""
         state_machine = self._state_machine
         state_machine.check_open()
@@ -161,11 +172,7 @@ class RewardQueue:
             history = state_machine.archive.take(key, group, submission, rewards)
         forget = state_machine.samples.unneeded_answers(group, given[0].reward)
         state_machine.fleet.work_done += 1
-        written = state_machine.record(*found, forget=forget, history=history)
-        state_machine.settle()
-        if self._state.paused_reason:  # perhaps by this
-            state_machine.wake_all()
-        await written
+        state_machine.record(*found, forget=forget, history=history)
         return True
 
     def _unanswered(self, group_id: str) -> bool:

@@ -13,7 +13,7 @@ import structlog
 
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.drafting.history import HistoryStore
-from antiphon.core.drafting.history_codec import fit_histories
+from antiphon.core.drafting.history_codec import fit_histories, most_bytes
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, group_bytes
 from antiphon.core.records import GroupSubmission, Lease, PastCompletion, PromptHistory
@@ -94,9 +94,10 @@ class Archive:
     async def attach(self, leases: Sequence[Lease]) -> list[Lease]:
         """Return the leases with the history of their prompts, as much as fits one reply."""
         histories = [self.history(lease.prompt.key) for lease in leases]
-        if any(histories):
+        sizes = [most_bytes(history) for history in histories if history is not None]
+        room = min(REPLY_BYTES, max(0, MESSAGE_BYTES - MARGIN_BYTES - sum(map(_bytes, leases))))
+        if sum(sizes) > room or max(sizes, default=0) > self._lease_bytes:
             # Compressing what is near the limit takes milliseconds, so others need not wait for it.
-            room = min(REPLY_BYTES, max(0, MESSAGE_BYTES - MARGIN_BYTES - sum(map(_bytes, leases))))
             histories = await asyncio.to_thread(fit_histories, histories, self._lease_bytes, room)
         return [
             dataclasses.replace(lease, history=history)
