@@ -282,7 +282,7 @@ async def serve_worker(
     if stop is not None:
         stop.tell(worker.stop)
     if make_engine is build_engine:  # torch takes seconds to import, while the coordinator may still start
-        # A million objects are made until the engine is up, and the collector would walk them again and again.
+        # A million objects are made until the engine is up; the collector would walk them again and again.
         gc.disable()
         Thread(target=import_module, args=(ENGINE_MODULE,), name="engine-import", daemon=True).start()
     try:

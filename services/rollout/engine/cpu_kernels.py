@@ -1,15 +1,18 @@
-"""CPU kernels: two places in which vLLM 0.32 spends a fifth of an uncompiled step on a CPU, and needs not.
+"""CPU kernels: places in which vLLM 0.32 spends a fifth of an uncompiled step on a CPU, and needs not.
 
 *Matrix products.* oneDNN builds a kernel for each number of rows and vLLM keeps 32 of them for a layer.
 Continuous batches, and drafts above all, have another number at each step, so kernels are built all the
 time: twice the time of the product itself for the demo's model. Here the rows are filled up to one of few
-numbers, with zeros.
+numbers: whole steps, as vLLM does for a graph that was captured, else the rows of a product, with zeros.
 
 *RMS norm.* vLLM's own kernel for CPUs is used nowhere: its list of kernels gives CPUs five torch operations.
 
-Neither changes what a row is worth depending on the rows beside it.
+*SiLU.* Its product with the gate takes a second buffer, which large steps give back to the system each time.
+
+None of them changes what a row is worth depending on the rows beside it.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,8 +38,9 @@ def filled_rows(rows: int) -> int:
 
 
 def use_cpu_kernels() -> None:
-    """Put both in place for models that are loaded from now on; calling again does nothing."""
+    """Put them in place for models that are loaded from now on; calling again does nothing."""
     import vllm._custom_ops as ops
+    from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
 
     if hasattr(ops, _MARK) or not hasattr(torch.ops._C, "onednn_mm"):
@@ -51,6 +55,19 @@ def use_cpu_kernels() -> None:
 
     ops.onednn_mm = filled
     RMSNorm.forward_cpu = _rms_norm
+    SiluAndMul.forward_cpu = _silu_and_mul
+
+
+def fill_steps(runner: Any) -> None:
+    """Let one vLLM runner fill up its steps, so that no product of a layer has to copy its rows."""
+    dispatcher, most = runner.cudagraph_dispatcher, runner.max_num_tokens
+    dispatch = dispatcher.dispatch
+
+    def filled(num_tokens: int, **options: Any) -> tuple[Any, Any]:
+        mode, batch = dispatch(num_tokens, **options)
+        return mode, replace(batch, num_tokens=min(filled_rows(batch.num_tokens), most))
+
+    dispatcher.dispatch = filled
 
 
 def _filled(x: torch.Tensor, rows: int) -> torch.Tensor:
@@ -75,3 +92,9 @@ def _rms_norm(norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None) 
         return norm.forward_native(x, residual)
     torch.ops._C.fused_add_rms_norm(x, residual, weight, norm.variance_epsilon)
     return x, residual
+
+
+def _silu_and_mul(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """Do what `SiluAndMul.forward_native` does, in one buffer."""
+    half = x.shape[-1] // 2
+    return torch.nn.functional.silu(x[..., :half]).mul_(x[..., half:])

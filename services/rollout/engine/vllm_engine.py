@@ -31,12 +31,12 @@ from antiphon.services.broadcast.verified_weights import VerifiedWeights
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.api import EngineOutput, EngineProgress, EngineRequest
-from antiphon.services.rollout.engine.cpu_kernels import use_cpu_kernels
+from antiphon.services.rollout.engine.cpu_kernels import fill_steps, use_cpu_kernels
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 from antiphon.services.rollout.engine.sampler_hook import SamplerHook, SamplerTable
 from antiphon.services.rollout.engine.sampling_rules import check_sampling
 from antiphon.services.rollout.engine.swap_caches import drop_caches, keep_caches
-from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries
+from antiphon.services.rollout.engine.vllm_compat import spare_foreign_libraries, spare_held_blocks
 from antiphon.services.rollout.engine.vllm_plugin import register
 from antiphon.services.rollout.engine.weight_swap import abandon_reload, check_readable, repack_heads
 
@@ -73,12 +73,15 @@ class VllmEngine:
         prepare_environment(settings)
         torch.set_num_threads(settings.threads)
         self._core = _start_core(settings)
+        spare_held_blocks(self._core)
         # Every reload would warn of layers without tensors of their own; `weight_swap` sees to them.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         runner = self._core.model_executor.driver_worker.worker.model_runner
         self._runner = runner
         self.vocabulary_size: int = int(runner.model_config.get_vocab_size())
         device = torch.device(runner.device)
+        if settings.eager and device.type == "cpu":
+            fill_steps(runner)
         self._table = SamplerTable(
             settings.max_num_seqs, settings.max_model_len + settings.draft_tokens, device
         )
@@ -507,7 +510,7 @@ class VllmEngine:
         drafting = None
         if self.scheduler is not None:
             # Siblings draft from all of it; the statistics are about what was sampled here.
-            whole = np.array([*live.prefix, *token_ids.tolist()], dtype=np.int32)
+            whole = np.concatenate([live.prefix, token_ids]).astype(np.int32) if live.prefix else token_ids
             drafting = self.scheduler.release(slot, whole, len(live.prefix))
         reason = str(done.finish_reason)
         if reason not in ("stop", "length"):

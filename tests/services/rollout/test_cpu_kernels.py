@@ -1,5 +1,6 @@
 """The kernels that CPUs get: what they answer is what vLLM's own would, whatever stands beside a row."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.services.rollout.engine.cpu_kernels import _rms_norm, filled_rows, use_cpu_kernels
+from antiphon.services.rollout.engine.cpu_kernels import (
+    _rms_norm,
+    _silu_and_mul,
+    fill_steps,
+    filled_rows,
+    use_cpu_kernels,
+)
 from antiphon.services.rollout.engine.environment import EngineSettings, prepare_environment
 
 pytestmark = pytest.mark.engine
@@ -62,6 +69,9 @@ def test_a_norm_is_that_of_plain_operations_and_each_row_its_own() -> None:
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(_rms_norm(norm(weight), x.transpose(0, 1)), wanted.transpose(0, 1))
     assert torch.equal(_rms_norm(norm(weight), x[3:4]), found[3:4])
+    beside = torch.randn(40, 3, 4, 32)  # heads that are a part of longer rows, as vLLM's queries are
+    beside[:, 1] = x
+    assert torch.equal(_rms_norm(norm(weight), beside[:, 1]), found)
     both = x[:, 0] + residual
     scaled = both * torch.rsqrt(both.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
     out, carried = _rms_norm(norm(weight), x[:, 0].clone(), residual.clone())
@@ -75,3 +85,25 @@ def test_a_norm_that_the_kernel_does_not_know_is_vllms_own() -> None:
     assert _rms_norm(norm(torch.ones(32), override=16), x) == "native"
     assert _rms_norm(norm(torch.ones(32, dtype=torch.bfloat16)), x) == "native"
     assert _rms_norm(norm(torch.ones(32)), x.t().contiguous().t(), x) == "native"
+
+
+def test_silu_and_its_product_have_the_bits_of_vllms_own() -> None:
+    from vllm.model_executor.layers.activation import SiluAndMul
+
+    x = torch.randn(300, 512)
+    before = x.clone()
+    assert torch.equal(_silu_and_mul(None, x), SiluAndMul.forward_native(x))
+    assert torch.equal(x, before)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    num_tokens: int
+    num_reqs: int | None = None
+
+
+def test_a_step_is_filled_up_as_far_as_its_buffers_reach() -> None:
+    dispatcher = SimpleNamespace(dispatch=lambda num_tokens, **_: ("none", _Batch(num_tokens)))
+    fill_steps(SimpleNamespace(cudagraph_dispatcher=dispatcher, max_num_tokens=300))
+    filled = [dispatcher.dispatch(n, uniform_decode=False) for n in (1, 17, 150, 297, 300)]
+    assert filled == [("none", _Batch(n)) for n in (1, 32, 160, 300, 300)]
