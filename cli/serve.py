@@ -16,6 +16,7 @@ from antiphon.cli.arguments import check_address, credentials_folder
 from antiphon.cli.help import words_of
 from antiphon.core.errors import ConfigError
 from antiphon.runs.directory import home_directory, store_directory
+from antiphon.system.collecting import collect_seldom
 
 if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
@@ -61,6 +62,7 @@ def coordinator(*, flags: ServiceFlags, wait_for_journal: bool = False) -> int:
         wait_for_journal: while the journal cannot be opened, since its disk is full or its database is
             away, say so to every caller and try again for services.outage_timeout_s.
     """
+    collect_seldom()  # while everything is imported
     from antiphon.core.config import load_config
     from antiphon.services.coordinator.server import serve_coordinator
 
@@ -75,6 +77,7 @@ def coordinator(*, flags: ServiceFlags, wait_for_journal: bool = False) -> int:
 @app.command
 def learner(*, flags: ServiceFlags) -> int:
     """Train on sealed batches and publish policy versions."""
+    collect_seldom()
     from antiphon.core.config import load_config
 
     config = load_config(flags.config)
@@ -103,6 +106,7 @@ def learner(*, flags: ServiceFlags) -> int:
 @app.command
 def reward(*, flags: ServiceFlags) -> int:
     """Reward finished groups with the run's environment."""
+    collect_seldom()
     from antiphon.core.config import load_config
 
     config = load_config(flags.config)

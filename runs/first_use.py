@@ -2,10 +2,12 @@
 
     python -m antiphon.runs.first_use
 
-compiles the draft and patch kernels into their cache on disk, and makes empty databases of Prefect and MLflow
-that new homes begin with. Set-up calls it once; without it the first run makes all itself, seconds later.
+compiles the project's modules and the draft and patch kernels into their caches on disk, and makes empty
+databases of Prefect and MLflow that new homes begin with. Set-up calls it once; without it the first run
+makes all itself, seconds later.
 """
 
+import compileall
 import os
 import subprocess
 import sys
@@ -23,6 +25,16 @@ from antiphon.system.set_up import empty_database
 
 MIGRATE_S = 300.0
 """Longest time that Prefect may take for its tables."""
+
+
+def compile_modules(project: Path) -> None:
+    """Compile the packages in a checkout: where Python may write no bytecode, each process would do so again.
+
+    Args:
+        project: folder that holds the packages.
+    """
+    for package in sorted(place.parent for place in project.glob("*/__init__.py")):
+        compileall.compile_dir(package, quiet=1)
 
 
 def compile_kernels() -> None:
@@ -80,6 +92,7 @@ def make_empty_prefect() -> None:
 
 
 if __name__ == "__main__":
+    compile_modules(Path(__file__).resolve().parents[1])
     compile_kernels()
     make_empty_prefect()
     make_empty_mlflow()

@@ -14,11 +14,18 @@ import sys
 
 COLLECT_AFTER = 50_000
 """New objects between two looks."""
+USUALLY = gc.get_threshold()
 
 
 def collect_seldom() -> None:
     """Have this process look after `COLLECT_AFTER` new objects."""
     gc.set_threshold(COLLECT_AFTER)
+
+
+def collect_as_usual() -> None:
+    """Have this process, which has loaded what it needs, look as often as others do, at what is new."""
+    gc.freeze()
+    gc.set_threshold(*USUALLY)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from antiphon.services.security.guard import Guard
 from antiphon.services.security.keys import SigningKey
 from antiphon.services.wire.calls import LEARNER_CALLS
 from antiphon.system.clock import wall_clock
+from antiphon.system.collecting import collect_as_usual
 from antiphon.system.processes import StopRequest
 
 OpenLearner = Callable[[RunConfig, str, Path, ArtifactStore, PayloadStore, Coordinator], LearnerService]
@@ -188,6 +189,7 @@ async def serve_learner(
             announcing = asyncio.create_task(keep_announced(service, coordinator))
             if audits:
                 auditing = _begin_audits(coordinator, config, payloads)
+            collect_as_usual()  # everything is loaded; tensors in cycles are not to be kept for long
             ready(bound)
             await leaving
     finally:

@@ -9,7 +9,12 @@ from mlflow.tracking import MlflowClient
 
 from antiphon.core.broadcast import patch_kernels
 from antiphon.lineage.tracking.mlflow_writer import make_own_database
-from antiphon.runs.first_use import compile_kernels, make_empty_mlflow, make_empty_prefect
+from antiphon.runs.first_use import (
+    compile_kernels,
+    compile_modules,
+    make_empty_mlflow,
+    make_empty_prefect,
+)
 from antiphon.runs.servers.prefect_server import begin_with_empty_database
 from antiphon.system.set_up import empty_database
 
@@ -58,3 +63,17 @@ def test_the_kernels_are_compiled_for_both_widths() -> None:
     compile_kernels()
     widths = {str(signature[0].dtype) for signature in patch_kernels.find_changes.signatures}
     assert {"uint16", "uint32"} <= widths
+
+
+def test_packages_are_compiled_and_nothing_else(tmp_path: Path) -> None:
+    package, other = tmp_path / "package", tmp_path / "other"
+    for folder in (package, other):
+        folder.mkdir()
+        (folder / "module.py").write_text("x = 1\n")
+    (package / "__init__.py").touch()
+    compile_modules(tmp_path)
+    assert sorted(path.name.partition(".")[0] for path in package.glob("__pycache__/*.pyc")) == [
+        "__init__",
+        "module",
+    ]
+    assert not (other / "__pycache__").exists()
