@@ -132,7 +132,9 @@ class DraftScheduler:
         self._max_tokens = np.zeros(slots, dtype=np.int64)
         self._counts = np.zeros((6, slots), dtype=np.int64)
         """By slot: passes, tokens drafted, covered and accepted, and those of promising and of rested steps.
-        A row each: adding to some of a column costs twice as much."""
+        A row each, named once: adding to some of a column costs twice as much, as does unpacking them."""
+        self._passes, self._drafted, self._covered, self._accepted, *others = self._counts
+        self._promising, self._rested = others
         self._since = np.zeros((2, slots), dtype=np.float64)
 
     @guarded(None)
@@ -259,13 +261,12 @@ class DraftScheduler:
     @guarded(None)
     def verified(self, slots: Int64Array, drafted: Int64Array, accepted: Int64Array) -> None:
         """Take note of a step that verified drafts: [B] each."""
-        passes, tokens_drafted, covered, tokens_accepted, promising, _ = self._counts
-        passes[slots] += 1
-        tokens_drafted[slots] += drafted
-        covered[slots] += accepted + (accepted < drafted)
-        tokens_accepted[slots] += accepted
+        self._passes[slots] += 1
+        self._drafted[slots] += drafted
+        self._covered[slots] += accepted + (accepted < drafted)
+        self._accepted[slots] += accepted
         if self.script is None:
-            promising[slots] += (accepted + 1) * self._promises
+            self._promising[slots] += (accepted + 1) * self._promises
             total = int(drafted.sum())
             fade = max(1.0 - total / RECENT_TOKENS, 0.0)
             self._recent_drafted = fade * self._recent_drafted + total
@@ -277,11 +278,10 @@ class DraftScheduler:
     @guarded(None)
     def passed(self, slots: Int64Array) -> None:
         """Take note of a step without drafts, [B]."""
-        passes, *_, promising, rested = self._counts
-        passes[slots] += 1
+        self._passes[slots] += 1
         if self._previous_asked and self._promises:
-            promising[slots] += 1
-            rested[slots] += not self._previous.draft
+            self._promising[slots] += 1
+            self._rested[slots] += not self._previous.draft
 
     @property
     def _promises(self) -> bool:
