@@ -151,11 +151,15 @@ class DraftForest:
             self._group_table = grown(self._group_table, handle + 1, 0)
         self._group_table[handle] = (head, mask, max(0, min(vocabulary, 2**31 - 1)))
         self._groups[handle] = _Group(prefix, [(block, cells)], [], 0, set())
-        position = block + 1
+        held, position = self._groups[handle], block + 1
         for text, vote in texts:
             self._arena.write(position, text, vote)
-            self._add_document(handle, position, len(text))
+            held.documents.append((position, len(text)))
             position += len(text) + 1
+        # One behind the other, as they lie: in one go.
+        held.positions = cells - 1
+        if texts:
+            self._arena.index(block + 1, cells - 2, head, mask)
         return handle
 
     def close_group(self, group: int) -> None:

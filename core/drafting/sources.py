@@ -1,5 +1,6 @@
 """Draft sources: which texts can be drafted from, and what is believed of drafts before any was verified."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,10 +50,12 @@ def usable(token_ids: Any, weight: float, vocabulary: int) -> IntArray | None:
     sound = (
         tokens.ndim == 1
         and 0 < tokens.size <= LONGEST_DOCUMENT
-        and np.issubdtype(tokens.dtype, np.integer)
-        and np.isfinite(weight)
+        and tokens.dtype.kind in "iu"
+        and math.isfinite(weight)
         and weight > 0.0
     )
+    if sound and tokens.dtype == np.int32:  # a negative id is a large one without its sign
+        return tokens if int(tokens.view(np.uint32).max()) < min(vocabulary, 2**31 - 1) else None
     if not sound or int(tokens.min()) < 0 or int(tokens.max()) >= min(vocabulary, 2**31 - 1):
         return None
     return tokens.astype(np.int32, copy=False)
