@@ -23,6 +23,7 @@ from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.patience import Patience
 from antiphon.core.restarts import RestartRule
 from antiphon.services.security.credentials import VARIABLE
+from antiphon.system.memory import keep_memory
 from antiphon.system.processes import KILL_S, ChildProcess, kill_groups, quote, starting_file, stop_groups
 
 _log = structlog.get_logger(__name__)
@@ -334,6 +335,8 @@ def service_specs(
         waits = ("--wait-for-journal",) if role == "coordinator" else ()
         # A bundle that the configuration does not name is none of this run's.
         environment = {VARIABLE: ""}
+        if role == "learner":
+            environment |= {name: os.environ.get(name, value) for name, value in keep_memory({}).items()}
         return ServiceSpec(role, ("serve", role, *common, *extra), environment, port, waits)
 
     return {role: partial(spec, role) for role in ("coordinator", "learner", "reward")}

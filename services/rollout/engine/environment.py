@@ -16,16 +16,10 @@ from typing import Literal
 from antiphon.core.config_sections import DraftingSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.sampling_config import Rule
+from antiphon.system.memory import keep_memory
 
 PLUGIN = "antiphon"
 """Name of our own entry point among vLLM's general plugins; the only one that may load."""
-
-MEMORY_KEPT = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-}
-"""Of the C library: a step's large tensors come from memory that the process keeps. It would give them back
-to the system after an operation and have them cleared for the next: a third of a large step's CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +71,7 @@ def child_environment(threads: int, base: Mapping[str, str] | None = None) -> di
     """
     environment = dict(os.environ if base is None else base)
     environment.update(_process_settings(threads))
-    for name, value in MEMORY_KEPT.items():
-        environment.setdefault(name, value)
+    environment = keep_memory(environment)
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     preloaded = environment.get("LD_PRELOAD", "")
     if library.exists() and "libiomp5" not in preloaded:
