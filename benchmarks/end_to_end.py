@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=3, help="over the prompts (default 3)")
     parser.add_argument("--prompts", type=int, default=256, help="training prompts (default 256)")
     parser.add_argument("--per-step", type=int, default=32, help="prompts of a step (default 32)")
-    parser.add_argument("--learner-threads", type=int, default=2, help="of both sides (default 2)")
+    parser.add_argument("--learner-threads", type=int, default=1, help="of both sides (default 1)")
     parser.add_argument(
         "--links", type=float, nargs="+", default=[0.5, 0.0, 1.0], help="shares (default 0.5 0 1)"
     )

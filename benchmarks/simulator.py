@@ -1,10 +1,10 @@
 """Simulator: what a calibrated model predicts of real runs, and how long a large fleet takes to simulate.
 
-One real run is recorded: the main job without Prefect, MLflow and DVC, with the demo's model, real engines
-and a real learner. It is the calibration. Then three runs that it was not calibrated on, of another staleness
-bound, another number of workers and other steps, are first predicted and then measured. All share the cores
-of this machine, and the calibration knows how many. A fourth, `crowded`, has more busy processes than the
-calibration ever saw at once; it is shown and not judged, since how cores are shared then is not modelled.
+Two real runs are recorded: the main job without Prefect, MLflow and DVC, with the demo's model, real engines
+and a real learner, with one worker and with two. They are the calibration: how fast each part is, and how
+many cores engines and learner really have beside all else. Then three runs that it was not calibrated on, of
+other staleness bounds and steps, are first predicted and then measured. A fourth, `crowded`, has more busy
+processes than the calibration ever saw at once; it is shown and not judged.
 `seconds_per_step_error` and `dollars_error` are the largest of the three, as shares of what was measured;
 `staleness_error` is the largest share of completions that trained at another staleness than predicted.
 
@@ -36,8 +36,9 @@ from antiphon.simulator.length_pipeline import draw_groups
 from antiphon.simulator.modelled.calibration import Calibration, SeenGroup, TimedEvent, read_journal
 from antiphon.simulator.modelled.outcome import Modelled
 from antiphon.simulator.modelled.prediction import (
+    Recorded,
     RunFigures,
-    calibrate_shared,
+    calibrate_crowded,
     measured_figures,
     predicted_figures,
 )
@@ -47,9 +48,9 @@ MOST_ERROR, MOST_FLEET_S = 0.10, 60.0
 RUN_S = 900.0
 COMMON = (
     "run.name=simulator",
-    "loop.prompts_per_step=8",
+    "loop.prompts_per_step=16",
     "loop.filter=none",
-    "sampling.max_tokens=64",
+    "sampling.max_tokens=192",
     "learner.learning_rate=1e-9",
     "rollout.concurrent_groups=4",
     "drafting.enabled=false",
@@ -78,11 +79,11 @@ class Setting:
         return [f"rollout.workers={self.workers}", bound, f"run.steps={self.steps}"]
 
 
-CALIBRATED = Setting(workers=2, max_staleness=1, steps=80)
-PREDICTED = (Setting(2, 0, 60), Setting(1, 2, 60), Setting(2, 2, 60))
-CROWDED = Setting(3, 2, 60)
-"""Half a minute each: in a few seconds a run shows what else the machine does. `CROWDED` keeps four processes
-busy on two cores, where the calibration saw three at most."""
+CALIBRATED = (Setting(workers=1, max_staleness=1, steps=50), Setting(workers=2, max_staleness=1, steps=50))
+PREDICTED = (Setting(2, 0, 40), Setting(1, 2, 40), Setting(2, 2, 40))
+CROWDED = Setting(3, 2, 40)
+"""A quarter of a minute or more each: in a few seconds a run shows what else the machine does. `CROWDED`
+keeps four processes busy, where the calibration saw three at most."""
 
 
 def main() -> int:
@@ -154,11 +155,11 @@ def fleet_run(workers: int, hours: float) -> Modelled:
 
 
 def predictions(cores: float) -> tuple[dict[str, Any], list[str]]:
-    """Calibrate by one real run, predict three others, and measure them."""
+    """Calibrate by two real runs, predict three others, and measure them."""
     rows = []
     with scratch_home() as home:
-        config, events = real_run(home, CALIBRATED)
-        calibration = calibrate_shared(config, events, CALIBRATED.workers, cores, "benchmark")
+        sparse, crowded = (Recorded(*real_run(home, setting), setting.workers) for setting in CALIBRATED)
+        calibration = calibrate_crowded(sparse, crowded, cores, "benchmark")
         shown = calibration.model_dump(exclude={"groups"})
         print(f"calibrated by {CALIBRATED}: {shown}", flush=True)
         for setting in (*PREDICTED, CROWDED):

@@ -15,6 +15,8 @@ from antiphon.simulator.modelled.run import HOUR_S, ModelledRun
 SKIPPED = 4
 """Steps at the beginning that do not count: the loop fills."""
 _ROUNDS = 4
+_HALVINGS = 8
+_LEAST_CORES = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,42 @@ def calibrate_shared(
             }
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run whose parts shared the cores of one machine."""
+
+    config: RunConfig
+    events: Sequence[TimedEvent]
+    """Of its journal."""
+    workers: int
+
+
+def calibrate_crowded(sparse: Recorded, crowded: Recorded, cores: float, source: str = "") -> Calibration:
+    """Return the calibration of two runs on one machine, which says how many cores its engines really have.
+
+    What a machine loses when more processes are busy, to all that is neither engine nor learner and to
+    caches that they share, shows only where runs crowd it differently. So the paces are those of the
+    crowded run, and the cores those with which the model also takes the sparse run's seconds per lease.
+
+    Args:
+        sparse: the run with fewer workers.
+        crowded: the one with more.
+        cores: of the machine; no more are found.
+        source: what reports call the runs.
+    """
+    wanted_s, low, high = _lease_s(sparse.events), _LEAST_CORES, cores
+    for _ in range(_HALVINGS):
+        found = (low + high) / 2.0
+        known = calibrate_shared(crowded.config, crowded.events, crowded.workers, found, source)
+        run = ModelledRun(sparse.config, known, sparse.workers, keep=True)
+        run.run()
+        if _lease_s(run.events or []) > wanted_s:
+            high = found
+        else:
+            low = found
+    return calibrate_shared(crowded.config, crowded.events, crowded.workers, (low + high) / 2.0, source)
 
 
 def _lease_s(events: Sequence[TimedEvent]) -> float:

@@ -22,6 +22,8 @@ from antiphon.simulator.modelled.calibration import (
     save_calibration,
 )
 from antiphon.simulator.modelled.prediction import (
+    Recorded,
+    calibrate_crowded,
     calibrate_shared,
     measured_figures,
     predicted_figures,
@@ -175,6 +177,21 @@ def test_what_shares_cores_is_calibrated_as_it_is_alone() -> None:
     alone = predicted_figures(ModelledRun(config, PACE, 1).run())
     assert predicted_figures(ModelledRun(config, found, 1).run()).seconds_per_step == pytest.approx(
         alone.seconds_per_step, rel=0.1
+    )
+
+
+def test_two_runs_say_how_many_cores_the_engines_really_have() -> None:
+    config = modelled_config(1, 1, "none")
+    known = PACE.model_copy(update={"shared_cores": 1.5})
+    runs = {workers: ModelledRun(config, known, workers, keep=True) for workers in (1, 3)}
+    for run in runs.values():
+        run.run()
+    sparse, crowded = (Recorded(config, run.events or [], workers) for workers, run in runs.items())
+    found = calibrate_crowded(sparse, crowded, 4.0)
+    assert found.shared_cores == pytest.approx(1.5, rel=0.1)
+    other = modelled_config(2, 1, "none")
+    assert predicted_figures(ModelledRun(other, found, 2).run()).seconds_per_step == pytest.approx(
+        predicted_figures(ModelledRun(other, known, 2).run()).seconds_per_step, rel=0.05
     )
 
 
