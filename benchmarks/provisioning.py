@@ -54,8 +54,9 @@ CELLS = [
     for pauses in (False, True)
 ]
 """Broadcast over training, publish interval, acceptance, whether workers pause."""
-BELOW = (0.65, 0.85)
-"""Supplies at which the learner waits, as shares of the rule's."""
+BELOW = (0.6, 0.9)
+"""Supplies at which the learner waits, as shares of the rule's: far apart, and one of them near the knee, so
+that a line through both says where that is."""
 ABUNDANT = 3.0
 LIMITS = {"median_error": 0.05, "worst_error": 0.10, "idle_at_rule": 0.02}
 
@@ -67,7 +68,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="learner steps that count")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
     parser.add_argument("--skip", type=int, default=0, help="cells that are left out before them")
-    parser.add_argument("--at-once", type=int, default=2, help="cells that run side by side; they sleep")
+    parser.add_argument("--at-once", type=int, default=4, help="cells that run side by side; they sleep")
     args = parser.parse_args()
     mute_logs()
     with tempfile.TemporaryDirectory(prefix="antiphon-provisioning-") as folder:
