@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="learner steps that count")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="how many of the cells")
     parser.add_argument("--skip", type=int, default=0, help="cells that are left out before them")
-    parser.add_argument("--at-once", type=int, default=4, help="cells that run side by side; they sleep")
+    parser.add_argument("--at-once", type=int, default=2, help="cells that run side by side; they sleep")
     args = parser.parse_args()
     mute_logs()
     with tempfile.TemporaryDirectory(prefix="antiphon-provisioning-") as folder:
