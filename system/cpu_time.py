@@ -50,8 +50,11 @@ class FamilyTimes:
             try:
                 key = (process.pid, process.create_time())
                 inherited = kinds.get(process.ppid(), "flow")
+                words = process.cmdline()
+                if not words and key in self._seconds:  # it is ending, and its memory is gone
+                    inherited = self._seconds[key][0]
                 # Read each time: between fork and exec a child has its parent's words.
-                kinds[process.pid] = kind = kind_of(process.cmdline(), inherited)
+                kinds[process.pid] = kind = kind_of(words, inherited)
                 times = process.cpu_times()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue  # it ended while it was looked at

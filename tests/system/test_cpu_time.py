@@ -43,3 +43,13 @@ def test_what_ended_stays_counted() -> None:
         child.communicate(b"\n", timeout=60)
     assert set(seen) == set(KINDS) and seen["learner"] >= 0.1 and seen["flow"] > 0
     assert times.look()["learner"] == seen["learner"]
+
+
+def test_what_is_ending_and_has_no_words_any_more_counts_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = psutil.Process()
+    times = FamilyTimes(me)
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: ["python", "serve", "learner"])
+    seen = times.look()
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: [])
+    again = times.look()
+    assert again["learner"] >= seen["learner"] > 0.0 == again["flow"]
