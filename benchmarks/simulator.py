@@ -168,8 +168,8 @@ def predictions(cores: float) -> tuple[dict[str, Any], list[str]]:
             measured = measured_figures(*real_run(home, setting))
             rows.append(row := _row(setting, predicted, measured))
             print(row, flush=True)
-    crowded = rows.pop()
-    result: dict[str, Any] = {"calibration": shown, "runs": rows, "crowded": crowded}
+    beyond = rows.pop()
+    result: dict[str, Any] = {"calibration": shown, "runs": rows, "crowded": beyond}
     violated = []
     for name in ("seconds_per_step_error", "dollars_error", "staleness_error"):
         result[name] = worst = max(abs(row[name]) for row in rows)
