@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import json
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +39,7 @@ from antiphon.services.rollout.worker import RolloutWorker
 from antiphon.services.rollout.worker_kit import fetch_kit
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.services.security.credentials import Credentials
+from antiphon.system.collecting import collect_as_usual, collect_seldom
 from antiphon.system.processes import StopRequest
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ async def serve_worker(
 
     def make_watched_engine(config: RunConfig) -> Engine:
         engine = make_engine(config)
-        gc.enable()
+        collect_as_usual()
         watchdog.arm(config.rollout.hung_step_s, config.services.stall_timeout_s)
         return engine
 
@@ -283,12 +283,11 @@ async def serve_worker(
         stop.tell(worker.stop)
     if make_engine is build_engine:  # torch takes seconds to import, while the coordinator may still start
         # A million objects are made until the engine is up; the collector would walk them again and again.
-        gc.disable()
+        collect_seldom()
         Thread(target=import_module, args=(ENGINE_MODULE,), name="engine-import", daemon=True).start()
     try:
         await worker.run(ready)
     finally:
-        gc.enable()
         watchdog.disarm()
         await opened.aclose()
         await relay.stop()

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 
 import pytest
 
@@ -15,6 +17,12 @@ def test_a_library_is_missing_only_meanwhile() -> None:
     with without("sys"):
         import sys as found  # one that is imported already stays
     assert found is sys
+
+
+def test_another_thread_finds_it_meanwhile() -> None:
+    sys.modules.pop("this", None)
+    with without("this"), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(import_module, "this").result(60).__name__ == "this"
 
 
 def test_batches_need_no_pandas_and_leave_it_to_whoever_does() -> None:
