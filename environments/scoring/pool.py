@@ -20,7 +20,7 @@ from typing import IO, Self
 import structlog
 
 from antiphon.core.errors import ConfigError, ContractError, UnavailableError
-from antiphon.environments.environment import Environment
+from antiphon.environments.environment import Environment, Problem
 from antiphon.environments.scoring.messages import (
     LINE_BYTES,
     READY,
@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 
 
 class InProcess:
-    """Scores at once: for environments that only compare, in less time than handing it to a thread takes."""
+    """Scores in a thread of this process: for environments that compare and do nothing else."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -56,6 +56,9 @@ class InProcess:
     async def score(self, key: str, texts: Sequence[str]) -> list[Verdict]:
         """Return the verdict on each answer to the problem with a key."""
         problem = self._environment.problem_by_key(key)
+        return await asyncio.to_thread(self._verdicts, problem, texts)
+
+    def _verdicts(self, problem: Problem, texts: Sequence[str]) -> list[Verdict]:
         found: list[Verdict] = []
         for text in texts:
             try:
