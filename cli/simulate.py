@@ -10,6 +10,7 @@ from antiphon.core.errors import ConfigError
 if TYPE_CHECKING:
     from antiphon.core.config import RunConfig
     from antiphon.simulator.modelled.calibration import Calibration
+    from antiphon.simulator.modelled.prediction import Recorded
 
 DEFAULT_SEEDS = 20
 """Seeds simulated when none are named."""
@@ -26,7 +27,7 @@ def simulate(
     journal: Path | None = None,
     from_run: str | None = None,
     workers: int = 0,
-    shared_cores: float | None = None,
+    crowded_run: str | None = None,
     keep: Path | None = None,
     calibration: Path | None = None,
 ) -> int:
@@ -49,12 +50,14 @@ def simulate(
         journal: a folder; each journal then lies there as a real SQLite file, which is slower.
         from_run: a run of this home that is not under way, by its name.
         workers: with --from-run or --calibration: how many; by default as many as the configuration says.
-        shared_cores: with --from-run: cores that its workers and learner share, if it ran on one machine.
+        crowded_run: with --from-run, if all of it ran on one machine: another run there, with more workers.
+            By both it is found how many cores workers and learner have; the first is best one with one
+            worker and loop.max_staleness=0.
         keep: with --from-run: file to write the calibration to.
         calibration: file of a calibration; the recorded run itself is not needed.
     """
     if calibration is not None:
-        if from_run is not None or keep is not None or shared_cores is not None:
+        if from_run is not None or keep is not None or crowded_run is not None:
             raise ConfigError(
                 "--calibration is what a run measured already; leave out --from-run and its options"
             )
@@ -63,7 +66,9 @@ def simulate(
         return _predict_kept(calibration, scenario, list(overrides), workers, seed or 0)
     if from_run is not None:
         words = [*([] if scenario is None else [str(scenario)]), *overrides]
-        return _predict(from_run, words, workers, shared_cores, seed or 0, keep)
+        return _predict(from_run, words, workers, crowded_run, seed or 0, keep)
+    if crowded_run is not None:
+        raise ConfigError("--crowded-run says more of a machine that --from-run has measured; name that too")
     if overrides:
         raise ConfigError(f"{overrides[0]} changes a run; name a recorded one with --from-run")
     from antiphon.simulator.campaign import Campaign, mute_logs
@@ -92,31 +97,40 @@ def simulate(
 
 
 def _predict(
-    name: str, overrides: list[str], workers: int, shared_cores: float | None, seed: int, keep: Path | None
+    name: str, overrides: list[str], workers: int, crowded: str | None, seed: int, keep: Path | None
 ) -> int:
-    import asyncio
-
     from antiphon.core.config import load_config
     from antiphon.runs.directory import home_directory
     from antiphon.runs.finding import find_run
     from antiphon.simulator.campaign import mute_logs
-    from antiphon.simulator.modelled.calibration import calibrate, read_journal, save_calibration
-    from antiphon.simulator.modelled.prediction import calibrate_shared
+    from antiphon.simulator.modelled.calibration import calibrate, save_calibration
+    from antiphon.simulator.modelled.prediction import calibrate_machine
 
     mute_logs()
     directory = find_run(home_directory(), name)
-    recorded = load_config(directory / "config.yaml")
-    events = asyncio.run(read_journal(directory, recorded))
-    if shared_cores is None:
-        calibration = calibrate(recorded, events, directory.name)
+    recorded = _recorded(directory)
+    if crowded is None:
+        calibration = calibrate(recorded.config, recorded.events, directory.name)
     else:
-        count = recorded.rollout.workers
-        calibration = calibrate_shared(recorded, events, count, shared_cores, directory.name)
+        other = find_run(home_directory(), crowded)
+        source = f"{directory.name} {other.name}"
+        calibration = calibrate_machine(recorded, _recorded(other), source)
     if keep is not None:
         save_calibration(calibration, keep)
     config = load_config(directory / "config.yaml", overrides)
     _print_prediction(config, calibration, workers, seed)
     return 0
+
+
+def _recorded(directory: Path) -> "Recorded":
+    import asyncio
+
+    from antiphon.core.config import load_config
+    from antiphon.simulator.modelled.calibration import read_journal
+    from antiphon.simulator.modelled.prediction import Recorded
+
+    config = load_config(directory / "config.yaml")
+    return Recorded(config, asyncio.run(read_journal(directory, config)), config.rollout.workers)
 
 
 def _predict_kept(kept: Path, scenario: Path, overrides: list[str], workers: int, seed: int) -> int:

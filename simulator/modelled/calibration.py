@@ -58,6 +58,8 @@ class Calibration(Section):
     start_s: float = Field(default=0.0, ge=0.0, le=1e4)
     """Seconds of a lease besides those per token: until its first one, and from its last one until it is
     handed in."""
+    between_s: float = Field(default=0.0, ge=0.0, le=1e4)
+    """Seconds that a place of a worker is empty between two groups, where another one is there to be had."""
     concurrent_groups: int = Field(ge=1, le=4096)
     """Groups that a worker has room for."""
     learner_s: float = Field(gt=0.0, le=1e6)
@@ -155,16 +157,13 @@ def _fit(columns: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> 
     return [float(found[kept.index(at)]) if at in kept else 0.0 for at in range(3)]
 
 
-def calibrate(
-    config: RunConfig, events: Iterable[TimedEvent], source: str = "", shared_cores: float | None = None
-) -> Calibration:
+def calibrate(config: RunConfig, events: Iterable[TimedEvent], source: str = "") -> Calibration:
     """Return what the events of a recorded run say.
 
     Args:
         config: of the run.
         events: of its journal, in order.
         source: what reports call it.
-        shared_cores: as in `Calibration`.
 
     Raises:
         InfeasibleError: when nothing was trained.
@@ -186,7 +185,6 @@ def calibrate(
         step_tokens=float(np.mean(tokens)),
         learner_fixed_share=_fixed_share(rows),
         broadcast_s=pace.broadcast_s,
-        shared_cores=shared_cores,
         losses_per_hour=3600.0 * lost / lived_s if lived_s and pace.losses else 0.0,
         worker_usd_per_hour=config.record.worker_usd_per_hour,
         learner_usd_per_hour=config.record.learner_usd_per_hour,

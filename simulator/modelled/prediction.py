@@ -14,8 +14,7 @@ from antiphon.simulator.modelled.run import HOUR_S, ModelledRun
 
 SKIPPED = 4
 """Steps at the beginning that do not count: the loop fills."""
-_ROUNDS = 4
-_HALVINGS = 8
+_HALVINGS = 10
 _LEAST_CORES = 0.25
 
 
@@ -77,40 +76,6 @@ def _shares(histogram: dict[int, int]) -> dict[int, float]:
     return {age: count / total for age, count in sorted(histogram.items()) if count}
 
 
-def calibrate_shared(
-    config: RunConfig, events: Sequence[TimedEvent], workers: int, shared_cores: float, source: str = ""
-) -> Calibration:
-    """Return the calibration of a run whose workers and learner shared the cores of one machine.
-
-    What was measured is slower than each is alone. So the run itself is modelled, and what is calibrated is
-    corrected until the modelled run takes the seconds per lease and per learner step that were measured.
-
-    Args:
-        config: of the run.
-        events: of its journal.
-        workers: that it had.
-        shared_cores: of the machine.
-        source: what reports call the run.
-    """
-    measured = calibrate(config, events, source)
-    found = measured.model_copy(update={"shared_cores": shared_cores})
-    for _ in range(_ROUNDS):
-        run = ModelledRun(config, found, workers, keep=True)
-        run.run()
-        rows = run.events or []
-        pace = _lease_s(events) / _lease_s(rows)
-        learner = measured.learner_s / calibrate(config, rows).learner_s
-        found = found.model_copy(
-            update={
-                "start_s": found.start_s * pace,
-                "alpha_s": found.alpha_s * pace,
-                "beta_s": found.beta_s * pace,
-                "learner_s": found.learner_s * learner,
-            }
-        )
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """A run whose parts shared the cores of one machine."""
@@ -121,30 +86,42 @@ class Recorded:
     workers: int
 
 
-def calibrate_crowded(sparse: Recorded, crowded: Recorded, cores: float, source: str = "") -> Calibration:
-    """Return the calibration of two runs on one machine, which says how many cores its engines really have.
+def calibrate_machine(sparse: Recorded, crowded: Recorded, source: str = "") -> Calibration:
+    """Return the calibration of two runs on one machine whose cores workers and learner share.
 
-    What a machine loses when more processes are busy, to all that is neither engine nor learner and to
-    caches that they share, shows only where runs crowd it differently. So the paces are those of the
-    crowded run, and the cores those with which the model also takes the sparse run's seconds per lease.
+    Paces are those of the sparse run, in which hardly anything is busy at once: best one worker and S=0,
+    where sampling and training alternate. Two things are in no lease and no step, and are found by the
+    seconds per step of a whole run, since the model takes longer the more there is of the first and the less
+    of the second: how long a place is empty between two groups, by the sparse run; and by the crowded one how
+    many cores workers and learner have, beside all else that works there and with the caches that they share.
 
     Args:
         sparse: the run with fewer workers.
-        crowded: the one with more.
-        cores: of the machine; no more are found.
-        source: what reports call the runs.
+        crowded: the one in which workers and learner are busy at once.
+        source: what reports call them.
+
+    Raises:
+        InfeasibleError: when the sparse run trained nothing.
     """
-    wanted_s, low, high = _lease_s(sparse.events), _LEAST_CORES, cores
+    found = calibrate(sparse.config, sparse.events, source)
+    between_s = _matching(sparse, found, "between_s", 0.0, _lease_s(sparse.events))
+    found = found.model_copy(update={"between_s": between_s})
+    cores = _matching(crowded, found, "shared_cores", crowded.workers + 1.0, _LEAST_CORES)
+    return found.model_copy(update={"shared_cores": cores})
+
+
+def _matching(of: Recorded, known: Calibration, field: str, fast: float, slow: float) -> float:
+    """Return the value between two, of a field, with which the modelled run takes the seconds per step of
+    the recorded one; the nearer one where none does."""
+    wanted_s = measured_figures(of.config, of.events).seconds_per_step
     for _ in range(_HALVINGS):
-        found = (low + high) / 2.0
-        known = calibrate_shared(crowded.config, crowded.events, crowded.workers, found, source)
-        run = ModelledRun(sparse.config, known, sparse.workers, keep=True)
-        run.run()
-        if _lease_s(run.events or []) > wanted_s:
-            high = found
+        value = (fast + slow) / 2.0
+        run = ModelledRun(of.config, known.model_copy(update={field: value}), of.workers)
+        if predicted_figures(run.run()).seconds_per_step > wanted_s:
+            slow = value
         else:
-            low = found
-    return calibrate_shared(crowded.config, crowded.events, crowded.workers, (low + high) / 2.0, source)
+            fast = value
+    return (fast + slow) / 2.0
 
 
 def _lease_s(events: Sequence[TimedEvent]) -> float:

@@ -34,7 +34,7 @@ EXACT_WORKERS = 32
 """Fleets of up to so many workers are walked completion by completion. In larger ones a group has its longest
 completion, and the others are as long as their mean."""
 HOUR_S = 3600.0
-_WORKER, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(6)
+_WORKER, _ROOM, _REWARDED, _TRAINED, _HELD, _LOST, _BACK = range(7)
 
 
 class ModelledRun:
@@ -128,6 +128,8 @@ class ModelledRun:
     def _happen(self, kind: int, number: int) -> None:
         if kind == _WORKER:
             self._ended(self._engines[number], number)
+        elif kind == _ROOM:
+            self._ask(self._engines[number], number)
         elif kind == _REWARDED:
             self._rewarded(*self._rewarding[number])
         elif kind == _TRAINED:
@@ -162,10 +164,17 @@ class ModelledRun:
             if left == count:
                 engine.groups -= 1
                 self._submitted(group_id, seen, engine)
-        if self._places - engine.load >= self._config.loop.group_size:
+        if self._known.between_s:
+            self._push(self._now + self._known.between_s, _ROOM, number)
+        else:
+            self._ask(engine, number)
+        self._plan(engine, number)
+
+    def _ask(self, engine: Engine, number: int) -> None:
+        """Let a worker ask for groups where it has room for one."""
+        if not engine.away and self._places - engine.load >= self._config.loop.group_size:
             self._set_aside.pop(number, None)
             self._asking.setdefault(number)
-        self._plan(engine, number)
 
     def _submitted(self, group_id: str, seen: SeenGroup, engine: Engine) -> None:
         group = self._state.groups[group_id]

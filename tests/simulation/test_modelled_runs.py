@@ -23,8 +23,7 @@ from antiphon.simulator.modelled.calibration import (
 )
 from antiphon.simulator.modelled.prediction import (
     Recorded,
-    calibrate_crowded,
-    calibrate_shared,
+    calibrate_machine,
     measured_figures,
     predicted_figures,
 )
@@ -144,13 +143,22 @@ PACE = Calibration(
     losses=st.sampled_from([0.0, 20.0, 120.0]),
     filter_=st.sampled_from(["none", "drop", "refill"]),
     cores=st.sampled_from([None, 2.0]),
+    between_s=st.sampled_from([0.0, 1.5]),
     seed=st.integers(0, 9),
 )
 def test_the_bound_holds_and_seconds_balance(
-    bound: int, interval: int, workers: int, losses: float, filter_: str, cores: float | None, seed: int
+    bound: int,
+    interval: int,
+    workers: int,
+    losses: float,
+    filter_: str,
+    cores: float | None,
+    between_s: float,
+    seed: int,
 ) -> None:
     config = modelled_config(max(bound, interval - 1), interval, filter_)
-    known = PACE.model_copy(update={"losses_per_hour": losses, "shared_cores": cores})
+    found = {"losses_per_hour": losses, "shared_cores": cores, "between_s": between_s}
+    known = PACE.model_copy(update=found)
     run = ModelledRun(config, known, workers, seed, keep=True)
     done = run.run()
     assert len(done.commits_s) == config.run.steps
@@ -167,28 +175,18 @@ def test_the_bound_holds_and_seconds_balance(
     assert ModelledRun(config, known, workers, seed).run().digest == done.digest
 
 
-def test_what_shares_cores_is_calibrated_as_it_is_alone() -> None:
-    config = modelled_config(1, 1, "none")
-    run = ModelledRun(config, PACE.model_copy(update={"shared_cores": 2.0}), 3, keep=True)
-    slow = predicted_figures(run.run())
-    found = calibrate_shared(config, run.events or [], 3, 2.0)
-    again = predicted_figures(ModelledRun(config, found, 3).run())
-    assert again.seconds_per_step == pytest.approx(slow.seconds_per_step, rel=0.03)
-    alone = predicted_figures(ModelledRun(config, PACE, 1).run())
-    assert predicted_figures(ModelledRun(config, found, 1).run()).seconds_per_step == pytest.approx(
-        alone.seconds_per_step, rel=0.1
-    )
-
-
-def test_two_runs_say_how_many_cores_the_engines_really_have() -> None:
-    config = modelled_config(1, 1, "none")
-    known = PACE.model_copy(update={"shared_cores": 1.5})
-    runs = {workers: ModelledRun(config, known, workers, keep=True) for workers in (1, 3)}
-    for run in runs.values():
+def test_two_runs_say_what_no_lease_shows() -> None:
+    """How long a place is empty between two groups, and how many cores workers and learner have."""
+    known = PACE.model_copy(update={"shared_cores": 1.5, "between_s": 3.0})
+    recorded = []
+    for workers, bound in ((1, 0), (3, 1)):
+        config = modelled_config(bound, 1, "none")
+        run = ModelledRun(config, known, workers, keep=True)
         run.run()
-    sparse, crowded = (Recorded(config, run.events or [], workers) for workers, run in runs.items())
-    found = calibrate_crowded(sparse, crowded, 4.0)
-    assert found.shared_cores == pytest.approx(1.5, rel=0.1)
+        recorded.append(Recorded(config, run.events or [], workers))
+    found = calibrate_machine(*recorded)
+    assert found.shared_cores == pytest.approx(1.5, rel=0.15)
+    assert found.between_s == pytest.approx(3.0, rel=0.3)
     other = modelled_config(2, 1, "none")
     assert predicted_figures(ModelledRun(other, found, 2).run()).seconds_per_step == pytest.approx(
         predicted_figures(ModelledRun(other, known, 2).run()).seconds_per_step, rel=0.05
@@ -232,7 +230,10 @@ def test_the_command_predicts_from_a_recorded_run(
     kept_words = ["simulate", str(directory / "config.yaml"), "--workers", "3", "--calibration", str(kept)]
     assert execute([*kept_words, "loop.max_staleness=2"]) == 0
     assert capsys.readouterr().out == said  # the run itself is not needed any more
+    assert execute([*words, "--crowded-run", RUN_ID]) == 0
+    assert load_calibration(kept).shared_cores and load_calibration(kept).source == f"{RUN_ID} {RUN_ID}"
     for wrong, sentence in (
+        (["simulate", "--crowded-run", RUN_ID], "--from-run"),
         (["simulate", "examples/none.yaml", "loop.max_staleness=2"], "--from-run"),
         ([*kept_words, "--from-run", RUN_ID], "leave out --from-run"),
         (["simulate", "--calibration", str(kept)], "name its configuration"),
