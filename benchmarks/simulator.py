@@ -3,9 +3,9 @@
 Two real runs are recorded: the main job without Prefect, MLflow and DVC, with real engines and a real
 learner. They are the calibration. In one, a worker and the learner alternate (S=0), which shows how fast each
 is alone; in the other, two workers and the learner are busy at once, which shows how many cores they have
-beside all else. Then three runs that it was not calibrated on, of other staleness bounds and numbers of workers, are
-first predicted and then measured. A fourth, `crowded`, has more busy processes than the calibration ever saw
-at once; it is shown and not judged.
+beside all else. Then three runs that it was not calibrated on, of other staleness bounds and numbers of
+workers, are first predicted and then measured. A fourth, `crowded`, has more busy processes than the
+calibration ever saw at once; it is shown and not judged.
 `seconds_per_step_error` and `dollars_error` are the largest of the three, as shares of what was measured;
 `staleness_error` is the largest share of completions that trained at another staleness than predicted.
 The model and the task are those of benchmarks/long_tails.yaml, and made first where they are missing.
