@@ -81,11 +81,11 @@ class Setting:
         return [f"rollout.workers={self.workers}", bound, f"run.steps={self.steps}"]
 
 
-CALIBRATED = (Setting(workers=1, max_staleness=0, steps=30), Setting(workers=2, max_staleness=1, steps=30))
-PREDICTED = (Setting(2, 0, 30), Setting(1, 2, 30), Setting(2, 2, 30))
-CROWDED = Setting(3, 2, 30)
-"""A quarter of a minute or more each: in a few seconds a run shows what else the machine does. `CROWDED`
-keeps four processes busy, where the calibration saw three at most."""
+CALIBRATED = (Setting(workers=1, max_staleness=0, steps=60), Setting(workers=2, max_staleness=1, steps=60))
+PREDICTED = (Setting(2, 0, 60), Setting(1, 2, 60), Setting(2, 2, 60))
+CROWDED = Setting(3, 2, 60)
+"""Half a minute or more each: a shorter run shows what else the machine does, and how its parts warm up.
+`CROWDED` keeps four processes busy, where the calibration saw three at most."""
 
 
 def main() -> int:
