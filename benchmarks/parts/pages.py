@@ -76,6 +76,9 @@ MEASUREMENTS = {
     "drafting_epochs": Measurement("drafting_epochs.py", 25),
     "draft_index": Measurement("draft_index.py", 1),
     "reward_parity": Measurement("reward_parity.py", 75),
+    "reward_parity_long_tails": Measurement(
+        "reward_parity.py --config benchmarks/long_tails.yaml --seeds 3", 50
+    ),
     "learning": Measurement("learning.py", 180),
     "end_to_end": Measurement("end_to_end.py --seeds 5", 110),
     "versus_trl": Measurement("versus_trl.py --seeds 3", 35),
@@ -89,7 +92,7 @@ MEASUREMENTS = {
     "activation": Measurement("activation.py", 3),
     "spot_traces": Measurement("spot_traces.py", 8),
     "published_costs": Measurement("published_costs.py", 1),
-    "simulator": Measurement("simulator.py", 8),
+    "simulator": Measurement("simulator.py", 14),
     "distant_workers": Measurement("distant_workers.py", 6),
     "broadcast": Measurement("broadcast.py", 3),
     "patch": Measurement("patch.py", 5),
