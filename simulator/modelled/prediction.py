@@ -97,7 +97,7 @@ def calibrate_machine(sparse: Recorded, crowded: Recorded, source: str = "") -> 
 
     Args:
         sparse: the run with fewer workers.
-        crowded: the one in which workers and learner are busy at once.
+        crowded: the one in which workers and learner are busy at once: with more workers and run-ahead.
         source: what reports call them.
 
     Raises:
