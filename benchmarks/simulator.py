@@ -3,9 +3,9 @@
 Two real runs are recorded: the main job without Prefect, MLflow and DVC, with the demo's model, real engines
 and a real learner. They are the calibration. In one, a worker and the learner alternate (S=0), which shows
 how fast each is alone; in the other, two workers and the learner are busy at once, which shows how many cores
-they have beside all else. Three runs that it was not calibrated on, of other staleness bounds and numbers of workers,
-are predicted by that alone and compared with what was measured. The pace of a machine that others use too
-drifts meanwhile, so that is done in several rounds, in another order each.
+they have beside all else. Three runs that it was not calibrated on, of other staleness bounds and numbers of
+workers, are predicted by that alone and compared with what was measured. The pace of a machine that others
+use too drifts meanwhile, so that is done in several rounds, in another order each.
 `seconds_per_step_error` and `dollars_error` are the largest of the three, as shares of what was measured,
 each the median of its rounds; `staleness_error` is the largest share of completions that trained at another
 staleness than predicted, likewise. `..._most` are the largest of all rounds.
