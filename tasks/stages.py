@@ -1,6 +1,7 @@
-"""Stages of the loop as Prefect tasks: each runs one stage, says what came of it and when it ran."""
+"""Stages of the loop, most of them Prefect tasks: each runs one stage and says what came of it and when."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from prefect import task
@@ -71,13 +72,18 @@ def evaluate(run_id: str, version: int) -> dict[str, Any]:
     return {"version": version, "reward_mean": score.reward_mean, "prompts": score.prompts}
 
 
-@task(task_run_name="record {number}", cache_policy=NO_CACHE, persist_result=False)
-def record(run_id: str, number: int) -> dict[str, Any]:
-    """Queue one step, its batch and its version for MLflow and the ledger; never blocks the loop."""
+def record(run_id: str, number: int) -> None:
+    """Queue one step, its batch and its version for MLflow and the ledger; never blocks the loop.
+
+    No task of its own: that would cost many times what it does.
+    """
     run = find(run_id)
     run.timed("record", number, lambda: run.record(number))
-    return {"step": number}
 
 
-TASKS = {stage.fn.__name__: stage for stage in (collect, reward, step, broadcast, evaluate, record)}
+TASKS = {stage.fn.__name__: stage for stage in (collect, reward, step, broadcast, evaluate)}
 """Name of a stage -> its task."""
+
+STAGES: dict[str, Callable[[str, int], Any]] = {name: stage.fn for name, stage in TASKS.items()}
+"""Name of a stage -> what it does, given the run's id and the stage's number."""
+STAGES["record"] = record

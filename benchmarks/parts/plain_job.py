@@ -6,12 +6,12 @@ python -m antiphon.benchmarks.parts.plain_job CONFIG [KEY=VALUE ...] --results F
 import argparse
 from pathlib import Path
 
-from antiphon.benchmarks.parts.plain_stages import PlainStages
 from antiphon.core.config import load_config
 from antiphon.flows.driver import drive
+from antiphon.flows.plain_stages import PlainStages
 from antiphon.runs.directory import home_directory
 from antiphon.runs.launch import RunOptions, Surroundings, open_run, surrounded
-from antiphon.tasks.stages import TASKS
+from antiphon.tasks.stages import STAGES
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     options = RunOptions(fresh=True, results=arguments.results)
     with surrounded(Surroundings(options=options)), open_run(config, None, home_directory()) as live:
         run_id = live.context.run_id
-        stages = PlainStages(lambda stage, number: TASKS[stage].fn(run_id, number))
+        stages = PlainStages(lambda stage, number: STAGES[stage](run_id, number))
         drive(live.context, stages, live.committed)
         live.finish()
         stages.close()

@@ -87,7 +87,7 @@ def test_nothing_is_trained_twice_or_too_old(job: Job) -> None:
 def test_the_kept_timeline_shows_the_overlap(job: Job) -> None:
     query = "SELECT name, state_type, start_time, end_time FROM task_run"
     runs = {name: (state, start, end) for name, state, start, end in rows(database_of(job), query)}
-    expected = {f"{stage} {t}" for stage in ("collect", "reward", "step", "record") for t in range(STEPS)}
+    expected = {f"{stage} {t}" for stage in ("collect", "reward", "step") for t in range(STEPS)}
     expected |= {f"broadcast v{version}" for version in range(STEPS + 1)}
     expected |= {"evaluate v0", f"evaluate v{STEPS}"}
     assert set(runs) == expected

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from antiphon.benchmarks.parts.plain_stages import PlainStages
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import IntegrityError
 from antiphon.core.loop.schedule import schedule
 from antiphon.flows.driver import Handle, StageSkipped, drive
+from antiphon.flows.plain_stages import PlainStages
 from antiphon.runs.context import RunContext, RunStopped
 
 

@@ -1,4 +1,4 @@
-"""Plain stages: the stages of a run in threads without an orchestrator, to measure one against."""
+"""Plain stages: stages of a run in threads of their own, without an orchestrator."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +29,7 @@ class PlainStages:
 
         Args:
             work: called with the stage's name and number.
-            threads: most stages waiting or running at once.
+            threads: most stages waiting or running at once; one runs them in the order of their submission.
         """
         self._work = work
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stage")
