@@ -104,6 +104,10 @@ class DraftScheduler:
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[int, str] = {}
         self._request_of: dict[int, str] = {}
+        self._rows: Int64Array = np.zeros(0, dtype=np.int64)
+        """Slots of the rows of the newest step without drafts."""
+        self._row_passes = 0
+        """Steps without drafts of these rows that `_passes` does not count yet."""
         self._waiting: set[int] = set()
         """Slots that the forest does not know yet: nothing was drafted since they came."""
         self._idle_steps = 0
@@ -189,6 +193,7 @@ class DraftScheduler:
         elif sibling and not group.sourced:
             group.sourced = True
             self._found_sources(group.live)
+        self._count_passes()
         passes, drafted, covered, accepted, promising, rested = self._counts[:, slot].tolist()
         drafter_s, sampler_s = self._since[:, slot].tolist()
         tokens = 0 if completion is None else len(completion) - given
@@ -277,11 +282,20 @@ class DraftScheduler:
 
     @guarded(None)
     def passed(self, slots: Int64Array) -> None:
-        """Take note of a step without drafts, [B]."""
-        self._passes[slots] += 1
+        """Take note of a step without drafts, [B]; the same array as before stands for the same rows."""
+        if slots is not self._rows:
+            self._count_passes()
+            self._rows = slots
+        self._row_passes += 1
         if self._previous_asked and self._promises:
             self._promising[slots] += 1
             self._rested[slots] += not self._previous.draft
+
+    def _count_passes(self) -> None:
+        """Add the steps without drafts since the rows changed: one by one they cost more than all else here
+        while drafts rest."""
+        self._passes[self._rows] += self._row_passes
+        self._row_passes = 0
 
     @property
     def _promises(self) -> bool:
