@@ -36,7 +36,7 @@ from antiphon.flows.run_page import RunPage
 from antiphon.flows.told import ToldView, hear_logs
 from antiphon.lineage.run_overview import note_cancelled
 from antiphon.runs.context import RunContext
-from antiphon.runs.directory import home_directory
+from antiphon.runs.directory import home_directory, is_finished
 from antiphon.runs.launch import LiveRun, current_surroundings, open_run, surrounded, upcoming_run
 from antiphon.runs.outcome import RunOutcome
 from antiphon.tasks.stages import STAGES, TASKS
@@ -96,7 +96,7 @@ class PrefectStages:
 
 
 def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
-    """Stop the run when its flow run is cancelled; returns when the run is over."""
+    """Stop the run when its flow run is cancelled, unless it has its outcome; returns when it is over."""
     with get_client(sync_client=True) as client:
         while not run.wait_stopped(CANCEL_POLL_S):
             try:
@@ -105,6 +105,8 @@ def watch_cancellation(run: RunContext, flow_run_id: UUID) -> None:
                 _log.warning("prefect.unreachable", error=str(error)[:200])
                 continue
             if state is not None and state.type in {StateType.CANCELLING, StateType.CANCELLED}:
+                if is_finished(run.run_dir):
+                    return  # its outcome is written: what is left of its end must not be missing
                 run.stop(CANCEL_REASON)
 
 
