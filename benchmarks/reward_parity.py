@@ -115,7 +115,7 @@ def main() -> int:
     if missing:
         print(f"without TRL: {missing}", file=sys.stderr, flush=True)
     result = {"seeds": options.seeds, "samples_per_prompt": options.samples, "without_trl": missing}
-    name = None if options.config == CONFIG else f"reward_parity_{options.config.stem}"
+    name = None if options.config.resolve() == CONFIG else f"reward_parity_{options.config.stem}"
     return finish(result | compare(runs), record=options.record, name=name)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import InfeasibleError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.run_state import fold, new_state
 from antiphon.simulator.modelled.calibration import Calibration, TimedEvent, calibrate
@@ -101,7 +102,7 @@ def calibrate_machine(sparse: Recorded, crowded: Recorded, source: str = "") -> 
         source: what reports call them.
 
     Raises:
-        InfeasibleError: when the sparse run trained nothing.
+        InfeasibleError: when one of them trained fewer than two steps.
     """
     found = calibrate(sparse.config, sparse.events, source)
     between_s = _matching(sparse, found, "between_s", 0.0, _lease_s(sparse.events))
@@ -113,7 +114,11 @@ def calibrate_machine(sparse: Recorded, crowded: Recorded, source: str = "") -> 
 def _matching(of: Recorded, known: Calibration, field: str, fast: float, slow: float) -> float:
     """Return the value between two, of a field, with which the modelled run takes the seconds per step of
     the recorded one; the nearer one where none does."""
-    wanted_s = measured_figures(of.config, of.events).seconds_per_step
+    wanted_s = seconds_per_step([at for at, event in of.events if isinstance(event, e.StepCommitted)])
+    if math.isnan(wanted_s):
+        raise InfeasibleError(
+            "a run that calibrates a machine has two steps at least, to say how long one takes; let it train"
+        )
     for _ in range(_HALVINGS):
         value = (fast + slow) / 2.0
         run = ModelledRun(of.config, known.model_copy(update={field: value}), of.workers)

@@ -187,6 +187,8 @@ def test_two_runs_say_what_no_lease_shows() -> None:
     found = calibrate_machine(*recorded)
     assert found.shared_cores == pytest.approx(1.5, rel=0.15)
     assert found.between_s == pytest.approx(3.0, rel=0.3)
+    with pytest.raises(InfeasibleError, match="two steps at least"):
+        calibrate_machine(recorded[0], Recorded(config, recorded[1].events[:3], 3))
     other = modelled_config(2, 1, "none")
     assert predicted_figures(ModelledRun(other, found, 2).run()).seconds_per_step == pytest.approx(
         predicted_figures(ModelledRun(other, known, 2).run()).seconds_per_step, rel=0.05
