@@ -302,7 +302,9 @@ def _start_services(
     specs = service_specs(place.run_id, place.directory, store_root, host, port)
     shown = {VARIABLE: str(Path(bundle).expanduser().absolute())}
     environment = child_environment(config.rollout.threads, {}) | shown
-    spec = partial(worker_spec, place.run_id, place.directory, address, environment)
+    # Workers that link the origin's files have nothing to fetch from each other.
+    relay_host = dialled if config.broadcast.relay == "auto" and not config.broadcast.links else ""
+    spec = partial(worker_spec, place.run_id, place.directory, address, environment, relay_host)
     names = [f"worker-{i}" for i in range(config.rollout.workers)]
     supervisor.start(specs["coordinator"](""))
     for name in names:

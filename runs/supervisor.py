@@ -24,6 +24,7 @@ from antiphon.core.patience import Patience
 from antiphon.core.restarts import RestartRule
 from antiphon.services.security.credentials import VARIABLE
 from antiphon.system.memory import keep_memory
+from antiphon.system.ports import free_port
 from antiphon.system.processes import KILL_S, ChildProcess, kill_groups, quote, starting_file, stop_groups
 
 _log = structlog.get_logger(__name__)
@@ -343,9 +344,19 @@ def service_specs(
 
 
 def worker_spec(
-    run_id: str, run_dir: Path, coordinator: str, environment: Mapping[str, str], name: str
+    run_id: str,
+    run_dir: Path,
+    coordinator: str,
+    environment: Mapping[str, str],
+    relay_host: str,
+    name: str,
 ) -> ServiceSpec:
-    """Return how a rollout worker is started on this machine."""
+    """Return how a rollout worker is started on this machine.
+
+    With a `relay_host` it hands weights on at a free port of that name; with "" it hands none on.
+    """
     work_dir = run_dir / "workers" / name
     arguments = ("worker", "--coordinator", coordinator, "--run", run_id, "--name", name)
+    if relay_host:
+        arguments += ("--relay-address", f"{relay_host}:{free_port('0.0.0.0')}")
     return ServiceSpec(name, (*arguments, "--work-dir", str(work_dir)), environment)

@@ -16,14 +16,14 @@ class BroadcastSection(Section):
     """Weights on their way to the workers."""
 
     chunk_bytes: int | None = Field(default=None, ge=1024, le=16 << 20)
-    """Bytes of one chunk; null: a power of two from 32 KiB to 16 MiB, 128 or more of a large snapshot."""
+    """Bytes of one chunk; null: a power of two from 256 KiB to 16 MiB, 128 or more of a large snapshot."""
     origin_port: int = Field(default=0, ge=0, le=65535)
     """Port that the learner's payloads are served on; 0 picks a free one."""
     uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)
     """Cap on what the origin sends, bytes per second; none by default."""
     links: bool = True
     """Workers on the origin's machine take its files by links, and nothing is sent. false: they fetch as from
-    elsewhere, which tries out a slow network with broadcast.uplink_bytes_per_s."""
+    elsewhere and hand on as there, which tries out a slow network with broadcast.uplink_bytes_per_s."""
     relay: Literal["auto", "off"] = "auto"
     """auto: workers that others can reach (`antiphon worker --relay-address`) hand payloads on, as the
     measured links suggest; off: every worker fetches from the origin."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from antiphon.benchmarks.parts.postgres import postgres_server
 from antiphon.core.config import build_config, dump_config
 from antiphon.core.errors import AntiphonError, BlockedError, UnavailableError
 from antiphon.runs import supervisor as supervisor_module
-from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs
+from antiphon.runs.supervisor import ServiceSpec, Supervisor, service_specs, worker_spec
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.security.local_run import local_credentials
 from antiphon.system.processes import ChildProcess, tied_command, write_starting_file
@@ -45,6 +46,15 @@ def watched(tmp_path: Path) -> Iterator[tuple[Supervisor, ServiceSpec, list[str]
     spec = service_specs("run-1", tmp_path, tmp_path / "store", "127.0.0.1")["coordinator"]("")
     yield supervisor, spec, complaints
     supervisor.close()
+
+
+def test_a_worker_of_the_run_hands_weights_on_only_where_it_is_told_a_host(tmp_path: Path) -> None:
+    silent = worker_spec("run-1", tmp_path, "127.0.0.1:7700", {}, "", "worker-0")
+    relays = [worker_spec("run-1", tmp_path, "127.0.0.1:7700", {}, "127.0.0.1", f"worker-{i}") for i in (0, 1)]
+    assert "--relay-address" not in silent.arguments
+    addresses = [spec.arguments[spec.arguments.index("--relay-address") + 1] for spec in relays]
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
+    assert len(set(addresses)) == 2
 
 
 def test_a_killed_or_stopped_service_is_back_at_its_address(
