@@ -63,17 +63,16 @@ BASELINE = (
 MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "s1": ("loop.max_staleness=1",),
     "s2": ("loop.max_staleness=2",),
-    "s4": ("loop.max_staleness=4",),
     "drafts": ("drafting.enabled=true",),
     "order": ("loop.order=auto",),
     "kept_caches": ("rollout.swap_cache=keep",),
     "relay": ("broadcast.relay=auto",),
     "patches": ("broadcast.patches=on",),
 }
-"""In the order in which the ablation adds them: overlap at S=1, S=2 and S=4, drafts from history, leases in
+"""In the order in which the ablation adds them: overlap at S=1 and at S=2, drafts from history, leases in
 the order of remembered lengths, caches that running requests keep when weights are swapped, weights that the
 workers hand to each other, and patches."""
-BOUND = 4
+BOUND = 2
 """Staleness that the side with every mechanism may have."""
 OVERLAP_PLACES = 3
 """Places of a worker that overlaps, relative to its share of a step's groups."""

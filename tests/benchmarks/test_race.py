@@ -93,7 +93,7 @@ def test_end_to_end_compares_pairs_and_names_its_mechanisms() -> None:
     ("baseline", "antiphon", "said"),
     [
         (a_run(6.0, staleness_max=1), a_run(2.0), "of the baseline was 1 versions old"),
-        (a_run(6.0), a_run(2.0, staleness_max=5), "5 versions old, the bound is 4"),
+        (a_run(6.0), a_run(2.0, staleness_max=3), "3 versions old, the bound is 2"),
         (a_run(6.0), a_run(2.0, samples=95), "96 groups were consumed by the baseline, 95"),
         (a_run(6.0, delivery_s=3.0), a_run(2.0), "took 0.75 of rollout and training"),
         (a_run(6.0), a_run(2.0, reward=0.7), "0.100 below the baseline's"),

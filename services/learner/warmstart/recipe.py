@@ -116,25 +116,26 @@ terms, and work that grows with its square. So the lengths of what reinforcement
 LONG_ANSWERS = WarmstartRecipe(
     name="long-answers",
     environment="reasoning/basic_arithmetic",
-    parameters={**BASIC_ARITHMETIC.parameters, "max_terms": 20},
+    parameters={**BASIC_ARITHMETIC.parameters, "min_terms": 4, "max_terms": 28},
+    shape=ModelShape(context=2048),
     phases=(
         Phase(
             steps=900,
             learning_rate=6e-3,
             final_learning_rate=2e-4,
-            habits={Habit.RUNNING: 0.6, Habit.REWRITE: 0.33, Habit.LEAP: 0.03, Habit.BLURT: 0.04},
+            habits={Habit.RUNNING: 0.6, Habit.REWRITE: 0.34, Habit.LEAP: 0.03, Habit.BLURT: 0.03},
         ),
         Phase(
             steps=60,
             learning_rate=1e-3,
             final_learning_rate=1e-4,
             warmup_steps=10,
-            habits={Habit.RUNNING: 0.4, Habit.REWRITE: 0.25, Habit.LEAP: 0.05, Habit.BLURT: 0.3},
+            habits={Habit.RUNNING: 0.45, Habit.REWRITE: 0.3, Habit.LEAP: 0.05, Habit.BLURT: 0.2},
         ),
     ),
 )
 """A base model that writes long answers from the start, as models that reason do: most are careful, a few are
-five to ten times longer than the usual one, and rollouts of the same prompt repeat each other."""
+ten times longer than the usual one, and rollouts of the same prompt repeat each other."""
 
 RECIPES = {recipe.name: recipe for recipe in (CHAIN_SUM, BASIC_ARITHMETIC, LONG_ANSWERS)}
 """Recipes by name."""
