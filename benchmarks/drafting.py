@@ -11,9 +11,9 @@ log-probabilities and draws each request from its own seed.
 - sampled: the demo's policy at temperature 1, groups of 8 with fresh seeds under the weights of one
   epoch of a real run, history = the 8 responses of the epoch before.
 - unhelpful: least of (a) the chain model at temperature 1 with a scale at which chains break off,
-  (b) unseen prompts of the policy, no history, groups of one; both against the keyed sampler
-  without drafts and against vLLM's own: the smaller ratio counts. The gate has learned in the warm-up
-  round, which is not counted, that these loads do not pay.
+  (b) unseen prompts of the policy, no history, groups of one; against vLLM's own sampler, as
+  keyed_undrafted is. The gate has learned in the warm-up round, which is not counted, that these loads do
+  not pay. unhelpful_to_keyed: the same against the keyed sampler of an engine without drafting.
 - no_history: as (b), drafting engine against the undrafted one with the same keyed sampler.
 - keyed_undrafted: the keyed sampler without drafts on (b).
 - vllm_ngram: vLLM's `ngram` method on the greedy and sampled loads, without our hooks, seeds and
@@ -233,8 +233,9 @@ class Report:
         self._identity(found.warm_up["drafted"], found.warm_up["keyed"])
         key = f"c{concurrency}"
         against = {base: found.ratio("drafted", base) for base in ("native", "keyed")}
-        table = self.result.setdefault("unhelpful", {})
-        table[key] = round(min(table.get(key, 9.0), *against.values()), 3)
+        for least, base in (("unhelpful", "native"), ("unhelpful_to_keyed", "keyed")):
+            table = self.result.setdefault(least, {})
+            table[key] = round(min(table.get(key, 9.0), against[base]), 3)
         parts = self.result.setdefault(name, {})
         parts[key] = {base: round(ratio, 3) for base, ratio in against.items()}
         if keyed:

@@ -197,7 +197,7 @@ _SIDES = (
     (Direction.LOWER, 0.0, "crashes state_changes missing doubled damaged not_completed false_positives"),
     (Direction.LOWER, 0.0, "metrics_missing versions_missing batches_missing"),
     (Direction.HIGHER, 0.0, "steps_equal_share logprobs_equal_share identical_share"),
-    (Direction.HIGHER, 0.05, "ratio_min unhelpful no_history"),
+    (Direction.HIGHER, 0.05, "ratio_min unhelpful unhelpful_to_keyed no_history"),
     (Direction.HIGHER, 0.08, "pass_after pass_last_three"),
     (Direction.HIGHER, 0.10, "ratio ratio_over_stage_sum ratio_demo_model greedy sampled"),
     (Direction.HIGHER, 0.10, "drafting_acceptance tokens_per_pass drafting_tokens_per_pass"),
