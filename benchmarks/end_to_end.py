@@ -4,7 +4,7 @@ The baseline runs at S=0 without drafts, without an order by length and with who
 has every mechanism. Both run the same job through Prefect, with the same records, prompts in a fixed order
 for several epochs, samples, learning rate, two workers and threads of each engine, on all cores. Lengths
 have a long tail (`tokens_median`, `tokens_p99`), and most of a synchronous step is rollout. Each side has the
-places that serve it best: a synchronous worker those for its share of one step's groups (with more, one worker
+places that serve it best: a synchronous worker those for its share of a step's groups (with more, one worker
 would take all of them), one that overlaps three times as many.
 
 For each seed the baseline runs without a link first. What rollout and training of one of its steps take,
@@ -263,7 +263,9 @@ def broken(
         if one["baseline"]["staleness_max"] > 0:
             found.append(f"a sample of the baseline was {one['baseline']['staleness_max']} versions old")
         if one["antiphon"]["staleness_max"] > BOUND:
-            found.append(f"a sample was {one['antiphon']['staleness_max']} versions old, the bound is {BOUND}")
+            found.append(
+                f"a sample was {one['antiphon']['staleness_max']} versions old, the bound is {BOUND}"
+            )
         if one["baseline"]["samples"] != one["antiphon"]["samples"]:
             found.append(
                 f"{one['baseline']['samples']} groups were consumed by the baseline, "
