@@ -20,6 +20,9 @@ from antiphon.environments.reasoning.reward import ANSWER_CLOSE, ANSWER_OPEN
 _CHAIN = re.compile(r"-?\d+(?: [+-] -?\d+)*(?= =|\.$)")
 """Up to the equals sign of chain_sum, or the full stop of basic_arithmetic."""
 
+RECHECK_ENDS, MOST_RECHECKS = 0.35, 8
+"""Probability that a thorough solution ends after each time it was checked again, and the most times."""
+
 
 class Habit(StrEnum):
     """A way of working out a chain sum, from the hastiest to the most thorough."""
@@ -32,6 +35,8 @@ class Habit(StrEnum):
     """Keeps a running total, one term at a time."""
     REWRITE = "rewrite"
     """Replaces the first two terms by their sum and writes out the whole rest each time."""
+    RECHECK = "recheck"
+    """Keeps a running total, and does so again from the start, a few times or many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,11 @@ def _totals(terms: tuple[int, ...], stride: int) -> str:
     return "".join(steps)
 
 
+def _rechecked(terms: tuple[int, ...], rng: np.random.Generator) -> str:
+    again = min(1 + int(rng.geometric(RECHECK_ENDS)), MOST_RECHECKS)
+    return _totals(terms, 1) * (1 + again)
+
+
 def _sum(terms: tuple[int, ...]) -> str:
     return str(terms[0]) + "".join(f"{term:+d}" for term in terms[1:])
 
@@ -107,4 +117,5 @@ _WORK: dict[Habit, Callable[[tuple[int, ...], np.random.Generator], str]] = {
     Habit.LEAP: lambda terms, rng: _totals(terms, int(rng.integers(2, 4))),
     Habit.RUNNING: lambda terms, rng: _totals(terms, 1),
     Habit.REWRITE: lambda terms, rng: _rewrite(terms),
+    Habit.RECHECK: _rechecked,
 }

@@ -116,21 +116,20 @@ terms, and work that grows with its square. So the lengths of what reinforcement
 LONG_ANSWERS = WarmstartRecipe(
     name="long-answers",
     environment="reasoning/basic_arithmetic",
-    parameters={**BASIC_ARITHMETIC.parameters, "min_terms": 4, "max_terms": 28},
-    shape=ModelShape(context=2048),
+    parameters={**BASIC_ARITHMETIC.parameters, "min_terms": 3, "max_terms": 12},
     phases=(
         Phase(
             steps=900,
             learning_rate=6e-3,
             final_learning_rate=2e-4,
-            habits={Habit.RUNNING: 0.6, Habit.REWRITE: 0.34, Habit.LEAP: 0.03, Habit.BLURT: 0.03},
+            habits={Habit.RUNNING: 0.5, Habit.RECHECK: 0.4, Habit.LEAP: 0.06, Habit.BLURT: 0.04},
         ),
         Phase(
             steps=60,
             learning_rate=1e-3,
             final_learning_rate=1e-4,
             warmup_steps=10,
-            habits={Habit.RUNNING: 0.45, Habit.REWRITE: 0.3, Habit.LEAP: 0.05, Habit.BLURT: 0.2},
+            habits={Habit.RUNNING: 0.2, Habit.RECHECK: 0.3, Habit.LEAP: 0.3, Habit.BLURT: 0.2},
         ),
     ),
 )
