@@ -357,6 +357,6 @@ def worker_spec(
     """
     work_dir = run_dir / "workers" / name
     arguments = ("worker", "--coordinator", coordinator, "--run", run_id, "--name", name)
-    if relay_host:
-        arguments += ("--relay-address", f"{relay_host}:{free_port('0.0.0.0')}")
-    return ServiceSpec(name, (*arguments, "--work-dir", str(work_dir)), environment)
+    # At every address of IPv4, where it listens unless the host is this machine's own loopback.
+    relays = ("--relay-address", f"{relay_host}:{free_port('0.0.0.0')}") if relay_host else ()
+    return ServiceSpec(name, (*arguments, *relays, "--work-dir", str(work_dir)), environment)

@@ -50,7 +50,8 @@ def watched(tmp_path: Path) -> Iterator[tuple[Supervisor, ServiceSpec, list[str]
 
 def test_a_worker_of_the_run_hands_weights_on_only_where_it_is_told_a_host(tmp_path: Path) -> None:
     silent = worker_spec("run-1", tmp_path, "127.0.0.1:7700", {}, "", "worker-0")
-    relays = [worker_spec("run-1", tmp_path, "127.0.0.1:7700", {}, "127.0.0.1", f"worker-{i}") for i in (0, 1)]
+    names = ("worker-0", "worker-1")
+    relays = [worker_spec("run-1", tmp_path, "127.0.0.1:7700", {}, "127.0.0.1", name) for name in names]
     assert "--relay-address" not in silent.arguments
     addresses = [spec.arguments[spec.arguments.index("--relay-address") + 1] for spec in relays]
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
