@@ -107,6 +107,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.prompts % options.per_step or options.epochs * options.prompts < 3 * options.per_step:
         parser.error("--prompts must be a multiple of --per-step, and all epochs at least 3 steps")
+    if options.link_seeds is not None and options.link_seeds < 1:
+        parser.error("--link-seeds must be at least 1; leave it out for all seeds")
     if min(options.links) < 0:
         parser.error("--links are shares of the baseline's step from 0")
     if set(options.without) == set(MECHANISMS):

@@ -36,7 +36,7 @@ class Habit(StrEnum):
     REWRITE = "rewrite"
     """Replaces the first two terms by their sum and writes out the whole rest each time."""
     RECHECK = "recheck"
-    """Keeps a running total, and does so again from the start, a few times or many."""
+    """Keeps a running total, and does so again from the start, two to eight times."""
 
 
 @dataclass(frozen=True, slots=True)
