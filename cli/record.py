@@ -15,9 +15,9 @@ def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
     """
     from antiphon.core.config import load_config
     from antiphon.lineage.recorder import Recorder
+    from antiphon.models.codec import decoder
     from antiphon.runs.directory import home_directory, is_finished, lock, store_directory
     from antiphon.runs.finding import find_run
-    from antiphon.runs.launch import decoder
 
     home = home_directory()
     directory = find_run(home, run)
@@ -28,7 +28,7 @@ def record(run: str | None = None, /, *, timeout_s: float = 600.0) -> int:
         )
     with lock(directory):
         recorder = Recorder(
-            directory.name, config, directory, home, store_directory(home), decode=decoder(config)
+            directory.name, config, directory, home, store_directory(home), decode=decoder(config.model.path)
         )
         page = directory / "report.html"
         if page.is_file():

@@ -11,6 +11,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,9 @@ def _end_token(
         if isinstance(ids, int):
             return ids
     return None
+
+
+def decoder(path: str) -> Callable[[Iterable[int]], str]:
+    """Return what turns token ids into text; the tokenizer of that model is loaded when it is first needed."""
+    codec = cache(lambda: TextCodec.load(resolve_model_path(path)))
+    return lambda token_ids: codec().decode(token_ids)

@@ -7,11 +7,11 @@ cancel from Prefect), every service this process started is gone when `open_run`
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from antiphon.lineage.starts import add_start
 from antiphon.lineage.store.artifact_store import ArtifactStore, open_store
 from antiphon.lineage.store.uploader import Uploader
 from antiphon.lineage.tracking.pages import mlflow_links
-from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.models.codec import decoder
 from antiphon.runs import context as run_context
 from antiphon.runs import directory as run_directory
 from antiphon.runs.attach import draw_events, packed_events
@@ -259,7 +259,7 @@ def open_run(
             home,
             context.store_root,
             payload_file=payloads.checked,
-            decode=decoder(config),
+            decode=decoder(config.model.path),
             begin=None if place.resumed else context.recording,
         )
         stack.callback(_close_queue, context.recorder, place.directory, surroundings)
@@ -331,12 +331,6 @@ def _start_services(
         learner=clients.construct(lambda: LearnerClient(learner_address, credentials=credentials)),
     )
     return run, lambda name: replace(spec(name), needed=False)
-
-
-def decoder(config: RunConfig) -> Callable[[Iterable[int]], str]:
-    """Return what turns token ids into text; the tokenizer is loaded when it is first needed."""
-    codec = cache(lambda: TextCodec.load(resolve_model_path(config.model.path)))
-    return lambda token_ids: codec().decode(token_ids)
 
 
 def _close_queue(queue: Recorder | Uploader, directory: Path, surroundings: Surroundings) -> None:
