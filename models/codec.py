@@ -321,6 +321,6 @@ def _end_token(
 
 
 def decoder(path: str) -> Callable[[Iterable[int]], str]:
-    """Return what turns token ids into text; the tokenizer of that model is loaded when it is first needed."""
+    """Return what turns token ids into text; the model's tokenizer is loaded when it is first needed."""
     codec = cache(lambda: TextCodec.load(resolve_model_path(path)))
     return lambda token_ids: codec().decode(token_ids)
