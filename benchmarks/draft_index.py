@@ -16,7 +16,7 @@ from time import process_time
 
 import numpy as np
 
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.forest import DraftForest
 
 RESPONSES, TOKENS = 64, 1_000

@@ -36,7 +36,7 @@ from typing import Any
 
 from antiphon.benchmarks.parts.drafting.chain_model import build_chain_model
 from antiphon.benchmarks.parts.measure import PROJECT, print_result, run_job, scratch_home
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.services.rollout.engine.environment import child_environment
 
 CONCURRENCIES = (1, 4, 16, 64)

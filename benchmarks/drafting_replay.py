@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.core.config_sections import DraftingSection
 from antiphon.core.drafting import kernels
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.drafting.windows import DraftWindows
 from antiphon.core.errors import AntiphonError, ConfigError

@@ -30,6 +30,7 @@ for _verb, _place, _help in (
     ("demo", "demo:demo", "Train the shipped small model and show what came of it."),
     ("run", "run:run", "Post-train a policy as a configuration says."),
     ("plan", "plan:plan", "Say how many workers a configuration needs, and what a run takes and costs."),
+    ("tune", "tune:tune", "Find the fastest settings of the rollout engine on this machine."),
     ("config", "config:config", "Print the tree that a configuration resolves to."),
     ("status", "status:status", "Show a run as it is now."),
     ("events", "events:events", "Print what happened to a run."),

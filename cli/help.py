@@ -10,7 +10,7 @@ PAGES = "docs/guides/README.md"
 """Where a reader goes on, in the source tree."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("demo", "plan", "run", "config", "environments"),
+    "Start": ("demo", "plan", "tune", "run", "config", "environments"),
     "Look": ("runs", "status", "report", "compare", "samples", "evaluate", "events"),
     "Take away and check": ("export", "lineage", "replay", "keep", "push"),
     "Pages and services": ("up", "down", "deploy", "serve"),
@@ -32,6 +32,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
         "plan examples/plan/eight-billion.yaml --offers examples/plan/rented-gpus.yaml",
         "plan my.yaml loop.max_staleness=4 --run RUN --json",
     ),
+    "tune": ("[OPTIONS] PATH [OVERRIDES...]", "tune examples/quickstart.yaml", "tune my.yaml --alone --json"),
     "environments": ("[OPTIONS] [TASK]", "environments", "environments reasoning/chain_sum"),
     "runs": ("[OPTIONS]", "runs", "runs --json"),
     "status": ("[OPTIONS] [RUN]", "status --watch", "status RUN --json"),

@@ -18,7 +18,6 @@ from antiphon.core.capacity.provisioning_config import ProvisioningSection
 from antiphon.core.config_errors import read_yaml, sentences
 from antiphon.core.config_sections import (
     CoordinatorSection,
-    DraftingSection,
     EnvironmentSection,
     LearnerSection,
     LoopSection,
@@ -31,6 +30,7 @@ from antiphon.core.config_sections import (
     ServicesSection,
     TrustSection,
 )
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.message_sizes import MARGIN_BYTES, MESSAGE_BYTES, fits, group_bytes
 from antiphon.core.sampling_config import EvaluationSection, Rule, SamplingSection

@@ -219,6 +219,13 @@ class RolloutSection(Section):
     """Memory of the engine's key-value cache, MiB."""
     max_model_tokens: int = Field(default=512, ge=16, le=MOST_TOKENS)
     """Longest prompt plus completion the engine accepts, tokens."""
+    block_size: Literal[16, 32, 64, 128] = 32
+    """Tokens of one block of the key-value cache, 32 or more on CPUs; `antiphon tune` finds the best."""
+    prefix_caching: bool = False
+    """Share the cache of equal prompt beginnings, as within a group; pays once prompts exceed a block."""
+    compiled: bool = False
+    """Compile the model at the start of an engine, which takes from half a minute on and, on a CPU, a C++
+    compiler; `antiphon tune` says whether a run is long enough for that."""
     swap_cache: Literal["recompute", "keep"] = "recompute"
     """What running requests do with their caches when weights are swapped under them. recompute: they compute
     them anew; keep (elastic mode alone): they go on with them, which costs nothing, is noted in each sample's
@@ -230,32 +237,6 @@ class RolloutSection(Section):
     """Seconds after which an engine step that does not come back counts as hung, or twenty times the
     longest of its last steps, if that is more: the worker then gives its leases back and ends its
     process, to be started again. Taking in weights has services.stall_timeout_s."""
-
-
-class DraftingSection(Section):
-    """HistoSpec: drafts from a prompt's earlier completions, verified in one pass. Never changes a token
-    of the keyed sampler; see docs/concepts/history-drafts.md."""
-
-    enabled: bool = True
-    """Draft where the engine's startup check shows that drafts change nothing."""
-    max_window: int = Field(default=32, ge=1, le=64)
-    """Most tokens of one draft; the engine reserves room for as many."""
-    min_match: int = Field(default=2, ge=1, le=8)
-    """Shortest context, in tokens, that must recur before anything is drafted from it."""
-    epochs: int = Field(default=2, ge=0, le=16)
-    """Epochs whose completions are kept for each prompt; 0 keeps no history."""
-    responses: int = Field(default=16, ge=1, le=256)
-    """Most past completions sent along with a prompt, newest epoch first."""
-    recency: float = Field(default=0.7, gt=0.0, le=1.0)
-    """Weight of a completion one epoch older than another, relative to it."""
-    reward_weight: float = Field(default=0.3, ge=0.0, le=1.0)
-    """How far a completion's reward decides its weight; 0 ignores rewards."""
-    store_mib: int = Field(default=256, ge=1, le=MOST_MIB)
-    """Memory of the coordinator's history; beyond it the oldest epochs go first."""
-    lease_kib: int = Field(default=512, ge=1, le=4096)
-    """Most compressed history one lease carries; completions that do not fit stay behind."""
-    probe_steps: int = Field(default=256, ge=16, le=MOST_STEPS)
-    """Engine steps between two comparisons with the undrafted engine."""
 
 
 class CoordinatorSection(Section):

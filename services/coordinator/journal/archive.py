@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.history import HistoryStore
 from antiphon.core.drafting.history_codec import fit_histories, most_bytes
 from antiphon.core.loop.group_state import GroupState

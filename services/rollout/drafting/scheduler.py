@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.forest import DraftForest
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.drafting.history import weighted

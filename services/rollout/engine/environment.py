@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.sampling_config import Rule
 from antiphon.system.memory import keep_memory

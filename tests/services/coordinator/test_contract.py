@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from antiphon.core.config import RunConfig
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import (
     ConfigError,
     ContractError,

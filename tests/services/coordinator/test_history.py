@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from antiphon.core.config import RunConfig
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.message_sizes import MESSAGE_BYTES
 from antiphon.core.records import (

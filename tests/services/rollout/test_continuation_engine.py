@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ContractError
 from antiphon.core.records import SamplingParameters, VersionSpan
 from antiphon.services.broadcast.snapshot import weights_digest

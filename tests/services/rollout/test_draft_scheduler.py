@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.drafting.gate import DraftGate, StepPlan
 from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
 from antiphon.services.rollout.drafting.scheduler import IDLE_SHARE, DraftScheduler

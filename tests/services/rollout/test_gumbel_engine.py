@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.core.config_sections import DraftingSection
+from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.records import SamplingParameters
 from antiphon.services.rollout.engine import gumbel
 from antiphon.services.rollout.engine import keyed_sampler as ks

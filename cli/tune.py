@@ -1,0 +1,82 @@
+"""tune: which settings of the rollout engine are the fastest on this machine for a run."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from antiphon.cli.arguments import Json
+
+if TYPE_CHECKING:
+    from antiphon.core.capacity.engine_tuning import EngineChoice, Trial
+
+LEAST_S = 0.5
+
+
+def tune(
+    path: Path, /, *overrides: str, seconds: float = 8.0, alone: bool = False, as_json: Json = False
+) -> int:
+    """Find the settings of the rollout engine that sample a run at the least cost on this machine.
+
+    Tries threads, size of cache blocks, prefix caching and compilation, each in an engine of its own on the
+    run's model and prompts, and keeps what saves 5% of a whole run with the engine's start: a run has to be
+    long for compiling to pay. On a CPU that workers share with the learner CPU seconds are spared, else
+    seconds. Some eight engines start, one after the other. Nothing is written: the last line is what to give
+    to `antiphon run`. Other threads or block sizes give other last bits, so a run keeps what it began with.
+
+    Args:
+        path: the YAML file.
+        overrides: key=value pairs, such as rollout.concurrent_groups=8.
+        seconds: how long each engine samples.
+        alone: a worker has this machine to itself, so seconds are spared and not CPU seconds.
+        as_json: print one JSON document.
+    """
+    from antiphon.core.config import load_config
+    from antiphon.core.errors import ConfigError
+    from antiphon.runs.tuning import completions_of_a_worker, current_choice, spared_unit
+    from antiphon.runs.tuning import tune as find
+
+    config = load_config(path, list(overrides))
+    if not LEAST_S <= seconds < math.inf:
+        raise ConfigError(f"--seconds {seconds:g} is too short for a trial; give {LEAST_S:g} or more")
+    now, unit, completions = (
+        current_choice(config),
+        spared_unit(config, alone),
+        completions_of_a_worker(config),
+    )
+    trials: list[dict[str, object]] = []
+    tokens: list[float] = []
+
+    def told(choice: "EngineChoice", trial: "Trial | None", reason: str) -> None:
+        said = reason
+        row: dict[str, object] = {"overrides": choice.overrides(), "failed": reason}
+        if trial is not None:
+            tokens[:] = tokens or [completions * trial.completion_tokens]  # of the first one
+            cost = trial.cost(unit, tokens[0])
+            said = _figures(trial, cost)
+            row |= {**asdict(trial), "cost": cost}
+        trials.append(row)
+        if not as_json:
+            print(f"{choice.describe():44s}{said}", flush=True)
+
+    if not as_json:
+        what = "seconds" if unit == "seconds" else "CPU seconds, since the learner shares the cores"
+        print(f"{completions:,} completions a worker; what is spared: {what}\n")
+        print(
+            f"{'engine':44s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}", flush=True
+        )
+    found = find(config, seconds, unit, told)
+    words = [word for word, before in zip(found.overrides(), now.overrides(), strict=True) if word != before]
+    if as_json:
+        print(json.dumps({"unit": unit, "completions": completions, "trials": trials, "overrides": words}))
+    elif words:
+        print(f"\nbest: {found.describe()}\n{' '.join(words)}")
+    else:
+        print(f"\nnothing is 5% better than what is set now: {now.describe()}")
+    return 0
+
+
+def _figures(trial: "Trial", cost: float) -> str:
+    rates = f"{trial.rate('seconds'):11,.0f}{trial.rate('cpu_seconds'):14,.0f}"
+    return f"{trial.start['seconds']:6.1f} s{rates}{cost:9,.0f} s"

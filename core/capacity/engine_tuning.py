@@ -1,0 +1,105 @@
+"""Engine tuning: which settings of an engine sample a whole run at the least cost, found by trials.
+
+One setting after the other is tried, the best so far kept (coordinate descent): some eight trials instead of
+dozens. What a run costs is its engine's start and its tokens at the rate of the trial, so compiling is chosen
+where a run is long enough to pay for it. A trial says within some percent what a run will do, so nothing is
+changed for less than `WORTH`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+WORTH = 0.05
+"""Share of its cost that a change must save."""
+
+Unit = Literal["seconds", "cpu_seconds"]
+"""What is spared: seconds where an engine has its machine, CPU seconds where the learner shares it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """Settings that change how fast an engine samples, named as in the section `rollout`."""
+
+    threads: int
+    block_size: int
+    prefix_caching: bool
+    compiled: bool
+
+    def overrides(self) -> list[str]:
+        """Return the settings as a configuration is given them.
+
+        >>> EngineChoice(1, 32, False, True).overrides()[-1]
+        'rollout.compiled=true'
+        """
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return [f"rollout.{name}={str(value).lower()}" for name, value in values.items()]
+
+    def describe(self) -> str:
+        """Say the settings in words."""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        caching = "prefix caching, " if self.prefix_caching else ""
+        return f"{threads}, blocks of {self.block_size}, {caching}{'compiled' if self.compiled else 'eager'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one engine did."""
+
+    start: Mapping[Unit, float]
+    """Until it could sample."""
+    sampling: Mapping[Unit, float]
+    """For `tokens`."""
+    tokens: int
+    """At least one."""
+    completion_tokens: float
+    """Mean tokens of those that ended."""
+
+    def rate(self, unit: Unit) -> float:
+        """Return tokens per second, or per CPU second."""
+        return self.tokens / self.sampling[unit]
+
+    def cost(self, unit: Unit, tokens: float) -> float:
+        """Return what an engine takes with its start that samples so many tokens, in `unit`.
+
+        >>> eager = Trial({"seconds": 8.0}, {"seconds": 2.0}, 2000, 100.0)
+        >>> compiled = Trial({"seconds": 40.0}, {"seconds": 1.0}, 2000, 100.0)
+        >>> [compiled.cost("seconds", tokens) < eager.cost("seconds", tokens) for tokens in (10_000, 100_000)]
+        [False, True]
+        """
+        return self.start[unit] + tokens * self.sampling[unit] / self.tokens
+
+
+def choose_engine(
+    begin: EngineChoice,
+    values: Mapping[str, Sequence[Any]],
+    attempt: Callable[[EngineChoice], Trial | None],
+    unit: Unit,
+    completions: float,
+) -> EngineChoice:
+    """Return the settings of least cost that were found.
+
+    Args:
+        begin: what is set now; it is kept unless something else saves `WORTH`.
+        values: setting -> values to try, in the order in which settings are tried.
+        attempt: tries settings; None where an engine cannot have them, or what it did says nothing.
+        unit: what is spared.
+        completions: what one engine samples in the run.
+
+    Raises:
+        ValueError: when the settings of now cannot be had.
+    """
+    first = attempt(begin)
+    if first is None:
+        raise ValueError("the settings that are set now gave no trial to compare with")
+    # The same tokens for all: completions of a trial that was cut short are other ones.
+    tokens = completions * first.completion_tokens
+    best, least = begin, first.cost(unit, tokens)
+    for name, tried in values.items():
+        for value in tried:
+            candidate = replace(best, **{name: value})
+            if value == getattr(best, name) or (found := attempt(candidate)) is None:
+                continue
+            if (cost := found.cost(unit, tokens)) < (1.0 - WORTH) * least:
+                best, least = candidate, cost
+    return best

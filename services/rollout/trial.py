@@ -1,0 +1,123 @@
+"""Trial: one engine in a process of its own samples a run's prompts for a while and says what that took.
+
+OpenMP and vLLM read their settings when a process starts, so each engine that is compared gets a new one,
+started with `child_environment`. It samples with the start-up weights, undrafted but for what the samples of
+a group tell each other, as in a run's first epoch.
+
+    python -m antiphon.services.rollout.trial CONFIG RESULT SECONDS
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import count, islice
+from pathlib import Path
+
+import psutil
+
+from antiphon.core.capacity.engine_tuning import Trial, Unit
+from antiphon.core.config import RunConfig, load_config
+from antiphon.core.errors import AntiphonError
+from antiphon.core.seeds import derive_seed
+from antiphon.environments.registry import make_environment
+from antiphon.models.codec import TextCodec, resolve_model_path
+from antiphon.services.rollout.engine.api import Engine, EngineRequest
+from antiphon.services.rollout.process import engine_settings
+from antiphon.system.clock import wall_clock
+from antiphon.system.files import write_atomically
+from antiphon.system.processes import tie_to_parent
+
+WARM_TOKENS = 8
+"""Tokens of each completion before anything is counted: the first steps of an engine are slower."""
+
+
+def run_trial(config: RunConfig, seconds: float) -> Trial:
+    """Build the engine of a configuration in this process and let it sample.
+
+    Args:
+        config: its prompts, group size and `rollout` section are used.
+        seconds: how long it samples, its places always taken.
+
+    Raises:
+        ConfigError: when an engine cannot have these settings.
+    """
+    codec_path = resolve_model_path(config.model.path)
+    settings = engine_settings(config, codec_path)
+    from antiphon.services.rollout.engine.vllm_engine import VllmEngine
+
+    engine = VllmEngine(settings)
+    requests = _requests(config, TextCodec.load(codec_path))
+    with engine.rehearsal():
+        short = list(islice(requests, settings.max_num_seqs))
+        _drain(
+            engine, [replace(one, sampling=replace(one.sampling, max_tokens=WARM_TOKENS)) for one in short]
+        )
+        started = _spent(since_s=psutil.Process().create_time())
+        trial = _sample(engine, requests, settings.max_num_seqs, seconds, started)
+    engine.close()
+    return trial
+
+
+def _sample(
+    engine: Engine, requests: Iterator[EngineRequest], places: int, seconds: float, started: dict[Unit, float]
+) -> Trial:
+    """Keep all places taken for so many seconds."""
+    ended: list[int] = []
+    running: set[str] = set()
+    begun, cpu = time.perf_counter(), time.process_time()
+    while time.perf_counter() - begun < seconds or not ended:
+        new = list(islice(requests, places - engine.unfinished))
+        running.update(one.request_id for one in new)
+        engine.add(new)
+        for output in engine.step():
+            running.discard(output.request_id)
+            ended.append(len(output.token_ids))
+    took: dict[Unit, float] = {
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - cpu,
+    }
+    unfinished = sum(len(one.token_ids) for one in engine.progress(dict.fromkeys(running, 0)))
+    engine.abort(list(running))
+    return Trial(started, took, sum(ended) + unfinished, sum(ended) / len(ended))
+
+
+def _requests(config: RunConfig, codec: TextCodec) -> Iterator[EngineRequest]:
+    """Yield the samples of one training prompt after the other, again and again."""
+    section, sampling = config.environment, config.sampling
+    sizes = {"train_size": section.train_size, "heldout_size": section.heldout_size}
+    environment = make_environment(section.name, section.parameters, section.seed, **sizes)
+    parameters = sampling.parameters()
+    for number in count():
+        prompt = codec.encode_prompt(environment.problem("train", number % section.train_size).text)
+        for index in range(config.loop.group_size):
+            seed = derive_seed("trial", config.run.seed, number, index)
+            yield EngineRequest(f"{number}-{index}", prompt, seed, parameters, group=f"{number}")
+
+
+def _drain(engine: Engine, requests: list[EngineRequest]) -> None:
+    engine.add(requests)
+    while engine.unfinished:
+        engine.step()
+
+
+def _spent(since_s: float) -> dict[Unit, float]:
+    return {"seconds": wall_clock() - since_s, "cpu_seconds": time.process_time()}
+
+
+def main() -> int:
+    """Run the trial that the command line names."""
+    tie_to_parent()
+    config, result, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    try:
+        trial = run_trial(load_config(config), seconds)
+    except AntiphonError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    write_atomically(result, json.dumps(asdict(trial)).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

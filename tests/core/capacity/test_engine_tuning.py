@@ -1,0 +1,71 @@
+"""Engine tuning: what is chosen costs least of what was tried, and compiling waits for a long run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.capacity.engine_tuning import WORTH, EngineChoice, Trial, choose_engine
+
+BEGIN = EngineChoice(1, 32, False, False)
+VALUES = {
+    "threads": (1, 2, 4),
+    "block_size": (32, 64, 128),
+    "prefix_caching": (False, True),
+    "compiled": (False, True),
+}
+
+
+def trial(start_s: float, seconds: float, completion_tokens: float = 100.0) -> Trial:
+    both = {"seconds": start_s, "cpu_seconds": 2.0 * start_s}
+    return Trial(both, {"seconds": seconds, "cpu_seconds": 2.0 * seconds}, 1000, completion_tokens)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(range(36)), st.tuples(st.floats(0.1, 60), st.floats(0.01, 10)), max_size=36
+    ),
+    st.integers(1, 100_000),
+    st.sampled_from(["seconds", "cpu_seconds"]),
+)
+def test_the_choice_costs_no_more_than_what_is_set(
+    known: dict[int, tuple[float, float]], completions: int, unit: str
+) -> None:
+    tried: dict[EngineChoice, Trial | None] = {}
+
+    def attempt(choice: EngineChoice) -> Trial | None:
+        assert choice not in tried
+        found = known.get(hash(choice) % 36, (8.0, 1.0) if choice == BEGIN else None)
+        tried[choice] = trial(*found) if found else None
+        return tried[choice]
+
+    chosen = choose_engine(BEGIN, VALUES, attempt, unit, completions)  # type: ignore[arg-type]
+    assert len(tried) <= 1 + 2 + 2 + 1 + 1
+    cost = {choice: one.cost(unit, 100.0 * completions) for choice, one in tried.items() if one}  # type: ignore[arg-type]
+    if chosen != BEGIN:
+        assert cost[chosen] < (1.0 - WORTH) * cost[BEGIN]
+        assert cost[chosen] == min(cost.values()) or cost[chosen] * (1.0 - WORTH) <= min(cost.values())
+
+
+@pytest.mark.parametrize(("completions", "compiled"), [(100, False), (10_000, True)])
+def test_compiling_is_for_long_runs(completions: int, compiled: bool) -> None:
+    def attempt(choice: EngineChoice) -> Trial:
+        return trial(40.0, 0.5) if choice.compiled else trial(8.0, 1.0)
+
+    found = choose_engine(BEGIN, VALUES, attempt, "seconds", completions)
+    assert found == EngineChoice(1, 32, False, compiled)
+
+
+def test_settings_that_cannot_be_had_are_passed_over() -> None:
+    def attempt(choice: EngineChoice) -> Trial | None:
+        return None if choice.block_size != 32 else trial(8.0, 1.0 / choice.threads)
+
+    assert choose_engine(BEGIN, VALUES, attempt, "seconds", 10_000) == EngineChoice(4, 32, False, False)
+    with pytest.raises(ValueError, match="set now"):
+        choose_engine(EngineChoice(1, 64, False, False), VALUES, attempt, "seconds", 10_000)
+
+
+def test_a_trial_that_was_cut_short_is_compared_by_its_rate() -> None:
+    def attempt(choice: EngineChoice) -> Trial:
+        return trial(8.0, 1.0, 10.0 if choice.threads == 2 else 100.0)
+
+    assert choose_engine(BEGIN, {"threads": (1, 2)}, attempt, "seconds", 10_000) == BEGIN

@@ -1,0 +1,78 @@
+"""Tuning: real engines are tried, what one cannot have is said, and nothing is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from antiphon.cli.app import execute
+from antiphon.core.capacity.engine_tuning import EngineChoice
+from antiphon.core.config import load_config
+from antiphon.core.errors import AntiphonError
+from antiphon.runs import tuning
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
+
+
+@pytest.fixture
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.usefixtures("at_the_root")
+def test_real_engines_are_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"block_size": (16, 32)})
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert execute(["tune", QUICKSTART, "--seconds", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    now, impossible = told["trials"]
+    assert told["unit"] == "cpu_seconds" and told["completions"] == 60 * 32 * 8 and told["overrides"] == []
+    assert now["tokens"] > 1000 and now["sampling"]["cpu_seconds"] <= 2 * now["sampling"]["seconds"]
+    assert 0 < now["completion_tokens"] <= 192 and now["cost"] > now["start"]["cpu_seconds"] > 0
+    assert "rollout.block_size=16" in impossible["overrides"]
+    assert impossible["failed"].count("\n") == 0 and "block" in impossible["failed"]
+
+
+@pytest.mark.usefixtures("at_the_root")
+def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
+    config = load_config(Path(QUICKSTART), ["model.path=examples/models/none", "services.start_timeout_s=60"])
+    with pytest.raises(
+        AntiphonError, match=r"with 1 thread, blocks of 32, eager ended .*examples/models/none"
+    ):
+        tuning.try_engine(config, EngineChoice(1, 32, False, False), 1.0, tmp_path)
+
+
+@pytest.mark.usefixtures("at_the_root")
+def test_a_trial_needs_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["tune", QUICKSTART, "--seconds", "0"]) == 2
+    assert "--seconds 0 is too short" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "alone", "unit"),
+    [
+        ([], False, "cpu_seconds"),
+        ([], True, "seconds"),
+        (["rollout.workers=0"], False, "seconds"),
+    ],
+)
+def test_what_is_spared(
+    overrides: list[str], alone: bool, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "device", lambda: "cpu")
+    assert tuning.spared_unit(load_config(Path(QUICKSTART), overrides), alone) == unit
+
+
+def test_the_values_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(Path(QUICKSTART))
+    monkeypatch.setattr(tuning.os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(tuning.shutil, "which", lambda _: None)
+    monkeypatch.setattr(tuning, "device", lambda: "cpu")
+    found = tuning.values_to_try(config)
+    assert found["threads"] == [1, 2, 4, 6] and found["compiled"] == (False,)
+    monkeypatch.setattr(tuning, "device", lambda: "gpu")
+    found = tuning.values_to_try(config)
+    assert found["threads"] == [] and 16 in found["block_size"] and found["compiled"] == (False, True)
