@@ -9,7 +9,7 @@ with the same prompts and log-normal lengths, whose completions have nothing in 
 gradients over the norm of the reference's, the largest of all batches. Asks for ratios of at least 1.5 and
 an error of at most 1e-5. The last line is JSON.
 
-    .venv/bin/python benchmarks/learner_speed.py [--steps 0 20 40] [--pairs N] [--record]
+    .venv/bin/python benchmarks/learner_speed.py [--steps 0 20 40] [--pairs N] [--record] [OVERRIDES...]
 """
 
 import argparse
@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--groups", type=int, help="groups of a step, if not those of the configuration")
     parser.add_argument("--pairs", type=int, default=8, help="of each batch; 0 compares gradients alone")
     parser.add_argument("--record", action="store_true", help="keep the result file")
+    parser.add_argument("overrides", nargs="*", help="key=value pairs, such as learner.compiled=true")
     options = parser.parse_args(arguments)
-    config = load_config(
-        options.config, [f"loop.prompts_per_step={options.groups}"] if options.groups else None
-    )
+    groups = [f"loop.prompts_per_step={options.groups}"] if options.groups else []
+    config = load_config(options.config, [*groups, *options.overrides])
     result, samples = measure(config, options.steps, options.pairs)
     violated = violations({**result, **medians(samples)})
     return finish(result, record=options.record, samples=samples, violated=violated)
@@ -76,6 +76,7 @@ def measure(
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Return the error of the gradient, and each pair's figures by name."""
     pin_numerics(config.learner.threads)
+    first = config.model_copy(update={"learner": config.learner.model_copy(update={"compiled": False})})
     demo = demo_batches(config, steps)
     vocabulary = load_causal_model(config.model.path, torch.float32, False).config.vocab_size
     longest = 2 * config.sampling.max_tokens
@@ -84,7 +85,7 @@ def measure(
     error = max(gradient_error(config, rows) for batches in kinds.values() for rows in batches)
     samples: dict[str, list[float]] = {}
     if pairs:
-        sides = [Side(config, ReferencePolicy, padded_batches), Side(config, Policy, make_micro_batches)]
+        sides = [Side(first, ReferencePolicy, padded_batches), Side(config, Policy, make_micro_batches)]
         for name, batches in kinds.items():
             ratios = samples[f"learner_ratio_{name}"] = []
             rates = samples[f"tokens_{name}_per_cpu_s"] = []

@@ -195,6 +195,9 @@ class LearnerSection(Section):
     """Newest checkpoints kept on disk."""
     gradient_checkpointing: bool = False
     """Trade compute for memory in the backward pass."""
+    compiled: bool = False
+    """Compile the dense block of each layer (torch.compile) in the first step, which on a CPU takes seconds
+    and a C++ compiler; part of the numerics."""
 
     def idle_keys(self) -> list[str]:
         """Return a sentence for every choice that cannot act with the others."""

@@ -25,6 +25,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.services.broadcast.snapshot import Weights, published_entries
+from antiphon.services.learner.layers.compiled import compile_blocks
 from antiphon.services.learner.objective import NOTHING, Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch
 from antiphon.services.learner.policy import Policy, load_causal_model, published_names
@@ -104,6 +105,8 @@ class DeepSpeedEngine:
         self._publish_dtype = _TORCH_DTYPE[config.model.dtype]
         self._stage = _zero_stage(config)
         policy = make_policy(causal_model, objective)
+        if section.compiled:
+            compile_blocks(causal_model)
         optimizer = torch.optim.AdamW(
             policy.parameters(),
             lr=section.learning_rate,
