@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument(
         "--without", nargs="*", choices=list(MECHANISMS), default=[], help="mechanisms left out"
     )
-    parser.add_argument("--samples", type=int, default=4, help="of each held-out prompt (default 4)")
+    parser.add_argument("--samples", type=int, default=16, help="of each held-out prompt (default 16)")
     parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe")
     parser.add_argument("--keep", type=Path, default=None, help="file that keeps finished runs")
     parser.add_argument("overrides", nargs="*", help="key=value pairs for both sides")

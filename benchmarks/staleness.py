@@ -43,6 +43,8 @@ from antiphon.core.config import RunConfig, load_config
 BOUNDS = (0, 1, 2, 4, 8, 16)
 OBJECTIVES = {"decoupled": "algorithm.decoupled=true", "clipped": "algorithm.decoupled=false"}
 CLOCK_STEPS = 24
+BY_ROW = ("reward_mean", "against_s0", "against_s0_low", "against_s0_high", "reward_at_equal_seconds")
+"""Figures of a row that also stand by its name, for pages that quote them."""
 RUN_S = 1800.0
 
 
@@ -84,8 +86,7 @@ def main() -> int:
         "seeds": options.seeds,
         "steps": options.steps,
         "rows": rows,
-        "reward_mean": {r["name"]: r["reward_mean"] for r in rows},
-        "reward_at_equal_seconds": {r["name"]: r.get("reward_at_equal_seconds") for r in rows},
+        **{name: {r["name"]: r.get(name) for r in rows} for name in BY_ROW},
         "seconds_per_step": {f"s{s}": value for s, value in clock.items()},
         "falls": falls,
         "default": default,
