@@ -98,7 +98,10 @@ def main() -> int:
 def seconds_per_step(bound: int, options: Any) -> float:
     """Return what a step of a real run takes that uses all of its bound, seconds."""
     words = [f"run.steps={CLOCK_STEPS}", f"loop.max_staleness={bound}", "loop.run_ahead=bound"]
-    words += ["evaluation.interval=0", "evaluation.prompts=1", *options.overrides]
+    words += ["evaluation.interval=0", "evaluation.prompts=1"]
+    if bound + 2 > load_config(CONFIG).broadcast.snapshots_kept:
+        words.append(f"broadcast.snapshots_kept={bound + 2}")
+    words += options.overrides
     found = Kept(options.keep).get(["clock", words], partial(run_here, CONFIG, words, "clock", 0, RUN_S))
     print(
         f"S={bound}: {found['seconds_per_step']:.3f} s a step, staleness {found['staleness_mean']:.2f}",
