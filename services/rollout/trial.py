@@ -42,6 +42,7 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
 
     Raises:
         ConfigError: when an engine cannot have these settings.
+        AntiphonError: when no token came in that time.
     """
     codec_path = resolve_model_path(config.model.path)
     settings = engine_settings(config, codec_path)
@@ -56,6 +57,10 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
         )
         started = _spent(since_s=psutil.Process().create_time())
         trial = _sample(engine, requests, settings.max_num_seqs, seconds, started)
+        if not trial.tokens:
+            raise AntiphonError(f"the engine brought no token within {seconds:g} s; give more --seconds")
+        if not trial.completion_tokens:  # none was that short
+            trial = replace(trial, completion_tokens=float(config.sampling.max_tokens))
     engine.close()
     return trial
 
@@ -63,11 +68,11 @@ def run_trial(config: RunConfig, seconds: float) -> Trial:
 def _sample(
     engine: Engine, requests: Iterator[EngineRequest], places: int, seconds: float, started: dict[Unit, float]
 ) -> Trial:
-    """Keep all places taken for so many seconds."""
+    """Keep all places taken for so many seconds; completions of 0 tokens say that none ended."""
     ended: list[int] = []
     running: set[str] = set()
     begun, cpu = time.perf_counter(), time.process_time()
-    while time.perf_counter() - begun < seconds or not ended:
+    while time.perf_counter() - begun < seconds:
         new = list(islice(requests, places - engine.unfinished))
         running.update(one.request_id for one in new)
         engine.add(new)
@@ -80,7 +85,7 @@ def _sample(
     }
     unfinished = sum(len(one.token_ids) for one in engine.progress(dict.fromkeys(running, 0)))
     engine.abort(list(running))
-    return Trial(started, took, sum(ended) + unfinished, sum(ended) / len(ended))
+    return Trial(started, took, sum(ended) + unfinished, sum(ended) / max(1, len(ended)))
 
 
 def _requests(config: RunConfig, codec: TextCodec) -> Iterator[EngineRequest]:
