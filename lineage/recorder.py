@@ -85,7 +85,7 @@ class Recorder:
                 Without it versions are pinned by their digests alone, not with their weights.
             decode: turns token ids into text, for the trajectories that MLflow shows; called by
                 its writer. Without it no trajectories are shown.
-            begin: the writers, and the libraries that they load, wait until it is set (see `Writer`).
+            begin: the writers wait until it is set (see `Writer`).
 
         Raises:
             ConfigError: when record.dvc is true outside a DVC project.

@@ -120,7 +120,7 @@ class RunContext:
     learner: LearnerClient
     recorder: Recorder | None = None
     recording: threading.Event = field(default_factory=threading.Event)
-    """Set with the first step that is recorded: what writes records loads no library before."""
+    """Set with the first step that is recorded: nothing is written before."""
     uploader: Uploader | None = None
     step_results: dict[int, StepResult] = field(default_factory=dict)
     batches: dict[int, BatchRef] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import drafting_summary
 from antiphon.core.errors import UnavailableError
 from antiphon.core.reporting.run_view import RunView, SilentView
+from antiphon.lineage.libraries import load_libraries
 from antiphon.lineage.recorder import Recorder
 from antiphon.lineage.report.cpu_section import write_cpu_seconds
 from antiphon.lineage.report.timeline import RunDrawer
@@ -319,6 +320,7 @@ def _start_services(
         for line in ways_to_join(config, address, place.run_id):
             view.message(f"  {line}")
     learner_address = f"{dialled}:{supervisor.wait_ready('learner', timeout_s, view.message)}"
+    load_libraries(config.record)  # a core is free now: engines take longest
     for name in ["reward", *names]:
         supervisor.wait_ready(name, timeout_s)
     run = RunContext(

@@ -222,14 +222,23 @@ def make_empty_database(path: Path) -> None:
 _IMPORTING = threading.Lock()
 
 
-def _load() -> None:
-    """Import MLflow, in one thread at a time: two that import at once would see half of it."""
+def load_mlflow() -> None:
+    """Import all that the writer of a run needs of MLflow; one that begins meanwhile waits for it."""
+    _load(store=not os.environ.get("MLFLOW_TRACKING_URI"))
+
+
+def _load(store: bool = False) -> None:
+    """Import MLflow, in one thread at a time: two that import at once would see half of it.
+
+    With `store` also what it keeps in a database of its own, which its client would load.
+    """
     for name, value in _DEFAULTS.items():  # before the import, which reads some of them
         os.environ.setdefault(name, value)
-    with _IMPORTING:
+    with _IMPORTING, without("pandas"):  # a third of the import; nothing here is a data frame
         if "mlflow.tracking" not in sys.modules:
-            with without("pandas"):  # a third of the import; nothing here is a data frame
-                import mlflow.tracking  # noqa: F401
+            import mlflow.tracking  # noqa: F401
+        if store:
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
