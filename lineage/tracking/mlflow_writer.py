@@ -236,7 +236,7 @@ def _load(store: bool = False) -> None:
         os.environ.setdefault(name, value)
     with _IMPORTING, without("pandas"):  # a third of the import; nothing here is a data frame
         if "mlflow.tracking" not in sys.modules:
-            import mlflow.tracking  # noqa: F401
+            import mlflow.tracking
         if store:
             import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
     for name in ("mlflow", "alembic"):
