@@ -1,4 +1,4 @@
-"""Libraries of records: loaded while a run starts, so that its first steps do not share their cores with it."""
+"""Libraries of records: loaded while a run starts, so that its first steps have the cores for themselves."""
 
 import threading
 
