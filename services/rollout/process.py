@@ -40,6 +40,7 @@ from antiphon.services.rollout.worker_kit import fetch_kit
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.services.security.credentials import Credentials
 from antiphon.system.collecting import collect_as_usual, collect_seldom
+from antiphon.system.compiler import check_compiler
 from antiphon.system.processes import StopRequest
 
 if TYPE_CHECKING:
@@ -53,8 +54,10 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
     """Return the settings of one worker's engine; `model_path` is as `resolve_model_path` returns it.
 
     Raises:
-        ConfigError: when the model is no folder on this machine.
+        ConfigError: when the model is no folder on this machine, or the machine cannot compile.
     """
+    if config.rollout.compiled and device() == "cpu":
+        check_compiler("rollout.compiled")
     if not Path(model_path).is_dir():
         raise ConfigError(
             f"model.path={model_path!r} is no folder here, and the rollout engine needs its config.json; "

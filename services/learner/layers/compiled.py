@@ -1,12 +1,11 @@
 """Compiled blocks: the dense part of each layer through torch.compile, which joins its small operations."""
 
-import os
-import shutil
 from typing import Any
 
 import torch
 
 from antiphon.core.errors import ConfigError
+from antiphon.system.compiler import check_compiler
 
 
 def compile_blocks(model: Any) -> int:
@@ -21,13 +20,8 @@ def compile_blocks(model: Any) -> int:
     blocks = [block for layer in _layers(model) if (block := getattr(layer, "mlp", None)) is not None]
     if not blocks:
         raise ConfigError("learner.compiled=true finds no layers with an mlp in this model; leave it out")
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    compiler = os.environ.get("CXX", "g++")
-    if on_cpu and shutil.which(compiler) is None:
-        raise ConfigError(
-            f"learner.compiled=true needs a C++ compiler on a CPU, and {compiler} is not there; install it, "
-            "name another one in CXX, or leave the key out"
-        )
+    if next(model.parameters()).device.type == "cpu":
+        check_compiler("learner.compiled")
     for block in blocks:
         for module in block.modules():
             if type(module) is torch.nn.Linear:

@@ -105,3 +105,12 @@ def test_fixed_mode_asks_for_batch_invariance_where_vllm_has_it(
 def test_a_hub_name_is_no_model_for_the_engine() -> None:
     with pytest.raises(ConfigError, match=r"model\.path='owner/model'"):
         engine_settings(RunConfig(), "owner/model")
+
+
+def test_a_machine_that_cannot_compile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    config = build_config({"rollout": {"compiled": True}})
+    with pytest.raises(ConfigError, match=r"rollout\.compiled=true needs a C\+\+ compiler.*no-such-compiler"):
+        engine_settings(config, str(tmp_path))
+    monkeypatch.setenv("CXX", sys.executable)
+    assert not engine_settings(config, str(tmp_path)).eager
