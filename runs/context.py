@@ -26,6 +26,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.api import StepResult
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.loop.stages import LoopStages
+from antiphon.system.processes import new_event_loop
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -45,7 +46,7 @@ class ClientLoop:
     """One thread with one event loop on which every gRPC client of this process lives."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="clients", daemon=True)
         self._thread.start()
 

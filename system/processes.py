@@ -242,6 +242,13 @@ class StopRequest:
         return bool(self._told)
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop for many messages, each of which costs less CPU than with Python's own."""
+    import uvloop  # a command that only looks needs none
+
+    return uvloop.new_event_loop()
+
+
 def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
     """Run a service until it ends by itself or SIGTERM or SIGINT asks it to.
 
@@ -253,7 +260,8 @@ def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> in
     """
     tie_to_parent()
     configure_logs()
-    return asyncio.run(_until_signalled(start))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_until_signalled(start))
 
 
 async def _until_signalled(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
