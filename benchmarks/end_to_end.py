@@ -171,20 +171,27 @@ class Race:
         rate = link_rate(ends["alone"]["payload_bytes"], WORKERS, link, busy_seconds(ends["alone"]))
         rows = [("baseline", ends["baseline"]["seconds_per_step"])]
         for count in range(1, len(names)):
-            found = self._run(seed, link, f"with {names[count - 1]}", names[:count], rate)
+            found = self._run(seed, link, f"with {names[count - 1]}", names[:count], rate, scored=False)
             rows.append((names[count - 1], found["seconds_per_step"]))
         return [*rows, (names[-1], ends["antiphon"]["seconds_per_step"])]
 
     def _run(
-        self, seed: int, link: float, said: str, mechanisms: Sequence[str], rate: float | None = None
+        self,
+        seed: int,
+        link: float,
+        said: str,
+        mechanisms: Sequence[str],
+        rate: float | None = None,
+        scored: bool = True,
     ) -> Mapping[str, Any]:
         options, words = self._options, self.words(seed, mechanisms)
+        samples = options.samples if scored and link == options.links[0] else 0  # rewards are compared there
         # The rate follows from a measurement: a run that goes on is recognised by the share.
-        key = [str(options.config), options.samples, link, [*words]]
+        key = [str(options.config), samples, link, [*words]]
         if rate is not None:
             words.append(f"broadcast.uplink_bytes_per_s={rate:.0f}")
         found: Mapping[str, Any] = self._kept.get(
-            key, lambda: run_here(options.config, words, "run", options.samples, RUN_S)
+            key, lambda: run_here(options.config, words, "run", samples, RUN_S)
         )
         print(f"seed {seed}, link {link:g}, {said}: {found['seconds_per_step']:.3f} s a step", flush=True)
         return found

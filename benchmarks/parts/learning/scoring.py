@@ -51,22 +51,22 @@ class Task:
         """Return the reward of each completion of a problem."""
         return self.environment.reward(problem, [self._codec.decode(one.tokens) for one in found])
 
-    def heldout(self, samples: int, version: int) -> float:
+    def heldout(self, samples: int, version: int, part: int = 0) -> float:
         """Return the mean reward of the loaded weights, `samples` completions of each held-out problem.
 
-        The version only names the random stream, so that two trainers are asked the same way.
+        Version and part only name the random stream, so that two trainers are asked the same way.
         """
         size = self.environment.size("heldout")
         problems = [self.environment.problem("heldout", index) for index in range(size)]
-        found = self.sample(problems, samples, derive_seed("scoring", self._seed, version) % 2**63)
+        found = self.sample(problems, samples, derive_seed("scoring", self._seed, version, part) % 2**63)
         return float(
             np.mean([self.reward(problem, group) for problem, group in zip(problems, found, strict=True)])
         )
 
 
-def heldout_score(config: RunConfig, weights: Path, samples: int, version: int) -> float:
-    """Return the held-out reward of a safetensors file; one thread."""
+def heldout_score(config: RunConfig, weights: Path, samples: int, version: int, part: int = 0) -> float:
+    """Return the held-out reward of a safetensors file, or of one part of its samples; one thread."""
     torch.set_num_threads(1)
     task = Task(config)
     task.load(load_file(weights))
-    return task.heldout(samples, version)
+    return task.heldout(samples, version, part)

@@ -1,6 +1,7 @@
 """Race parts: one run of this project, and what its steps took."""
 
 import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from antiphon.benchmarks.parts.measure import JobRun, journal_events, run_job, scratch_home
-from antiphon.core.config import load_config
+from antiphon.core.config import RunConfig, load_config
 from antiphon.core.dissemination.reports import DeliveryRecord
 
 
@@ -33,16 +34,26 @@ def run_here(
         job = run_job(home, config, words, label, timeout_s)
         found = shown(job, home)
         if samples:
-            from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
-
             resolved = load_config(config, list(words))
             ledger = next((home / resolved.record.ledger).glob("*/versions"))
             last = resolved.run.steps
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(1, mp_context=context) as pool:
-                weights = ledger / f"v{last:06d}.safetensors"
-                found["reward"] = pool.submit(heldout_score, resolved, weights, samples, last).result()
+            found["reward"] = last_reward(resolved, ledger / f"v{last:06d}.safetensors", samples)
     return found
+
+
+def last_reward(config: RunConfig, weights: Path, samples: int) -> float:
+    """Return the held-out reward of the last version's weights, the samples shared out to the cores."""
+    from antiphon.benchmarks.parts.learning.scoring import heldout_score  # heavy
+
+    parts = min(samples, len(os.sched_getaffinity(0)))
+    counts = [samples // parts + (part < samples % parts) for part in range(parts)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(parts, mp_context=context) as pool:
+        scores = [
+            pool.submit(heldout_score, config, weights, count, config.run.steps, part)
+            for part, count in enumerate(counts)
+        ]
+        return sum(score.result() * count for score, count in zip(scores, counts, strict=True)) / samples
 
 
 def shown(job: JobRun, home: Path) -> dict[str, Any]:
