@@ -19,10 +19,10 @@ print(*sorted(name for name in ("mlflow", "dvc") if name in known))
 if {mlflow} and {dvc}:
     from antiphon.lineage.ledger.pins import Ledger
     from mlflow.tracking import MlflowClient
-    home = Path(tempfile.mkdtemp())
-    make_own_database(home)
-    client = MlflowClient(f"sqlite:///{{home}}/mlflow/mlflow.db")
-    client.log_metric(client.create_run(client.create_experiment("e")).info.run_id, "m", 1.0)
+    with tempfile.TemporaryDirectory() as home:
+        make_own_database(Path(home))
+        client = MlflowClient(f"sqlite:///{{home}}/mlflow/mlflow.db")
+        client.log_metric(client.create_run(client.create_experiment("e")).info.run_id, "m", 1.0)
     libraries = ("mlflow", "sqlalchemy", "alembic", "dvc", "pandas")
     print(*sorted(name for name in set(sys.modules) - known if name.partition(".")[0] in libraries))
 """
