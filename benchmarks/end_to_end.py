@@ -118,10 +118,15 @@ def main() -> int:
     race = Race(options)
     for count in (0, len(race.mechanisms)):  # before the first minute
         load_config(options.config, race.words(0, race.mechanisms[:count]))
-    first, *others = options.links
-    pairs = {first: [race.pair(seed, first) for seed in race.seeds]}
-    pairs |= {link: [race.pair(seed, link) for seed in race.seeds[: options.link_seeds]] for link in others}
-    ablation = [race.ablation(seed) for seed in race.seeds[: options.ablation_seeds]]
+    pairs: dict[float, list[dict[str, Mapping[str, Any]]]] = {link: [] for link in options.links}
+    ablation = []
+    for number, seed in enumerate(race.seeds):  # what is compared runs close together: a machine's pace drifts
+        pairs[options.links[0]].append(race.pair(seed, options.links[0]))
+        if number < options.ablation_seeds:
+            ablation.append(race.ablation(seed))
+        if options.link_seeds is None or number < options.link_seeds:
+            for link in options.links[1:]:
+                pairs[link].append(race.pair(seed, link))
     result, samples, violated = compare(pairs, ablation, options.links)
     shape = {name: getattr(options, name) for name in ("epochs", "prompts", "per_step", "learner_threads")}
     return finish(
