@@ -120,7 +120,7 @@ def main() -> int:
         load_config(options.config, race.words(0, race.mechanisms[:count]))
     pairs: dict[float, list[dict[str, Mapping[str, Any]]]] = {link: [] for link in options.links}
     ablation = []
-    for number, seed in enumerate(race.seeds):  # what is compared runs close together: a machine's pace drifts
+    for number, seed in enumerate(race.seeds):  # what is compared runs close together: the pace drifts
         pairs[options.links[0]].append(race.pair(seed, options.links[0]))
         if number < options.ablation_seeds:
             ablation.append(race.ablation(seed))

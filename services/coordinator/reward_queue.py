@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import acceptance
+from antiphon.core.loop.assembly import step_progress
 from antiphon.core.loop.checks import check_rewards
 from antiphon.core.loop.group_state import GroupPhase
 from antiphon.core.message_sizes import group_bytes, page
@@ -20,9 +21,11 @@ REWARD_S = 15.0
 """A reward service that has not answered by then loses the group (or after a lease's time, if shorter);
 its late rewards still count if they are the first. Each deadline that passes doubles the group's next one, up
 to services.stall_timeout_s: a group that takes long to score is not begun again and again."""
-GATHER_S = 0.05
-"""How long a reward service's call waits for more groups after the first: groups come in one by one, and a
-call for each cost both sides more than the scoring."""
+GATHER_S = 0.15
+"""How long a reward service's call waits for more groups after the first, unless the next batch needs nothing
+but rewards: groups come in one by one, and a call for each cost both sides more than the scoring."""
+GATHER_LOOK_S = 0.05
+"""How often it is looked meanwhile."""
 FINISHED_WAIT_S = 1.0
 """How long a reward service that asks after the end is held, so that it cannot ask in a tight loop."""
 
@@ -53,18 +56,18 @@ class RewardQueue:
     async def pull(self, client_id: str, limit: int, wait_s: float) -> Sequence[GroupToReward]:
         """Hand out up to `limit` groups, waiting up to `wait_s` seconds for the first.
 
-        After the first it waits a moment for more.
+        After the first it waits a moment for more, but not when these hold up a batch.
         """
         state_machine = self._state_machine
         deadline = state_machine.clock() + wait_s
-        gathered = limit <= 1 or wait_s <= 0
+        gathered_s = 0.0 if limit > 1 and wait_s > 0 else GATHER_S
         while True:
             state_machine.check()
             now = state_machine.clock()
             waiting = page(self._unrewarded(now)[: max(0, limit)], self._bytes)
-            if waiting and not gathered and len(waiting) < limit:
-                gathered = True
-                await asyncio.sleep(GATHER_S)
+            if waiting and gathered_s < GATHER_S and len(waiting) < limit and not self._hold_up_a_batch():
+                gathered_s += GATHER_LOOK_S
+                await asyncio.sleep(GATHER_LOOK_S)
                 continue
             if waiting:
                 return await self._hand_out(client_id, waiting, now)
@@ -77,6 +80,13 @@ class RewardQueue:
                 (rewarding.deadline_s for rewarding in self._rewarding.values()), default=deadline
             )
             await state_machine.submitted.wait(min(deadline, free_again) - now)
+
+    def _hold_up_a_batch(self) -> bool:
+        """Return whether all groups of the next batch were handed in, so that it waits for rewards alone."""
+        unsealed = self._state.unsealed_steps()
+        handed_in = (GroupPhase.SUBMITTED, GroupPhase.REWARDED)
+        config = self._state_machine.config
+        return bool(unsealed) and step_progress(self._state, config, unsealed[0], *handed_in) == 1.0
 
     def _time_for(self, group_id: str) -> float:
         """Return the seconds that a reward service gets for a group now."""

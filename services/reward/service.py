@@ -19,6 +19,7 @@ from antiphon.environments.scoring.messages import Failed, Verdict
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.rpc.retry import retry_unavailable
 from antiphon.system import failpoints
+from antiphon.system.wakeup import Wakeup
 
 PULL_GROUPS = 16
 """Most groups taken at once; few, so that several services share the work."""
@@ -26,6 +27,9 @@ PULL_WAIT_S = 2.0
 """How long one request for groups is held open, and how soon the end of the run is noticed."""
 SENT_TOGETHER = 64
 """Most groups whose rewards travel in one message; where so many wait for it, no more are pulled."""
+TOGETHER_S = 0.05
+"""Longest that rewards wait for those of the other groups that were pulled: a message for each group cost
+the coordinator more than the group."""
 EMPTY_PAUSE_S = 0.02
 """Pause after a request that was answered at once with nothing."""
 
@@ -87,6 +91,9 @@ class RewardService:
         self._pull_wait_s = pull_wait_s
         self._pulled: deque[GroupToReward] = deque()
         self._scoring: set[asyncio.Task[None]] = set()
+        self._unscored = 0
+        """Groups that were pulled and are not scored yet."""
+        self._all_scored = Wakeup()
         self._scored: deque[GroupRewards] = deque()
         self._sending: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -134,6 +141,7 @@ class RewardService:
             lambda: self._coordinator.pull_for_reward(self._client_id, PULL_GROUPS, self._pull_wait_s),
         )
         self._pulled.extend(groups or ())
+        self._unscored += len(groups or ())
         self._drop_done()
         return bool(groups) or not (self._stopping.is_set() or await self._run_finished())
 
@@ -153,13 +161,18 @@ class RewardService:
             await self._pace()
         failpoints.reach("reward.score")
         self._scored.append(GroupRewards(group.group_id, tuple(await self._rewards_of(group))))
+        self._unscored -= 1
+        if not self._unscored:
+            self._all_scored.notify()
         if not any(not task.done() for task in self._sending):
             self._sending.add(asyncio.create_task(self._send()))
 
     async def _send(self) -> None:
-        """Hand in what is scored. Others are scored until the answer comes, which waits for the
-        coordinator's transaction; they go together in the next message."""
+        """Hand in what is scored, what was pulled together in one message unless it takes long. Others are
+        scored until the answer comes, which waits for the coordinator's transaction."""
         while self._scored:
+            if self._unscored and len(self._scored) < SENT_TOGETHER:
+                await self._all_scored.wait(TOGETHER_S)
             together = [self._scored.popleft() for _ in range(min(SENT_TOGETHER, len(self._scored)))]
             taken = await self._reach(
                 "coordinator.submit_rewards", partial(self._coordinator.submit_rewards, together)

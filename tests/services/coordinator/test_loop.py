@@ -164,6 +164,41 @@ def test_judge_that_dies_loses_its_groups(tmp_path: Path, monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
+def test_groups_are_gathered_for_a_reward_service_until_a_batch_waits_for_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.GATHER_S", 3600.0)
+    monkeypatch.setattr("antiphon.services.coordinator.reward_queue.GATHER_LOOK_S", 0.001)
+    config = make_config(prompts_per_step=3)
+
+    async def run() -> None:
+        async with served(config, tmp_path) as site, asyncio.timeout(30.0):
+            client = site.client()
+            await client.announce_snapshot(light_manifest(0))
+            await client.open_step(0)
+            await client.open_step(1)
+            worker = (await client.register(hello())).worker_id
+            leases = (await client.lease_group(LeaseRequest(worker, 0, 4, 5.0))).leases
+            pulling = asyncio.ensure_future(site.service.pull_for_reward("judge", 16, 20.0))
+            for lease in leases[:2]:
+                await client.submit_group(sample_lease(lease, worker, 0))
+            await client.status()
+            assert not pulling.done()
+            await client.submit_group(sample_lease(leases[2], worker, 0))
+            assert [group.group_id for group in await pulling] == [lease.group_id for lease in leases[:3]]
+            # What is behind the batch is not in a hurry, unless as many came as may be taken.
+            await client.submit_rewards([GroupRewards(lease.group_id, two_rewards()) for lease in leases[:3]])
+            await client.await_stage("reward", 0, 20.0)
+            await client.submit_group(sample_lease(leases[3], worker, 0))
+            assert len(await site.service.pull_for_reward("judge", 1, 20.0)) == 1
+
+    asyncio.run(run())
+
+
+def two_rewards() -> tuple[SampleReward, ...]:
+    return SampleReward(0, 0.0), SampleReward(1, 1.0)
+
+
 def test_each_deadline_that_passes_doubles_the_time_to_score_a_group(tmp_path: Path) -> None:
     config = make_config(steps=2)
 

@@ -108,6 +108,30 @@ def test_groups_are_scored_while_rewards_wait_for_their_answer_and_go_together()
     asyncio.run(story())
 
 
+def test_groups_that_were_pulled_together_are_rewarded_in_one_message() -> None:
+    async def story() -> None:
+        coordinator, scorer = LightCoordinator(RunConfig()), Counting()
+        coordinator.to_reward.extend(group(n, [1]) for n in range(PULL_GROUPS))
+        async with rewarding(make_reward_service(coordinator, scorer)):
+            await coordinator.until(lambda: len(coordinator.rewards) == PULL_GROUPS)
+        assert coordinator.calls["submit_rewards"] == 1
+
+    asyncio.run(story())
+
+
+def test_rewards_do_not_wait_for_a_group_that_takes_long() -> None:
+    async def story() -> None:
+        coordinator, scorer = LightCoordinator(RunConfig()), Uneven()
+        coordinator.to_reward.extend((group(1, [1]), group(0, [1]), group(2, [1])))
+        async with rewarding(make_reward_service(coordinator, scorer, at_once=1)):
+            await coordinator.until(lambda: "g1" in coordinator.rewards)
+            assert len(coordinator.rewards) == 1
+            scorer.free.set()
+            await coordinator.until(lambda: len(coordinator.rewards) == 3)
+
+    asyncio.run(story())
+
+
 def test_what_is_scored_waits_within_bounds_for_a_coordinator_that_does_not_answer() -> None:
     async def story() -> None:
         coordinator, scorer = LightCoordinator(RunConfig()), Counting()
