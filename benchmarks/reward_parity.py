@@ -197,7 +197,7 @@ def sorted_steps(timings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def run_trl(
-    home: Path, config: Path, words: Sequence[str], threads: int = 2
+    home: Path, config: Path, words: Sequence[str], threads: int = 2, dtype: str = "float32"
 ) -> tuple[dict[str, Any], dict[int, Path]]:
     """Run TRL; return its rewards and times, and the weights of the evaluated versions.
 
@@ -209,7 +209,7 @@ def run_trl(
     folder.mkdir()
     module = "antiphon.benchmarks.parts.parity.trl_run"
     done = subprocess.run(
-        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), *words],
+        [str(python), "-P", "-m", module, str(config), str(folder), str(threads), dtype, *words],
         capture_output=True,
         text=True,
         timeout=RUN_S,

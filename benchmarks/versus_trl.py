@@ -3,8 +3,13 @@
 Both sides train the demo's base model on the same prompts in the same order, with the same rewards, groups,
 token budget, learning rate and loss, in turns for each seed: this project as shipped, with Prefect and
 MLflow, and TRL on-policy in one process, once with two threads and once with one, which wait passively; of
-the two the better one counts for each figure. The filter of this side leaves out groups that give no
-gradient and divides by all, so updates are those of TRL, which trains on all.
+all settings of TRL the best one counts for each figure. The filter of this side leaves out groups that give
+no gradient and divides by all, so updates are those of TRL, which trains on all.
+
+Each side may sample in more than one precision: `--dtypes` are those of the engine here (`model.dtype`; the
+learner stays float32), whose first one gives the figures, and each further one gives the same below its own
+name; `--trl-dtypes` are further settings of TRL, where bfloat16 is torch's autocast. On a processor that
+multiplies bfloat16 by itself (AMX) `antiphon tune` finds it faster.
 
 One evaluator samples the held-out prompts with recorded weights of every few versions. The moment at which a
 side reaches a level lies on a straight line between two evaluations. Seconds count from the loop's begin:
@@ -30,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphon.benchmarks.parts.kept import Kept
 from antiphon.benchmarks.parts.measure import PROJECT, end_on_sigterm, scratch_home
@@ -53,6 +58,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (default 3)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--trl-threads", type=int, nargs="+", default=[2, 1], help="the best counts")
+    precisions = {"nargs": "+", "choices": ["float32", "bfloat16"], "default": ["float32"]}
+    parser.add_argument("--dtypes", **precisions, help="of the engine here (default float32)")
+    parser.add_argument("--trl-dtypes", **precisions, help="of TRL (default float32)")
     parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS), help="held-out rewards")
     parser.add_argument("--interval", type=int, default=3, help="versions between evaluations (default 3)")
     parser.add_argument("--samples", type=int, default=4, help="of each held-out prompt (default 4)")
@@ -63,32 +71,45 @@ def main() -> int:
     end_on_sigterm()
     make_model(Path(load_config(options.config, options.overrides).model.path))
     kept, missing = Kept(options.keep), ""
-    sides = (0, *options.trl_threads)
-    runs: dict[int, dict[int, Run]] = {threads: {} for threads in sides}
+    here = [Side(0, dtype) for dtype in options.dtypes]
+    there = [Side(threads, dtype) for dtype in options.trl_dtypes for threads in options.trl_threads]
+    runs: dict[Side, dict[int, Run]] = {side: {} for side in (*here, *there)}
     seeds = list(range(options.first, options.first + options.seeds))
     for seed in seeds:
-        for threads in sorted(sides, reverse=bool(seed % 2)):
-            key = [threads, seed, str(options.config), options.interval, options.samples, options.overrides]
+        for side in sorted(runs, reverse=bool(seed % 2)):
+            key = [*side, seed, str(options.config), options.interval, options.samples, options.overrides]
             try:
-                run = Run(**kept.get(key, partial(run_side, threads, seed, options)))
+                run = Run(**kept.get(key, partial(run_side, side, seed, options)))
             except MissingToolError as reason:
                 missing = str(reason)
                 continue
-            runs[threads][seed] = run
-            side = f"TRL, {threads} threads" if threads else "Antiphon"
-            print(
-                f"{side}, seed {seed}: {[round(score, 3) for score in run.scores]}, {run.seconds[-1]:.1f} s"
-            )
+            runs[side][seed] = run
+            scores, took = [round(score, 3) for score in run.scores], (run.seconds[-1], run.cpu_seconds[-1])
+            print(f"{side}, seed {seed}: {scores}, {took[0]:.1f} s, {took[1]:.1f} CPU-s", flush=True)
     theirs = {
-        seed: found for seed in seeds if (found := [runs[n][seed] for n in sides[1:] if seed in runs[n]])
+        seed: found for seed in seeds if (found := [runs[side][seed] for side in there if seed in runs[side]])
     }
-    result, samples, violated = compare(runs[0], theirs, options.levels)
+    ours = {side.dtype: runs[side] for side in here}
+    result, samples, violated = compare_each(ours, theirs, options.levels)
     result |= {"seeds": seeds, "trl_threads": options.trl_threads, "without_trl": missing}
+    result |= {"dtype": options.dtypes[0], "trl_dtypes": options.trl_dtypes}
     return finish(result, record=options.record, samples=samples, violated=violated)
 
 
-def run_side(threads: int, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Run TRL with so many threads, or this project for 0, once, and evaluate its versions.
+class Side(NamedTuple):
+    """Who trains, and how."""
+
+    threads: int
+    """Of TRL; 0 stands for this project, whose configuration says them."""
+    dtype: str
+
+    def __str__(self) -> str:
+        who = f"TRL, {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else "Antiphon"
+        return f"{who}, {self.dtype}"
+
+
+def run_side(side: Side, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one side once and evaluate its versions.
 
     Raises:
         MissingToolError: when TRL cannot be had.
@@ -98,14 +119,28 @@ def run_side(threads: int, seed: int, options: argparse.Namespace) -> dict[str, 
     last = config.run.steps
     versions = sorted({*range(options.interval, last, options.interval), last})
     with scratch_home() as home:
-        if threads:
+        if side.threads:
             words.append(f"evaluation.interval={options.interval}")
-            found, weights = run_trl(home, options.config, words, threads)
+            found, weights = run_trl(home, options.config, words, *side)
         else:
-            words += ["evaluation.interval=0", "evaluation.prompts=1"]
+            words += ["evaluation.interval=0", "evaluation.prompts=1", f"model.dtype={side.dtype}"]
             found, weights = run_here(home, options.config, words, "antiphon", versions)
         weights[0] = Path(resolve_model_path(config.model.path)) / "model.safetensors"
         return {**scored(config, weights, options.samples), **found}
+
+
+def compare_each(
+    ours: Mapping[str, Mapping[int, Run]], theirs: Mapping[int, Sequence[Run]], levels: Sequence[float]
+) -> tuple[dict[str, Any], dict[str, list[float]], list[str]]:
+    """Return what `compare` does of the first precision, and of the others below their names."""
+    first, *others = ours
+    result, samples, violated = compare(ours[first], theirs, levels)
+    for dtype in others:
+        figures, values, broken = compare(ours[dtype], theirs, levels)
+        result |= {f"{dtype}.{name}": value for name, value in figures.items()}
+        samples |= {f"{dtype}.{name}": value for name, value in values.items() if not name.startswith("trl_")}
+        violated += [f"{dtype}: {sentence}" for sentence in broken]
+    return result, samples, violated
 
 
 def compare(

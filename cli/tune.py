@@ -19,11 +19,12 @@ def tune(
 ) -> int:
     """Find the settings of the rollout engine that sample a run at the least cost on this machine.
 
-    Tries threads, size of cache blocks, prefix caching and compilation, each in an engine of its own on the
-    run's model and prompts, and keeps what saves 5% of a whole run with the engine's start: a run has to be
-    long for compiling to pay. On a CPU that workers share with the learner CPU seconds are spared, else
-    seconds. Some eight engines start, one after the other. Nothing is written: the last line is what to give
-    to `antiphon run`. Other threads or block sizes give other last bits, so a run keeps what it began with.
+    Tries precision, threads, cache blocks, prefix caching and compilation, each in an engine of its own on
+    the run's model and prompts, and keeps what saves 5% of a whole run with the engine's start: a run has to
+    be long for compiling to pay. On a CPU that workers share with the learner CPU seconds are spared, else
+    seconds. Some nine engines start, one after the other. Nothing is written: the last line is what to give
+    to `antiphon run`. Other threads or block sizes give other last bits, and another precision more than
+    that (docs/guides/tuning.md), so a run keeps what it began with.
 
     Args:
         path: the YAML file.
@@ -58,13 +59,13 @@ def tune(
             row |= {**asdict(trial), "cost": cost}
         trials.append(row)
         if not as_json:
-            print(f"{choice.describe():44s}{said}", flush=True)
+            print(f"{choice.describe():54s}{said}", flush=True)
 
     if not as_json:
         what = "seconds" if unit == "seconds" else "CPU seconds, since the learner shares the cores"
         print(f"{completions:,} completions a worker; what is spared: {what}\n")
         print(
-            f"{'engine':44s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}", flush=True
+            f"{'engine':54s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}", flush=True
         )
     found = find(config, seconds, unit, told)
     words = [word for word, before in zip(found.overrides(), now.overrides(), strict=True) if word != before]

@@ -29,7 +29,9 @@ Told = Callable[[EngineChoice, Trial | None, str], None]
 def current_choice(config: RunConfig) -> EngineChoice:
     """Return what a configuration says now."""
     rollout = config.rollout
-    return EngineChoice(rollout.threads, rollout.block_size, rollout.prefix_caching, rollout.compiled)
+    return EngineChoice(
+        rollout.threads, rollout.block_size, rollout.prefix_caching, rollout.compiled, config.model.dtype
+    )
 
 
 def values_to_try(config: RunConfig) -> dict[str, Sequence[Any]]:
@@ -40,6 +42,7 @@ def values_to_try(config: RunConfig) -> dict[str, Sequence[Any]]:
     blocks = (32, 64, 128) if on_cpu else (16, 32, 64)
     compiles = not on_cpu or missing_compiler() is None
     return {
+        "dtype": ("float32", "bfloat16"),
         "threads": threads,
         "block_size": blocks,
         "prefix_caching": (False, True),
@@ -96,8 +99,10 @@ def try_engine(config: RunConfig, choice: EngineChoice, seconds: float, folder: 
     """
     path, result = folder / "config.yaml", folder / "trial.json"
     result.unlink(missing_ok=True)
-    rollout = config.rollout.model_copy(update=asdict(choice))
-    path.write_text(dump_config(config.model_copy(update={"rollout": rollout})), encoding="utf-8")
+    rollout = asdict(choice)
+    model = config.model.model_copy(update={"dtype": rollout.pop("dtype")})
+    sections = {"model": model, "rollout": config.rollout.model_copy(update=rollout)}
+    path.write_text(dump_config(config.model_copy(update=sections)), encoding="utf-8")
     words = [
         sys.executable,
         "-P",

@@ -19,27 +19,32 @@ Unit = Literal["seconds", "cpu_seconds"]
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Settings that change how fast an engine samples, named as in the section `rollout`."""
+    """Settings that change how fast an engine samples, named as in the section `rollout`; `dtype` is that of
+    the section `model`."""
 
     threads: int
     block_size: int
     prefix_caching: bool
     compiled: bool
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     def overrides(self) -> list[str]:
         """Return the settings as a configuration is given them.
 
-        >>> EngineChoice(1, 32, False, True).overrides()[-1]
-        'rollout.compiled=true'
+        >>> EngineChoice(1, 32, False, True).overrides()[-2:]
+        ['rollout.compiled=true', 'model.dtype=float32']
         """
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return [f"rollout.{name}={str(value).lower()}" for name, value in values.items()]
+        values = {
+            ("model" if name == "dtype" else "rollout", name): getattr(self, name) for name in self.__slots__
+        }
+        return [f"{section}.{name}={str(value).lower()}" for (section, name), value in values.items()]
 
     def describe(self) -> str:
         """Say the settings in words."""
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         caching = "prefix caching, " if self.prefix_caching else ""
-        return f"{threads}, blocks of {self.block_size}, {caching}{'compiled' if self.compiled else 'eager'}"
+        how = "compiled" if self.compiled else "eager"
+        return f"{self.dtype}, {threads}, blocks of {self.block_size}, {caching}{how}"
 
 
 @dataclass(frozen=True, slots=True)

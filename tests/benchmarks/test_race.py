@@ -18,6 +18,7 @@ from antiphon.benchmarks.parts.race.arithmetic import (
 from antiphon.benchmarks.reward_parity import Run
 from antiphon.benchmarks.staleness import equal_seconds, row
 from antiphon.benchmarks.versus_trl import compare as compare_sides
+from antiphon.benchmarks.versus_trl import compare_each
 from antiphon.core.config import build_config
 
 SIZES = st.floats(1.0, 1e12)
@@ -120,6 +121,15 @@ def test_versus_trl_takes_the_level_where_it_gains_least_and_trl_s_best_setting(
     assert samples["wall_seconds_ratio_by_level.0.8"] == [pytest.approx(4.0, abs=1e-4)]
     assert result["wall_seconds_ratio"] == result["cpu_seconds_ratio"] == pytest.approx(3.6923)
     assert (result["generation_ratio"], result["training_ratio"], violated) == (3.0, 3.0, [])
+
+
+def test_versus_trl_tells_further_precisions_apart() -> None:
+    fast, slow = side([0.1, 0.7, 0.9], 1.0, 300.0), side([0.1, 0.6, 0.6], 2.0, 100.0)
+    theirs = {0: [side([0.1, 0.7, 0.9], 4.0, 100.0)]}
+    result, samples, violated = compare_each({"bfloat16": {0: fast}, "float32": {0: slow}}, theirs, [0.7])
+    assert result["wall_seconds_ratio"] == 4.0 and result["float32.wall_seconds_ratio"] is None
+    assert samples["antiphon_last_reward"] == [0.9] and samples["float32.antiphon_last_reward"] == [0.6]
+    assert violated == ["float32: held-out reward 0.7 was reached by TRL and not here"]
 
 
 def test_versus_trl_without_trl_has_no_ratios_and_one_never_reached_is_said() -> None:

@@ -24,12 +24,17 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_real_engines_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tuning, "values_to_try", lambda config: {"block_size": (16, 32)})
+    monkeypatch.setattr(
+        tuning, "values_to_try", lambda config: {"dtype": ("bfloat16",), "block_size": (16, 32)}
+    )
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert execute(["tune", QUICKSTART, "--seconds", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    now, impossible = told["trials"]
-    assert told["unit"] == "cpu_seconds" and told["completions"] == 60 * 32 * 8 and told["overrides"] == []
+    now, rounded, impossible = told["trials"]
+    assert told["unit"] == "cpu_seconds" and told["completions"] == 60 * 32 * 8
+    assert set(told["overrides"]) <= {"model.dtype=bfloat16"}
+    assert "model.dtype=float32" in now["overrides"] and "model.dtype=bfloat16" in rounded["overrides"]
+    assert rounded["tokens"] > 0 and not rounded["failed"]
     assert now["tokens"] > 1000 and now["sampling"]["cpu_seconds"] <= 2 * now["sampling"]["seconds"]
     assert 0 < now["completion_tokens"] <= 192 and now["cost"] > now["start"]["cpu_seconds"] > 0
     assert "rollout.block_size=16" in impossible["overrides"]
@@ -40,7 +45,7 @@ def test_real_engines_are_compared(
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     config = load_config(Path(QUICKSTART), ["model.path=examples/models/none", "services.start_timeout_s=60"])
     with pytest.raises(
-        AntiphonError, match=r"with 1 thread, blocks of 32, eager ended .*examples/models/none"
+        AntiphonError, match=r"with float32, 1 thread, blocks of 32, eager ended .*examples/models/none"
     ):
         tuning.try_engine(config, EngineChoice(1, 32, False, False), 1.0, tmp_path)
 

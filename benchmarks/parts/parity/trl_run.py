@@ -1,10 +1,11 @@
 """Parity parts: one run of TRL's GRPOTrainer with the recipe of a configuration; runs in TRL's environment.
 
-    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER THREADS [key=value ...]
+    PYTHON -m antiphon.benchmarks.parts.parity.trl_run CONFIG FOLDER THREADS DTYPE [key=value ...]
 
-The prompts come in the order in which the loop opens them, and rewards from the same environment. The
-weights of every evaluated version are written to FOLDER as safetensors; the time that takes does not count.
-The last line is a JSON object with the seconds and CPU seconds after each step, its mean reward, how
+With bfloat16 as DTYPE torch's autocast rounds what TRL multiplies, in generation and training; weights stay
+float32. The prompts come in the order in which the loop opens them, and rewards from the same environment.
+The weights of every evaluated version are written to FOLDER as safetensors; the time that takes does not
+count. The last line is a JSON object with the seconds and CPU seconds after each step, its mean reward, how
 long everything took until the first step began, and completion tokens per second of generation and of what is
 neither generation nor reward.
 """
@@ -28,7 +29,7 @@ def cpu_s() -> float:
 
 def main() -> int:
     """Train and print what happened."""
-    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[4:]
+    config_path, folder, overrides = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[5:]
     import torch
 
     torch.set_num_threads(int(sys.argv[3]))
@@ -91,7 +92,7 @@ def main() -> int:
         scale_rewards="group" if algorithm.normalise_advantages else "none",
         shuffle_dataset=False,
         use_cpu=not torch.cuda.is_available(),
-        bf16=False,
+        bf16=sys.argv[4] == "bfloat16",
         gradient_checkpointing=False,
         report_to="none",
         logging_steps=1,
