@@ -1,4 +1,4 @@
-"""Libraries of records: loaded while a run starts, so that its first steps have the cores for themselves."""
+"""Libraries of records: loaded while a run starts, so that neither its steps nor its end wait for them."""
 
 import threading
 
@@ -7,7 +7,7 @@ from antiphon.lineage.tracking.mlflow_writer import load_mlflow
 
 
 def load_libraries(record: RecordSection) -> threading.Thread:
-    """Begin to import what the writers of a run's records need, and return the thread that does.
+    """Begin to import what the writers of a run's records and its report need; return the thread that does.
 
     Nothing is written. A library that cannot be loaded is said by the writer that needs it.
     """
@@ -20,4 +20,5 @@ def _load(record: RecordSection) -> None:
     if record.mlflow:
         load_mlflow()
     if record.dvc:
-        import antiphon.lineage.ledger.document_pins  # noqa: F401 - it loads DVC
+        import antiphon.lineage.ledger.document_pins  # it loads DVC
+    import antiphon.lineage.report.page  # noqa: F401 - it loads matplotlib

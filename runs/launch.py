@@ -147,7 +147,7 @@ class LiveRun:
             drafting=drafting_summary(picture.drafting_by_epoch),
             no_signal=closing_lines(commits, run.run_dir, run.store_root.parent),
         )
-        from antiphon.lineage.report.page import build_report  # with matplotlib, which no start waits for
+        from antiphon.lineage.report.page import build_report  # with matplotlib: see `load_libraries`
 
         report = run.run_dir / "report.html"
         plots = build_report(
