@@ -58,9 +58,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds (default 3)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--trl-threads", type=int, nargs="+", default=[2, 1], help="the best counts")
-    precisions = {"nargs": "+", "choices": ["float32", "bfloat16"], "default": ["float32"]}
-    parser.add_argument("--dtypes", **precisions, help="of the engine here (default float32)")
-    parser.add_argument("--trl-dtypes", **precisions, help="of TRL (default float32)")
+    for name, whose in (("--dtypes", "of the engine here"), ("--trl-dtypes", "of TRL")):
+        said = f"precisions {whose} (default float32)"
+        parser.add_argument(name, nargs="+", choices=["float32", "bfloat16"], default=["float32"], help=said)
     parser.add_argument("--levels", type=float, nargs="+", default=list(LEVELS), help="held-out rewards")
     parser.add_argument("--interval", type=int, default=3, help="versions between evaluations (default 3)")
     parser.add_argument("--samples", type=int, default=4, help="of each held-out prompt (default 4)")

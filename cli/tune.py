@@ -59,13 +59,13 @@ def tune(
             row |= {**asdict(trial), "cost": cost}
         trials.append(row)
         if not as_json:
-            print(f"{choice.describe():54s}{said}", flush=True)
+            print(f"{choice.describe():60s}{said}", flush=True)
 
     if not as_json:
         what = "seconds" if unit == "seconds" else "CPU seconds, since the learner shares the cores"
         print(f"{completions:,} completions a worker; what is spared: {what}\n")
         print(
-            f"{'engine':54s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}", flush=True
+            f"{'engine':60s}{'start':>8s}{'tokens/s':>11s}{'tokens/CPU-s':>14s}{'the run':>11s}", flush=True
         )
     found = find(config, seconds, unit, told)
     words = [word for word, before in zip(found.overrides(), now.overrides(), strict=True) if word != before]
