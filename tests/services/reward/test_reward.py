@@ -108,7 +108,11 @@ def test_groups_are_scored_while_rewards_wait_for_their_answer_and_go_together()
     asyncio.run(story())
 
 
-def test_groups_that_were_pulled_together_are_rewarded_in_one_message() -> None:
+def test_groups_that_were_pulled_together_are_rewarded_in_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("antiphon.services.reward.service.TOGETHER_S", DEADLINE_S)  # however slow the machine
+
     async def story() -> None:
         coordinator, scorer = LightCoordinator(RunConfig()), Counting()
         coordinator.to_reward.extend(group(n, [1]) for n in range(PULL_GROUPS))
