@@ -30,7 +30,7 @@ from antiphon.simulator.outcome import Outcome
 from antiphon.simulator.process_table import RESTART_S, ProcessEntry
 from antiphon.simulator.scenario import Scenario
 from antiphon.simulator.standins import engines, training
-from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryStore
+from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryStore, logs_beside
 from antiphon.simulator.virtual.loop import Process, VirtualLoop
 from antiphon.simulator.virtual.network import Network
 from antiphon.simulator.virtual.random_streams import RandomStream
@@ -150,7 +150,8 @@ class World:
         # Tasks and messages die by themselves; looking for circles in between only takes time.
         gc.set_threshold(COLLECT_AFTER, *thresholds[1:])
         try:
-            self.loop.run(self._main())
+            with logs_beside(self.shared.journal):
+                self.loop.run(self._main())
         except UnavailableError as stuck:
             self.witness.report(str(stuck))
             self._kill_all()

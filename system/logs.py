@@ -1,18 +1,37 @@
-"""Logs: structured lines on standard error, from where a supervisor takes them."""
+"""Logs: structured lines on standard error, from where a supervisor takes them.
+
+A line that finds no place, as on a full disk, is dropped: what a program does never depends on its log.
+"""
 
 import os
 import sys
+from contextlib import suppress
+from typing import TextIO
 
 import structlog
 
 from antiphon.core.errors import ConfigError
 
 
-def configure_logs(level: str = "info") -> None:
+class LineWriter:
+    """Writes lines to a stream, or to what is standard error at that moment; never raises."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # no space, a reader that is gone, or a stream that is closed
+            print(line, file=self._stream or sys.stderr, flush=True)
+
+    debug = info = warning = error = critical = msg
+
+
+def configure_logs(level: str = "info", stream: TextIO | None = None) -> None:
     """Send structured logs to standard error, one line per event.
 
     Args:
         level: least severe level shown, unless ANTIPHON_LOG names another.
+        stream: where lines go; None: what is standard error when a line is written.
 
     Raises:
         ConfigError: when ANTIPHON_LOG names none.
@@ -23,11 +42,10 @@ def configure_logs(level: str = "info") -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            structlog.dev.ConsoleRenderer(colors=(stream or sys.stderr).isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level(level)),
-        # Looked up for each line: while a live picture is drawn, it takes what goes to standard error.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: LineWriter(stream),
         # A cached logger would write to this very stream for ever, closed or not, and evade `capture_logs`.
         cache_logger_on_first_use=False,
     )

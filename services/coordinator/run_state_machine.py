@@ -374,8 +374,8 @@ class RunStateMachine:
             except UnavailableError as error:
                 if self.clock() - since >= self.config.services.outage_timeout_s:
                     raise
-                _log.error("store.blocked", reason=str(error))
                 self._store_blocked = error
+                _log.error("store.blocked", reason=str(error))
                 await asyncio.sleep(RETRY_S)
             else:
                 self._store_blocked = None

@@ -17,7 +17,7 @@ from antiphon.lineage.store.artifact_store import open_store
 from antiphon.protos import coordinator_pb2, coordinator_pb2_grpc, rollout_pb2
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.audit_queue import AuditQueue
-from antiphon.services.coordinator.journal.databases import HUNG_S
+from antiphon.services.coordinator.journal.databases import HUNG_S, journal_gone
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, journal_place
 from antiphon.services.coordinator.journal.opening import open_journal, showing_life
 from antiphon.services.coordinator.metrics_page import metrics_page
@@ -210,6 +210,8 @@ async def serve_coordinator(
         stop.tell(stopping.set)
     refusing = partial(refusing_server, host, port, credentials) if wait_for_journal else None
     place, outage_s = journal_place(config, run_dir), config.services.outage_timeout_s
+    if wait_for_journal and isinstance(place, Path) and place.parent.is_dir() and not place.exists():
+        raise journal_gone(place)  # this run had one: it must not begin anew without a word
     opening = asyncio.ensure_future(open_journal(place, run_id, outage_s, refusing, hung_s))
     await _unless_stopped(opening, stopping)
     if opening.cancelled():

@@ -7,8 +7,13 @@ and what it had written without hearing of it is kept, as on a real disk.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import errno
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
+
+import structlog
 
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import IntegrityError, UnavailableError
@@ -26,6 +31,7 @@ from antiphon.services.coordinator.journal.store import (
     Written,
 )
 from antiphon.simulator.virtual.loop import current_process
+from antiphon.system.logs import configure_logs
 
 RUN_ID = "simulated-1"
 """Name of every simulated run."""
@@ -147,6 +153,32 @@ def check_space(full: Callable[[], bool]) -> None:
     """Raise UnavailableError where `full` says so."""
     if full():
         raise UnavailableError("no space is left on the simulated disk; free some, and the run continues")
+
+
+class _DiskLog(io.StringIO):
+    """The log of simulated processes: nobody reads it, but no line of it fits on a full disk."""
+
+    def __init__(self, full: Callable[[], bool]) -> None:
+        self._full = full
+
+    def write(self, line: str) -> int:
+        if self._full():
+            raise OSError(errno.ENOSPC, "no space is left on the simulated disk")
+        return len(line)
+
+
+@contextmanager
+def logs_beside(journal: JournalDisk) -> Iterator[None]:
+    """Have the log lines of this process, warnings and worse, go to a journal's disk."""
+    before = structlog.get_config() if structlog.is_configured() else None
+    configure_logs("warning", _DiskLog(lambda: journal.full()))
+    try:
+        yield
+    finally:
+        if before is None:
+            structlog.reset_defaults()
+        else:
+            structlog.configure(**before)
 
 
 class MemoryJournal(Journal):

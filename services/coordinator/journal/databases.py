@@ -105,6 +105,9 @@ class _File:
         self._path = path
         self._run_id = run_id
         self._claim: Any = None
+        self._files: tuple[Path, ...] = (path, path.with_name(f"{path.name}-wal"))
+        self._opened: list[os.stat_result] = []
+        """What the names of the database and its log stood for when it was first used."""
 
     def connect(self) -> sa.Connection:
         """Claim the lock file and open the database."""
@@ -118,6 +121,7 @@ class _File:
         )
         sa.event.listen(engine, "connect", _set_up_file)
         sa.event.listen(engine, "begin", _begin_immediate)
+        self._opened = []
         try:
             return engine.connect()
         except sa.exc.SQLAlchemyError as error:
@@ -155,7 +159,14 @@ class _File:
         return UnavailableError(f"the journal {self.name} cannot be used: {cause}; start the run again")
 
     def show_life(self) -> None:
-        """Touch the lock file."""
+        """Touch the lock file, and see that the database has its name still: else what is written is lost."""
+        try:
+            self._opened = self._opened or [file.stat() for file in self._files]
+            there = all(map(_is_at, self._files, self._opened))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise journal_gone(self._path)
         if self._claim is not None:
             with contextlib.suppress(OSError):  # the next use shows it
                 os.utime(self._claim.fileno())
@@ -338,6 +349,14 @@ def _lock(path: Path, run_id: str, hung_s: float | None) -> Any:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
     return lock
+
+
+def journal_gone(path: Path) -> IntegrityError:
+    """Return what is wrong when a journal that was written is no longer where it was."""
+    return IntegrityError(
+        f"the journal {path} or its log was removed or replaced while the run used it, and nothing is "
+        "acknowledged any more; put a copy of it back and start the run again, or start another run"
+    )
 
 
 def _taken(run_id: str, who: str) -> ConfigError:

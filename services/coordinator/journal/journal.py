@@ -192,10 +192,15 @@ class Journal:
         the state after the last of the events, of which there must be one then.
 
         Raises:
-            AntiphonError: when an earlier write failed; the journal takes nothing after that.
+            AntiphonError: when an earlier write failed or has no known end; nothing is taken after that.
         """
         if self.failure is not None:
             raise self.failure
+        if self._writing is not None and self._flushing is None:
+            raise IntegrityError(
+                f"nobody knows whether the last events of the journal {self._store.place} are on the disk; "
+                "start the run again"
+            )
         loop = asyncio.get_running_loop()
         if not (events or payloads or forget or history or trained):
             last = self._pending_done or self._writing
@@ -265,15 +270,16 @@ class Journal:
                     self._fail(error, done)
                     return
                 except BaseException as error:  # whoever waits must not wait for ever
-                    _log.error("journal.broke", exc_info=error)
                     broke = f"the journal {self._store.place} broke ({error!r}); the log has the details"
                     self._fail(IntegrityError(f"{broke}, and a restart continues"), done)
+                    _log.error("journal.broke", exc_info=error)
                     raise
+                self._writing = None
                 self._next_write = loop.time() + GATHER_S
                 done.set_result(None)
                 self.grown.notify()
         finally:
-            self._flushing = self._writing = None
+            self._flushing = None
 
     async def _write(self, batch: WriteBatch) -> None:
         loop = asyncio.get_running_loop()
@@ -284,15 +290,15 @@ class Journal:
             except UnavailableError as error:
                 if loop.time() - since >= self._longest_wait_s:
                     raise
-                if self.blocked is None:
+                news, self.blocked = self.blocked is None, error
+                if news:
                     _log.error("journal.blocked", reason=str(error))
-                self.blocked = error
             else:
                 break
             await asyncio.sleep(self._retry_s)
         if self.blocked is not None:
-            _log.info("journal.unblocked", blocked_s=round(loop.time() - since, 1))
             self.blocked = None
+            _log.info("journal.unblocked", blocked_s=round(loop.time() - since, 1))
         if written is Written.OVERTAKEN:
             raise self.overtaken()
 

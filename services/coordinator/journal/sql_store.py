@@ -55,7 +55,11 @@ class SqlPlace(Protocol):
         """Return what an error of the database means."""
 
     def show_life(self) -> None:
-        """Leave a sign that the holder of the place works, for a successor that waits."""
+        """Leave a sign that the holder of the place works, for a successor that waits; called after each use.
+
+        Raises:
+            IntegrityError: when what was used is no longer what has the place's name.
+        """
 
     def release(self) -> None:
         """Let another process have the place."""

@@ -1,23 +1,30 @@
 """Power loss and full disks: what was acknowledged is there, nothing is torn, and a run goes on."""
 
 import asyncio
+import errno
+import io
 import os
 import shutil
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.checks import submission_digest
 from antiphon.services.coordinator.api import LeaseRequest
-from antiphon.services.coordinator.journal.journal import Journal, TrainedRow
-from antiphon.services.coordinator.server import JOURNAL_NAME
+from antiphon.services.coordinator.journal.databases import open_sql_store
+from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, Journal, TrainedRow
+from antiphon.services.coordinator.journal.store import WriteBatch, Written
+from antiphon.services.coordinator.server import serve_coordinator
+from antiphon.system.logs import configure_logs
 from tests.support.light_parties import LightWorker, hello, reward_all, sample_lease, served, train_all
 from tests.support.loop_model import RUN_ID, light_manifest, make_config
 
@@ -183,3 +190,81 @@ def test_a_payload_that_rotted_is_not_believed(tmp_path: Path) -> None:
                 await site.service.pull_for_reward("judge", 1, 0.0)
 
     asyncio.run(act())
+
+
+class BrokenLog(io.TextIOBase):
+    """A log that takes no line, and is not asked twice."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["dropped", "raised"])
+def test_a_log_on_the_same_full_disk_loses_no_batch(
+    tmp_path: Path, raises: bool, monkeypatch: pytest.MonkeyPatch, logs_as_they_were: None
+) -> None:
+    """Even where a log line raises, nothing is acknowledged behind a batch whose end nobody knows."""
+    configure_logs()
+    monkeypatch.setattr("sys.stderr", BrokenLog())
+    if raises:
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    store = open_sql_store(tmp_path / JOURNAL_NAME, RUN_ID)
+    write, full = store.write, True
+
+    def write_if_there_is_space(batch: WriteBatch) -> Written:
+        if full:
+            raise UnavailableError("no space is left for the journal")
+        return write(batch)
+
+    monkeypatch.setattr(store, "write", write_if_there_is_space)
+
+    async def act() -> int:
+        nonlocal full
+        journal = Journal(store, RUN_ID, retry_s=0.01)
+        first = journal.enqueue([e.StepOpened(0)])
+        await asyncio.wait([first], timeout=0.1)
+        acknowledged, full = 0, False
+        for written in (lambda: first, lambda: journal.enqueue([e.StepOpened(1)])):
+            try:
+                await asyncio.wait_for(written(), 10.0)
+                acknowledged += 1
+            except (IntegrityError, OSError):
+                assert raises
+        with suppress(OSError):
+            await journal.close()
+        return acknowledged
+
+    acknowledged = asyncio.run(act())
+    assert acknowledged == (0 if raises else 2)
+    store.close()
+    again = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
+    assert len(list(again.replay())) >= acknowledged
+    asyncio.run(again.close())
+
+
+@pytest.mark.parametrize("lost", [JOURNAL_NAME, f"{JOURNAL_NAME}-wal"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_removed_journal_is_noticed_at_the_next_write(tmp_path: Path, lost: str, replaced: bool) -> None:
+    async def act() -> None:
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID)
+        await journal.enqueue([e.StepOpened(0)])
+        (tmp_path / lost).rename(tmp_path / "elsewhere")
+        if replaced:
+            shutil.copy(tmp_path / "elsewhere", tmp_path / lost)
+        with pytest.raises(IntegrityError, match=r"journal\.db or its log was removed or replaced"):
+            await journal.enqueue([e.StepOpened(1)])
+        with pytest.raises(IntegrityError, match="was removed"):
+            journal.enqueue([e.StepOpened(2)])
+        await journal.close()
+
+    asyncio.run(act())
+
+
+def test_a_coordinator_that_is_started_again_without_its_journal_does_not_begin_anew(tmp_path: Path) -> None:
+    config = make_config()
+    starting = serve_coordinator(
+        config, RUN_ID, tmp_path, tmp_path, "127.0.0.1", 0, lambda port: None, wait_for_journal=True
+    )
+    with pytest.raises(IntegrityError, match="was removed or replaced"):
+        asyncio.run(starting)
+    assert not (tmp_path / JOURNAL_NAME).exists()
