@@ -55,7 +55,8 @@ def run_post_train(
     os.environ["ANTIPHON_HOME"] = str(home)
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     surroundings = Surroundings(view, options or RunOptions(), checked=True, interrupt=interrupt)
-    preflight(config, home, surroundings.options.results)
+    for note in preflight(config, home, surroundings.options.results):
+        view.message(f"note: {note}")
     place = run_directory.choose_run(config, run_id, home, surroundings.options.fresh)
     run_directory.check_place(place, config)
     with ExitStack() as stack:

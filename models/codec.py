@@ -19,6 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from antiphon.core.errors import ConfigError
+from antiphon.models.directory import end_tokens
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """owner/name, as a model hub spells it."""
@@ -88,7 +89,7 @@ class TextCodec:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        end_token_id: int,
+        end_tokens: Sequence[int],
         vocabulary_size: int,
         render: Callable[[str], list[int]] | None = None,
     ) -> None:
@@ -100,8 +101,9 @@ class TextCodec:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._render = render
-        self.end_token_id = end_token_id
-        """With this token the model ends a completion."""
+        self.end_token_id = end_tokens[0]
+        """With this token the model's turn ends."""
+        self._ends = frozenset(end_tokens)
         unknown = getattr(tokenizer.model, "unk_token", None)
         self._unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)
         self.vocabulary_size = vocabulary_size
@@ -120,12 +122,13 @@ class TextCodec:
             return _load_from_hub(model_path)
         config = _read_json(folder / "config.json", model_path)
         tokenizer_config = _read_json(folder / "tokenizer_config.json", model_path, required=False)
-        generation = _read_json(folder / "generation_config.json", model_path, required=False)
+        _read_json(folder / "generation_config.json", model_path, required=False)
         tokenizer = _read_tokenizer(folder / "tokenizer.json", model_path)
         render = None
-        if "chat_template" in tokenizer_config or any(folder.glob("chat_template.*")):
-            render = _chat_renderer(_load_pretrained(model_path))
-        return _checked(model_path, tokenizer, config, tokenizer_config, generation, render)
+        # null is what exporters write where there is none.
+        if tokenizer_config.get("chat_template") is not None or any(folder.glob("chat_template.*")):
+            render = _chat_renderer(_load_pretrained(model_path), model_path)
+        return _checked(model_path, tokenizer, config, end_tokens(folder, tokenizer), render)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Turn a prompt into token ids: one user turn where there is a chat template, else plain.
@@ -160,8 +163,8 @@ class TextCodec:
     def decode(self, token_ids: Iterable[int]) -> str:
         """Turn a completion's ids into text; special tokens and unknown ids are left out."""
         numbers = token_ids.tolist() if isinstance(token_ids, np.ndarray) else map(int, token_ids)
-        size, end = self.vocabulary_size, self.end_token_id
-        ids = [i for i in numbers if 0 <= i < size and i != end]
+        size, ends = self.vocabulary_size, self._ends
+        ids = [i for i in numbers if 0 <= i < size and i not in ends]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
@@ -225,9 +228,12 @@ def _load_from_hub(model_path: str) -> TextCodec:
             f"model.path={model_path!r} has no fast tokenizer; give a model with a tokenizer.json"
         )
     config = AutoConfig.from_pretrained(model_path, local_files_only=offline).to_dict()
-    render = _chat_renderer(pretrained) if pretrained.chat_template else None
-    tokenizer_config = {"eos_token": pretrained.eos_token}
-    return _checked(model_path, pretrained.backend_tokenizer, config, tokenizer_config, {}, render)
+    render = _chat_renderer(pretrained, model_path) if pretrained.chat_template else None
+    named = config.get("eos_token_id")
+    ends = [pretrained.eos_token_id, *(named if isinstance(named, list) else [named])]
+    return _checked(
+        model_path, pretrained.backend_tokenizer, config, [i for i in ends if i is not None], render
+    )
 
 
 def _without_hub(model_path: str) -> bool:
@@ -258,10 +264,21 @@ def _without_hub(model_path: str) -> bool:
     return True
 
 
-def _chat_renderer(pretrained: Any) -> Callable[[str], list[int]]:
+def _chat_renderer(pretrained: Any, model_path: str) -> Callable[[str], list[int]]:
+    from jinja2 import TemplateError
+
     def render(text: str) -> list[int]:
         turns = [{"role": "user", "content": text}]
-        words = pretrained.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        try:
+            words = pretrained.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, ValueError, TypeError) as error:  # broken, or it refuses what it is given
+            number = getattr(error, "lineno", None)
+            line = "" if number is None else f"line {number}: "
+            raise ConfigError(
+                f"model.path={model_path!r}: its chat template fails on one user turn without a system turn "
+                f"({line}{' '.join(str(error).split())[:200]}); mend it, or set chat_template to null in "
+                "tokenizer_config.json to have prompts encoded plainly"
+            ) from error
         # The template writes its own special tokens; adding them again would double the first.
         return list(pretrained.encode(words, add_special_tokens=False))
 
@@ -272,8 +289,7 @@ def _checked(
     model_path: str,
     tokenizer: Tokenizer,
     config: dict[str, Any],
-    tokenizer_config: dict[str, Any],
-    generation: dict[str, Any],
+    ends: Sequence[int],
     render: Callable[[str], list[int]] | None,
 ) -> TextCodec:
     rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
@@ -288,36 +304,16 @@ def _checked(
             f"model.path={model_path!r}: its tokenizer has {tokens} tokens, but config.json says "
             f"vocab_size={rows}; put the model's own tokenizer beside it"
         )
-    end = _end_token(vocabulary, tokenizer_config, [generation, config])
-    if end is None:
+    if not ends:
         raise ConfigError(
-            f"model.path={model_path!r} names no end token that its tokenizer has; "
-            "set eos_token in tokenizer_config.json"
+            f"model.path={model_path!r} names no end token; set eos_token in tokenizer_config.json"
         )
-    if not 0 <= end < rows:
+    if outside := [end for end in ends if not 0 <= end < rows]:
         raise ConfigError(
-            f"model.path={model_path!r}: end token {end} lies outside vocab_size={rows}; "
+            f"model.path={model_path!r}: end token {outside[0]} lies outside vocab_size={rows}; "
             "put the model's own tokenizer beside it"
         )
-    return TextCodec(tokenizer, end, rows, render)
-
-
-def _end_token(
-    vocabulary: dict[str, int], tokenizer_config: dict[str, Any], fallbacks: Sequence[dict[str, Any]]
-) -> int | None:
-    """Return the tokenizer's own end token, else the first id that the model's files name."""
-    named = tokenizer_config.get("eos_token")
-    if isinstance(named, dict):
-        named = named.get("content")
-    if named is not None:
-        return vocabulary.get(str(named))
-    for tree in fallbacks:
-        ids = tree.get("eos_token_id")
-        if isinstance(ids, list):
-            ids = ids[0] if ids else None
-        if isinstance(ids, int):
-            return ids
-    return None
+    return TextCodec(tokenizer, ends, rows, render)
 
 
 def decoder(path: str) -> Callable[[Iterable[int]], str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 
 from antiphon.core.errors import ConfigError
 
@@ -18,19 +19,36 @@ WHOLE_BYTES = 32 << 20
 SAMPLE_BYTES = 1 << 20
 """Of each larger file, the beginning, the middle and the end count with so many bytes each."""
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEAD = "lm_head.weight"
 TENSOR_TABLE = "tensors.json"
 """Of a directory without weights: [name, dtype, shape] of each tensor that a snapshot must bring."""
+
+
+_POINTER = b"version https://git-lfs"
+"""Begins a file that git-lfs left instead of the content."""
+_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""Keys under which a model's configuration names its positions, as vLLM looks for them."""
+_SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of position embedding whose configuration names the longer context itself."""
 
 
 def model_digest(model_dir: Path) -> str:
     """Return a digest of the files of a model directory, by name: 64 hex digits.
 
     It is made in a moment whatever the size of the model: of large files only samples are read, which
-    differ between any two states of training. Hidden files and folders are left out.
+    differ between any two states of training. Hidden files, folders and weights that do not count are left
+    out.
     """
     found = blake3()
+    counted = set(weight_files(model_dir))
     for path in sorted(model_dir.iterdir()):
         if path.name.startswith(".") or not path.is_file():
+            continue
+        if path.suffix == ".safetensors" and path not in counted:
             continue
         size = path.stat().st_size
         found.update(f"{path.name}\0{size}\0".encode())
@@ -44,8 +62,64 @@ def model_digest(model_dir: Path) -> str:
     return found.hexdigest()
 
 
+def weight_files(model_dir: Path) -> list[Path]:
+    """Return the files that hold the model's tensors: those that its index names, else the one; or none.
+
+    Beside an index, weights in other files, as publishers add them in names of their own, do not count.
+
+    Raises:
+        ConfigError: when the index names a file that is not there, or it is unclear which files count.
+    """
+    one = model_dir / WEIGHTS
+    named = set((_read_json(model_dir / INDEX) or {}).get("weight_map", {}).values())
+    if not named:
+        others = [path.name for path in sorted(model_dir.glob("*.safetensors")) if path != one]
+        if others:
+            raise ConfigError(
+                f"model.path={model_dir} has {', '.join(others)}, which no index names; move it away, or "
+                f"copy {INDEX} there"
+            )
+        return [one] if one.is_file() else []
+    if absent := sorted(name for name in named if not (model_dir / name).is_file()):
+        raise ConfigError(
+            f"model.path={model_dir} lacks {', '.join(absent)}, which its index names; copy it there"
+        )
+    if one.is_file() and WEIGHTS not in named:
+        raise ConfigError(
+            f"model.path={model_dir} has {WEIGHTS} and an index that names other files; "
+            "move one of the two away"
+        )
+    return [model_dir / name for name in sorted(named)]
+
+
+def check_pointers(model_dir: Path) -> None:
+    """Check that the files of a folder are there, and not only what git-lfs leaves in their place.
+
+    Raises:
+        ConfigError: naming the first that is such a pointer.
+    """
+    for path in sorted(model_dir.glob("[!.]*")):
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
+            raise ConfigError(
+                f"model.path={model_dir}: {path.name} is a pointer of git-lfs, not the file itself; "
+                "run `git lfs pull` in that clone"
+            )
+
+
+def most_positions(model_dir: Path) -> int | None:
+    """Return how many positions the model has, tokens, as vLLM counts them; None where no file says it."""
+    tree = _read_json(model_dir / "config.json") or {}
+    tree = tree.get("text_config") or tree
+    found = [tree[name] for name in _LENGTHS if isinstance(tree.get(name), int)]
+    if not found:
+        return None
+    rope = tree.get("rope_parameters") or tree.get("rope_scaling") or {}
+    scaled = (rope.get("rope_type") or rope.get("type")) in _SCALED_ALREADY
+    return int(min(found) * (1.0 if scaled else rope.get("factor") or 1.0))
+
+
 def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of the directory's tensors, in file order, without a tied lm_head.
+    """Return name -> shape of the directory's tensors, in file order, without a tied head.
 
     A directory without weights has a table of them instead.
 
@@ -57,13 +131,85 @@ def expected_tensors(model_dir: Path) -> dict[str, tuple[int, ...]]:
         raise ConfigError(f"model.path={model_dir} has no config.json; give a Hugging Face model directory")
     shapes = {name: shape for name, _, shape in tensor_table(model_dir)}
     if config.get("tie_word_embeddings", False):
-        shapes.pop("lm_head.weight", None)
+        shapes.pop(HEAD, None)
     return shapes
+
+
+def check_tensors(
+    model_dir: Path, asked: dict[str, tuple[int, ...]], tied: dict[str, str], have: dict[str, tuple[int, ...]]
+) -> None:
+    """Compare the tensors that a directory holds with those that its configuration asks for.
+
+    Args:
+        model_dir: for the words, and for the values of a head.
+        asked: name -> shape of each weight once, as the learner publishes them.
+        tied: further names of such a weight -> its name in `asked`.
+        have: what `expected_tensors` found.
+
+    Raises:
+        ConfigError: when one is missing, which would be made up at random, has another shape or no place in
+            the model, or differs from the one that it is tied to.
+    """
+    place = f"model.path={model_dir}"
+    missing, extra = [n for n in asked if n not in have], [n for n in have if n not in asked]
+    for name in asked:
+        if name in have and have[name] != asked[name]:
+            raise ConfigError(
+                f"{place}: {name} has shape {list(have[name])}, but config.json asks for "
+                f"{list(asked[name])}; put the config.json that belongs to the weights beside them"
+            )
+    if missing == [HEAD]:
+        raise ConfigError(
+            f"{place} lacks {HEAD}, which config.json asks for; copy the model anew, or set "
+            "tie_word_embeddings to true in config.json if its head is the embedding"
+        )
+    if missing and not extra:
+        raise ConfigError(f"{place} lacks {_some(missing)} that config.json asks for; copy the model anew")
+    if missing or extra:
+        lacks = f" and lacks {_some(missing)} that it asks for" if missing else ""
+        raise ConfigError(
+            f"{place} has {_some(extra)} for which config.json has no place{lacks}; "
+            "put the config.json that belongs to the weights beside them, or save the model anew with "
+            "transformers' save_pretrained"
+        )
+    for name, other in tied.items():
+        if not _same_values(model_dir, name, other):
+            raise ConfigError(
+                f"{place}: config.json ties {name} to {other}, but they differ; set "
+                "tie_word_embeddings to false in config.json to train a head of its own, or leave "
+                f"{name} out of the file"
+            )
+
+
+def _some(names: list[str]) -> str:
+    count = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
+    return f"{count} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+def _same_values(model_dir: Path, name: str, other: str) -> bool:
+    """Tell whether two tensors are equal, byte for byte; one that is not there equals any."""
+    found = [_values_digest(file, n) for n in (name, other) for file in weight_files(model_dir)]
+    return len({digest for digest in found if digest is not None}) <= 1
+
+
+def _values_digest(file: Path, name: str) -> str | None:
+    """Return the digest of a tensor's bytes; None where the file has none of that name."""
+    with file.open("rb") as content:
+        size = int.from_bytes(content.read(8), "little")
+        entry = json.loads(content.read(size)).get(name)
+        if entry is None:
+            return None
+        start, stop = entry["data_offsets"]
+        content.seek(8 + size + start)
+        digest = blake3(entry["dtype"].encode())
+        for at in range(start, stop, WHOLE_BYTES):
+            digest.update(content.read(min(WHOLE_BYTES, stop - at)))
+        return digest.hexdigest()
 
 
 def lacks_weights(model_dir: Path) -> bool:
     """Return whether a directory describes a model without holding its weights."""
-    return (model_dir / TENSOR_TABLE).is_file() and not any(model_dir.glob("*.safetensors"))
+    return (model_dir / TENSOR_TABLE).is_file() and not weight_files(model_dir)
 
 
 def tensor_table(model_dir: Path) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -74,14 +220,9 @@ def tensor_table(model_dir: Path) -> list[tuple[str, str, tuple[int, ...]]]:
     """
     if lacks_weights(model_dir):
         return _read_table(model_dir / TENSOR_TABLE)
-    files = sorted(model_dir.glob("*.safetensors"))
+    files = weight_files(model_dir)
     if not files:
-        raise ConfigError(f"model.path={model_dir} has no .safetensors file; save the model in that format")
-    parts = set((_read_json(model_dir / "model.safetensors.index.json") or {}).get("weight_map", {}).values())
-    if absent := sorted(parts - {file.name for file in files}):
-        raise ConfigError(
-            f"model.path={model_dir} lacks {', '.join(absent)}, which its index names; copy it there"
-        )
+        raise ConfigError(f"model.path={model_dir} has no {WEIGHTS}; save the model in that format")
     found: list[tuple[str, str, tuple[int, ...]]] = []
     for file in files:
         try:
@@ -106,17 +247,43 @@ def _read_table(path: Path) -> list[tuple[str, str, tuple[int, ...]]]:
         raise ConfigError(f"{path} is no table of tensors ({error}); fetch the worker kit again") from error
 
 
-def end_tokens(model_dir: Path) -> tuple[int, ...]:
-    """Return the end tokens of the generation config, else of the model config.
+def end_tokens(model_dir: Path, tokenizer: Tokenizer | None = None) -> tuple[int, ...]:
+    """Return every token that ends a completion: the tokenizer's, then what the two configurations add.
+
+    Args:
+        model_dir: the directory.
+        tokenizer: its tokenizer, where it is loaded already.
 
     Raises:
-        ConfigError: when neither names one.
+        ConfigError: when none is named, or a file cannot be read.
     """
+    named = end_tokens_by_file(model_dir, tokenizer).values()
+    return tuple(dict.fromkeys(token for tokens in named for token in tokens))
+
+
+def end_tokens_by_file(model_dir: Path, tokenizer: Tokenizer | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the end tokens that each file of a directory names, those left out that name none.
+
+    Raises:
+        ConfigError: when none does, or a file cannot be read.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    named = (_read_json(model_dir / "tokenizer_config.json") or {}).get("eos_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    if named is not None:
+        tokenizer = tokenizer or Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        if (token := tokenizer.token_to_id(str(named))) is not None:
+            found["tokenizer_config.json"] = (token,)
     for name in ("generation_config.json", "config.json"):
         value = (_read_json(model_dir / name) or {}).get("eos_token_id")
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (int(value),)
-    raise ConfigError(f"model.path={model_dir} names no eos_token_id; add it to generation_config.json")
+        if isinstance(value, (int, list)) and value != []:
+            found[name] = tuple(value) if isinstance(value, list) else (value,)
+    if not found:
+        raise ConfigError(
+            f"model.path={model_dir} names no end token that its tokenizer has; set eos_token in "
+            "tokenizer_config.json or eos_token_id in generation_config.json"
+        )
+    return found
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -32,7 +32,8 @@ _FIXES = {kind.name: kind.fix for kind in ALARMS}
 def current_alarms(commits: Sequence[StepCommit], config: RunConfig, directory: Path) -> tuple[Alarm, ...]:
     """Return what all commits of a run, in order, and the disk of its folder show now."""
     vocabulary = _vocabulary(config.model.path)
-    found = find_alarms(commits, config.loop.max_staleness, vocabulary, config.run.steps)
+    limits = config.loop.max_staleness, vocabulary, config.run.steps, config.sampling.max_tokens
+    found = find_alarms(commits, *limits)
     return (*found, *_space(directory))
 
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from antiphon.lineage.run_events import EventPacker
 from antiphon.runs.directory import is_finished
 from antiphon.services.coordinator.api import Coordinator
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.coordinator.journal.pinned import MODEL_FILES
 from antiphon.services.coordinator.prompts import PromptSource, RestingPrompts
 from antiphon.services.security.credentials import VARIABLE, Credentials, find_credentials, lets_others_in
 from antiphon.services.security.local_run import ensure_local_credentials, local_credentials
@@ -115,8 +114,6 @@ async def _client(
 async def _coordinator_on(
     directory: Path, config: RunConfig, store_root: Path, credentials: Credentials
 ) -> AsyncIterator[str]:
-    from antiphon.services.coordinator.journal.journal import journal_place
-    from antiphon.services.coordinator.journal.reading import event_bodies
     from antiphon.services.coordinator.server import serve_coordinator
     from antiphon.system.logs import configure_logs
 
@@ -124,9 +121,7 @@ async def _coordinator_on(
     prompts: PromptSource | None = None
     if is_finished(directory):
         # Its model and its environment may not be on this machine, and nobody will ask for a prompt.
-        with closing(event_bodies(journal_place(config, directory), directory.name)) as bodies:
-            opened = json.loads(next(bodies))
-        prompts = RestingPrompts(opened["pinned"].get(MODEL_FILES, ""))
+        prompts = RestingPrompts()
     host = "127.0.0.1"
     bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.ensure_future(

@@ -18,6 +18,10 @@ from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.ledger.layout import find_project, shard_directories
+from antiphon.lineage.run_overview import is_running
+from antiphon.services.coordinator.journal.journal import journal_place
+from antiphon.services.coordinator.journal.pinned import check_same_run, input_files, pinned_values
+from antiphon.services.coordinator.journal.reading import opened_with
 from antiphon.system.files import flush_folder, write_atomically
 from antiphon.system.free_space import free_bytes
 
@@ -69,7 +73,7 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
 
     Raises:
         ConfigError: when `run_id` does not exist, is finished, or was begun with another
-            configuration.
+            configuration; or the model or the environment changed since the unfinished one made steps.
     """
     runs = home / "runs"
     if run_id is not None:
@@ -91,9 +95,28 @@ def choose_run(config: RunConfig, run_id: str | None, home: Path, fresh: bool) -
             if _has_ledger(config, candidate, home):
                 continue  # of another home, or of a clone whose ledgers came with git
             return RunPlace(candidate, directory, resumed=False)
-        if not fresh and not is_finished(directory) and (directory / "config.yaml").exists():
+        unfinished = not is_finished(directory) and (directory / "config.yaml").exists()
+        if unfinished and not fresh and not _made_anew(config, directory):
             return RunPlace(candidate, directory, resumed=True)
     raise ConfigError(f"too many runs named {stem} under {runs}; give run.name another value")
+
+
+def _made_anew(config: RunConfig, directory: Path) -> bool:
+    """Return whether the model or the environment of a run changed before it made a step: it is given up.
+
+    Raises:
+        ConfigError: when they changed after it.
+    """
+    if is_running(directory):
+        return False  # its lock says so
+    before, committed = opened_with(journal_place(config, directory), directory.name)
+    try:
+        check_same_run(directory.name, before, pinned_values(config, input_files(config)))
+    except ConfigError:
+        if committed:
+            raise
+        return True
+    return False
 
 
 def _has_ledger(config: RunConfig, run_id: str, home: Path) -> bool:

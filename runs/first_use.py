@@ -2,9 +2,9 @@
 
     python -m antiphon.runs.first_use
 
-compiles the project's modules and the draft and patch kernels into their caches on disk, and makes empty
-databases of Prefect and MLflow that new homes begin with. Set-up calls it once; without it the first run
-makes all itself, seconds later.
+compiles the project's modules and the draft and patch kernels into their caches on disk, makes empty
+databases of Prefect and MLflow that new homes begin with, and looks at the demo's model. Set-up calls it
+once; without it the first run makes all itself, seconds later.
 """
 
 import compileall
@@ -21,6 +21,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.records import TensorEntry
 from antiphon.lineage.tracking.mlflow_writer import make_empty_database
 from antiphon.services.broadcast.patch import apply_patch, decode_full, encode_full, encode_patch
+from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.system.set_up import empty_database
 
 MIGRATE_S = 300.0
@@ -92,7 +93,9 @@ def make_empty_prefect() -> None:
 
 
 if __name__ == "__main__":
-    compile_modules(Path(__file__).resolve().parents[1])
+    project = Path(__file__).resolve().parents[1]
+    compile_modules(project)
+    check_weights(project / "examples" / "models" / "chain-sum")
     compile_kernels()
     make_empty_prefect()
     make_empty_mlflow()

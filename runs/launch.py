@@ -145,7 +145,9 @@ class LiveRun:
             records=records,
             cpu_s=cpu_s,
             drafting=drafting_summary(picture.drafting_by_epoch),
-            no_signal=closing_lines(commits, run.run_dir, run.store_root.parent),
+            no_signal=closing_lines(
+                commits, run.run_dir, run.store_root.parent, run.config.sampling.max_tokens
+            ),
         )
         from antiphon.lineage.report.page import build_report  # with matplotlib: see `load_libraries`
 
@@ -221,7 +223,8 @@ def open_run(
         return
     view, options = surroundings.view, surroundings.options
     if not surroundings.checked:
-        preflight(config, home, options.results)
+        for note in preflight(config, home, options.results):
+            view.message(f"note: {note}")
     place = run_directory.choose_run(config, run_id, home, options.fresh)
     run_directory.create(place, config)
     with ExitStack() as stack:

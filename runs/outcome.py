@@ -97,7 +97,9 @@ def epochs_words(by_epoch: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(epochs)
 
 
-def closing_lines(commits: Sequence[StepCommit], run_dir: Path, home: Path) -> list[str]:
+def closing_lines(
+    commits: Sequence[StepCommit], run_dir: Path, home: Path, max_tokens: int | None = None
+) -> list[str]:
     """Return what the end of a run says when none of its steps trained anything; nothing when one did.
 
     First a sentence with the fix, then a few completions of the newest version that has any.
@@ -106,7 +108,7 @@ def closing_lines(commits: Sequence[StepCommit], run_dir: Path, home: Path) -> l
     if not commits or not all(why):
         return []
     fix = next(kind.fix for kind in ALARMS if kind.name == "no_signal")
-    said = [f"no_signal: this run taught nothing; {no_signal_words(commits, why)}; {fix}"]
+    said = [f"no_signal: this run taught nothing; {no_signal_words(commits, why, max_tokens)}; {fix}"]
     try:
         found = samples_of(run_dir, home, count=1)[:SHOWN]
     except AntiphonError as error:

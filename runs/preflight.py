@@ -11,12 +11,13 @@ from antiphon.environments.registry import make_environment
 from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.models.directory import end_tokens, expected_tensors
+from antiphon.models.directory import check_pointers, end_tokens_by_file, expected_tensors, most_positions
 from antiphon.runs.directory import make_usable
 from antiphon.runs.servers.prefect_server import check_port
 from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.services.broadcast.transports.object_store import object_place
 from antiphon.services.coordinator.prompts import EnvironmentPrompts
+from antiphon.services.learner.asked_tensors import check_weights
 from antiphon.services.rpc.serving import check_host
 from antiphon.services.security.credentials import find_credentials, needed_token_key
 
@@ -26,15 +27,17 @@ CHECKED_PROMPTS = 256
 """Prompts of each split that are tokenised before anything starts; the coordinator checks them all."""
 
 
-def preflight(config: RunConfig, home: Path, results: Path | None = None) -> None:
+def preflight(config: RunConfig, home: Path, results: Path | None = None) -> list[str]:
     """Check everything that can be checked without starting anything; then make `home` and `results`.
 
+    Returns what is worth a note, in sentences.
+
     Raises:
-        ConfigError: for a missing model or one without weights, a tokenizer that does not match, an
-            unknown environment or one that breaks its contract, impossible parameters, prompts too long
-            for the engine, prompts that the tokenizer loses, an address that cannot be listened on, a
-            ledger outside a DVC project, a remote or object store that refuses, or a folder that cannot be
-            written.
+        ConfigError: for a missing model, or one whose weights are not those that its configuration asks for
+            or whose context is too short, a tokenizer that does not match, an unknown environment or one that
+            breaks its contract, impossible parameters, prompts too long for the engine, prompts that the
+            tokenizer loses, an address that cannot be listened on, a ledger outside a DVC project, a remote
+            or object store that refuses, or a folder that cannot be written.
         UnavailableError: when such a store does not answer.
     """
     services = config.services
@@ -59,10 +62,13 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> Non
     if config.broadcast.lattica_port is not None and (reason := missing_reason()) is not None:
         raise ConfigError(f"broadcast.lattica_port={config.broadcast.lattica_port}: {reason}")
     model = Path(resolve_model_path(config.model.path))
+    notes: list[str] = []
+    if model.is_dir():
+        check_pointers(model)
     codec = TextCodec.load(str(model))
     if model.is_dir():
         expected_tensors(model)
-        end_tokens(model)
+        notes += check_model(config, model)
     section = config.environment
     environment = make_environment(
         section.name, section.parameters, section.seed, section.train_size, section.heldout_size
@@ -82,6 +88,27 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> Non
     if results is not None:
         make_usable(results, "--results")
     make_usable(home, "ANTIPHON_HOME")
+    return notes
+
+
+def check_model(config: RunConfig, model: Path) -> list[str]:
+    """Check a model folder against its own configuration and the run's, and return what is worth a note.
+
+    Raises:
+        ConfigError: when a tensor is missing, superfluous or of another shape, or the context is too short.
+    """
+    check_weights(model)
+    wanted, positions = config.rollout.max_model_tokens, most_positions(model)
+    if positions is not None and wanted > positions:
+        raise ConfigError(
+            f"rollout.max_model_tokens={wanted} is more than the {positions} positions of model.path={model} "
+            f"(config.json); set rollout.max_model_tokens={positions} or less"
+        )
+    named = end_tokens_by_file(model)
+    if len({frozenset(tokens) for tokens in named.values()}) > 1:
+        said = ", ".join(f"{list(tokens)} in {name}" for name, tokens in named.items())
+        return [f"the files of model.path name different end tokens ({said}); each of them ends an answer"]
+    return []
 
 
 def check_characters(problems: Iterable[Problem], codec: TextCodec, limit: float) -> None:

@@ -31,6 +31,8 @@ USEFUL_SHARE = 0.3
 """Effective sample share of the weights that were applied, below which most tokens carry no weight."""
 AT_BOUND_SHARE = 0.95
 """Of the bound; a mean staleness above it leaves no room for a late worker."""
+CUT_SHARE = 0.95
+"""Of sampling.max_tokens; where the mean length is above it, most answers did not end by themselves."""
 IDLE_STEPS = 5
 """So many steps in a row that train nothing are worth a sentence; a single one is ordinary."""
 LEAST_FREE_BYTES = 1 << 30
@@ -95,8 +97,8 @@ ALARMS: tuple[AlarmKind, ...] = (
     ),
     AlarmKind(
         "staleness_at_bound",
-        f"mean staleness above {AT_BOUND_SHARE:.0%} of loop.max_staleness",
-        "add workers, or raise the bound; groups that come later are dropped",
+        f"groups were dropped as too old, mean staleness above {AT_BOUND_SHARE:.0%} of loop.max_staleness",
+        "give the learner or the workers more, or raise loop.max_staleness",
     ),
     AlarmKind(
         "stall",
@@ -126,13 +128,15 @@ def find_alarms(
     max_staleness: int,
     vocabulary: int | None = None,
     steps: int | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[Alarm, ...]:
     """Return what the metrics of the last window of steps show.
 
     `commits` are all commits so far, in step order; without a `vocabulary` (number of tokens V) the
-    entropy's upper end is not watched, and without `steps` (run.steps) it is not known when a run is over.
+    entropy's upper end is not watched, without `steps` (run.steps) it is not known when a run is over, and
+    without `max_tokens` (sampling.max_tokens) not which completions were cut off.
     """
-    idle = _no_signal(commits, steps)
+    idle = _no_signal(commits, steps, max_tokens)
     window = min(WINDOW, len(commits) // 4)
     if window < LEAST_WINDOW:
         return () if idle is None else (idle,)
@@ -148,9 +152,12 @@ def find_alarms(
         _reward(commits, window, last),
         *(_level(means, last, rule) for rule in _levels(vocabulary)),
     ]
-    if max_staleness > 0 and means.get("staleness_mean", 0.0) > AT_BOUND_SHARE * max_staleness:
+    # Samples wait for a slow learner up to the bound, which harms nothing as long as none is dropped.
+    dropped = sum(_values(recent, "groups_dropped_stale"))
+    if max_staleness > 0 and means.get("staleness_mean", 0.0) > AT_BOUND_SHARE * max_staleness and dropped:
         said = (
-            f"mean staleness {means['staleness_mean']:.2f} over {window} steps; the bound is {max_staleness}"
+            f"{dropped:.0f} groups were dropped as too old, and the mean staleness was "
+            f"{means['staleness_mean']:.2f} over {window} steps; the bound is {max_staleness}"
         )
         found.append(Alarm("staleness_at_bound", last, said))
     return tuple(alarm for alarm in found if alarm is not None)
@@ -240,13 +247,14 @@ def swap_alarm(status: RunStatus) -> Alarm | None:
     return Alarm("swap_failed", -1, said)
 
 
-def _no_signal(commits: Sequence[StepCommit], steps: int | None) -> Alarm | None:
+def _no_signal(commits: Sequence[StepCommit], steps: int | None, max_tokens: int | None) -> Alarm | None:
     """Say that the last steps trained nothing, or all steps of a run that is over."""
     why = untrained(commits)
     streak = next((n for n, reason in enumerate(reversed(why)) if not reason), len(why))
     if streak < IDLE_STEPS and not (commits and streak == len(commits) == steps):
         return None
-    return Alarm("no_signal", commits[-1].step, no_signal_words(commits[-streak:], why[-streak:]))
+    said = no_signal_words(commits[-streak:], why[-streak:], max_tokens)
+    return Alarm("no_signal", commits[-1].step, said)
 
 
 def untrained(commits: Sequence[StepCommit]) -> list[str]:
@@ -268,7 +276,7 @@ def untrained(commits: Sequence[StepCommit]) -> list[str]:
     return found
 
 
-def no_signal_words(commits: Sequence[StepCommit], why: Sequence[str]) -> str:
+def no_signal_words(commits: Sequence[StepCommit], why: Sequence[str], max_tokens: int | None = None) -> str:
     """Say that some steps, one or more, trained nothing, and `why` of each.
 
     >>> nothing = StepCommit(0, 1, "aa", "bb", {"trajectories": 0.0, "reward_mean": 0.0})
@@ -280,6 +288,12 @@ def no_signal_words(commits: Sequence[StepCommit], why: Sequence[str]) -> str:
     level = f"; the mean reward is {rewards[-1]:.3g}" if rewards else ""
     if rewards and set(rewards) in ({0.0}, {1.0}):
         level = f"; all rewards were {rewards[-1]:.3g}"
+    lengths = [commit.metrics.get("completion_tokens_mean", 0.0) for commit in commits]
+    if max_tokens is not None and lengths and sum(lengths) >= CUT_SHARE * max_tokens * len(lengths):
+        level += (
+            f"; nearly all answers were cut off at sampling.max_tokens={max_tokens}: raise it, or look at "
+            "whether the model's end token is the one that its files name"
+        )
     return f"{steps} trained nothing: {' or '.join(dict.fromkeys(why))}{level}"
 
 

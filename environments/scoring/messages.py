@@ -15,6 +15,8 @@ from antiphon.core.errors import ContractError
 LINE_BYTES = 4096
 """Longest line that is read of a scoring process."""
 REASON_CHARS = 200
+ROUNDING = 1e-6
+"""So far outside of 0..1 a reward is the nearer end: parts that were added up as floats."""
 READY = b'{"ready": true}\n'
 
 
@@ -112,17 +114,17 @@ def parse_result(line: bytes) -> Verdict | Killed:
 def checked_reward(value: object) -> Verdict:
     """Return a scorer's answer as a reward, or why it is none.
 
-    >>> checked_reward(True), checked_reward(0.5)
-    (1.0, 0.5)
+    >>> checked_reward(True), checked_reward(0.5), checked_reward(0.4 + 0.2 + 0.3 + 0.1 + 2e-16)
+    (1.0, 0.5, 1.0)
     >>> checked_reward(1e9)
     Failed(reason='the scorer returned 1000000000.0, which lies outside 0..1')
     """
     if not isinstance(value, (int, float)):
         return Failed(f"the scorer returned {type(value).__name__} instead of a number")
-    if not 0.0 <= value <= 1.0:  # what is no number is outside too
+    if not -ROUNDING <= value <= 1.0 + ROUNDING:  # what is no number is outside too
         shown = "a huge number" if abs(value) > 1e300 else f"{float(value)}"
         return Failed(f"the scorer returned {shown}, which lies outside 0..1")
-    return float(value)
+    return min(1.0, max(0.0, float(value)))
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

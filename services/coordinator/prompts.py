@@ -1,5 +1,6 @@
 """Prompts: the environment's problems as token ids, checked to fit before anything starts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,8 @@ from antiphon.core.loop.group_state import GroupState
 from antiphon.core.records import Prompt
 from antiphon.environments.environment import Environment
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.models.directory import end_tokens, model_digest
+from antiphon.models.directory import end_tokens
+from antiphon.services.coordinator.journal.pinned import input_files
 
 SEEDS_KEPT = 4096
 """Groups whose seeds are not derived again when they are handed in."""
@@ -37,11 +39,11 @@ class EnvironmentPrompts:
         codec: TextCodec,
         max_prompt_tokens: int,
         rules: TokenRules | None = None,
-        model_digest: str = "",
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self.rules = rules
-        self.model_digest = model_digest
-        """Of the model's files, where these are on this machine."""
+        self.files = files
+        """What `input_files` found."""
         self._environment = environment
         self._codec = codec
         self._max_prompt_tokens = max_prompt_tokens
@@ -76,9 +78,6 @@ class EnvironmentPrompts:
 class RestingPrompts:
     """Stands for the prompts of a finished run, which are asked for no more."""
 
-    def __init__(self, model_digest: str) -> None:
-        self.model_digest = model_digest
-
     def prompt(self, split: str, index: int) -> Prompt:
         raise ConfigError(f"prompt {index} of {split} was asked for, but the run is finished")
 
@@ -108,11 +107,6 @@ def token_rules_of(prompts: PromptSource) -> TokenRules | None:
     return found if isinstance(found, TokenRules) else None
 
 
-def model_digest_of(prompts: PromptSource) -> str:
-    """Return the digest of the model that prompts are tokenised for; nothing for those without one."""
-    return str(getattr(prompts, "model_digest", ""))
-
-
 def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     """Build the prompts of a run from its environment and its model's tokenizer, and check them.
 
@@ -131,7 +125,6 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
     ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
     rules = TokenRules(codec.vocabulary_size, ends)
-    digest = model_digest(folder) if folder.is_dir() else ""
-    prompts = EnvironmentPrompts(environment, codec, room, rules, digest)
+    prompts = EnvironmentPrompts(environment, codec, room, rules, input_files(config))
     prompts.check_all(section.train_size, config.evaluation.prompts)
     return prompts

@@ -38,7 +38,7 @@ from antiphon.services.coordinator.journal.journal import RETRY_S, HistoryEdit, 
 from antiphon.services.coordinator.journal.pinned import check_same_run, check_totals, pinned_values
 from antiphon.services.coordinator.journal.state_snapshots import SNAPSHOT_EVERY, StateSnapshots
 from antiphon.services.coordinator.journal.submissions import Submissions
-from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource, model_digest_of
+from antiphon.services.coordinator.prompts import GroupSeeds, PromptSource
 from antiphon.services.coordinator.running_leases import RunningLeases
 from antiphon.services.coordinator.sample_keeper import SampleKeeper
 from antiphon.services.coordinator.sealing import gather, seal_batch
@@ -117,7 +117,7 @@ class RunStateMachine:
             ConfigError: when the configuration differs from the one the run was opened with.
             IntegrityError: when the journal contradicts itself.
         """
-        pinned = pinned_values(self.config, model_digest_of(self.prompts))
+        pinned = pinned_values(self.config, getattr(self.prompts, "files", None))
         if self.journal.empty:
             opening: list[e.JournalEvent] = [e.RunOpened(self.run_id, pinned, self.clock())]
         else:

@@ -120,18 +120,25 @@ def load_causal_model(path: str, dtype: torch.dtype, gradient_checkpointing: boo
         gradient_checkpointing: recompute activations in the backward pass.
 
     Raises:
-        ConfigError: when there is no such model, or its logits are not a linear map of its
-            hidden states.
+        ConfigError: when there is no such model, a tensor of it is missing, or its logits are not a linear
+            map of its hidden states.
     """
     place = resolve_model_path(path)
     disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, attn_implementation="sdpa")
+        model, found = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model.path={path} cannot be loaded: {' '.join(str(error).split())[:300]}; give the directory "
             "of a Hugging Face causal language model with its weights"
         ) from error
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"model.path={path} lacks {len(missing)} tensors, {missing[0]} among them, which would be made "
+            "up at random; copy the model anew"
+        )
     _check_head(model, path)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -66,14 +66,14 @@ def test_what_the_tokenizer_has_no_token_for_is_lost(codec: TextCodec, text: str
 def test_characters_that_a_tokenizer_leaves_out_are_lost_too() -> None:
     """Without an unknown token some tokenizers drop what they do not know in silence."""
     tokenizer = Tokenizer(models.BPE({"<end>": 0, "1": 1, "2": 2}, []))
-    assert TextCodec(tokenizer, 0, 3).lost_characters("1x2 1") == [1]
+    assert TextCodec(tokenizer, [0], 3).lost_characters("1x2 1") == [1]
 
 
 def test_a_tokenizer_of_bytes_loses_nothing() -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert TextCodec(tokenizer, 0, len(alphabet)).lost_characters("Zoë says: 你好 🦊\n\t(x)") == []
+    assert TextCodec(tokenizer, [0], len(alphabet)).lost_characters("Zoë says: 你好 🦊\n\t(x)") == []
 
 
 def test_decode_of_nothing_is_empty(codec: TextCodec) -> None:

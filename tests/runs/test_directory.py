@@ -2,14 +2,21 @@
 
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError
+from antiphon.core.loop import events as e
+from antiphon.core.status import Event
+from antiphon.lineage.run_events import EventPacker
 from antiphon.runs.directory import check_place, choose_run, create, lock, make_usable
 from antiphon.runs.finding import find_run
+from antiphon.services.coordinator.journal.pinned import input_files, pinned_values
+from antiphon.services.coordinator.journal.recorded import make_journal
+from antiphon.services.coordinator.server import JOURNAL_NAME
 
 CONFIG = RunConfig.model_validate({"record": {"dvc": False}})
 Usage = namedtuple("Usage", "total used free")
@@ -27,6 +34,46 @@ def test_a_run_that_another_process_has_is_refused_and_a_free_one_is_not(tmp_pat
         check_place(again, CONFIG)
     check_place(again, CONFIG)
     check_place(choose_run(CONFIG, None, tmp_path, fresh=True), CONFIG)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("changed", ["model", "environment"])
+def test_a_run_whose_files_changed_is_opened_anew_before_its_first_step_and_refused_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, committed: bool
+) -> None:
+    model, package = tmp_path / "model", tmp_path / "code"
+    model.mkdir()
+    package.mkdir()
+    files = {"model": model / "config.json", "environment": package / "changing_task.py"}
+    for file in files.values():
+        file.write_text("{}")
+    monkeypatch.syspath_prepend(package)
+    sections = {"record": {"dvc": False}, "model": {"path": str(model)}}
+    config = RunConfig.model_validate({**sections, "environment": {"name": "changing_task:Task"}})
+    place = choose_run(config, None, tmp_path, fresh=False)
+    create(place, config)
+    assert choose_run(config, None, tmp_path, fresh=False) == replace(place, resumed=True), (
+        "without a journal"
+    )
+    events: list[e.JournalEvent] = [e.RunOpened(place.run_id, pinned_values(config, input_files(config)))]
+    if committed:
+        events += [
+            e.BatchSealed(0, ("g",), (), "b", "t", 1, 0, 0, 1, 0.5, 1.0, ((0, 1),)),
+            e.StepCommitted(0, 1, "w", "b", {}, True),
+        ]
+    packer = EventPacker()
+    packer.add(
+        [Event(seq, 1.0, event.kind, e.dump_event(event)) for seq, event in enumerate(events, start=1)]
+    )
+    make_journal(place.directory / JOURNAL_NAME, place.run_id, packer.finish())
+    assert choose_run(config, None, tmp_path, fresh=False).resumed
+    files[changed].write_text("[]")
+    if committed:
+        with pytest.raises(ConfigError, match=rf"the digest of {changed}\..*differs.*--fresh"):
+            choose_run(config, None, tmp_path, fresh=False)
+    else:
+        again = choose_run(config, None, tmp_path, fresh=False)
+        assert not again.resumed and again.run_id == f"{place.run_id[:-1]}2"
 
 
 def test_a_full_disk_is_named_with_the_space_that_is_needed(

@@ -1,14 +1,19 @@
 """Prompts that a tokenizer cannot say are refused before anything starts."""
 
+import json
+import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
 from antiphon.environments.environment import Problem
 from antiphon.models.codec import TextCodec, resolve_model_path
-from antiphon.runs.preflight import check_characters, preflight
+from antiphon.runs.preflight import check_characters, check_model, preflight
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NO_LEDGER = ["record.dvc=false"]
@@ -41,3 +46,25 @@ def test_another_task_is_refused_for_the_small_model_unless_it_is_accepted(tmp_p
 @pytest.mark.parametrize("name", ["quickstart", "gspo", "clipped_updates"])
 def test_the_examples_lose_nothing(name: str, tmp_path: Path) -> None:
     preflight(load_config(EXAMPLES / f"{name}.yaml", NO_LEDGER), tmp_path)
+
+
+def test_a_model_is_checked_against_its_own_configuration_and_the_run_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))  # transformers is asked once
+    model = Path(shutil.copytree(EXAMPLES / "models" / "chain-sum", tmp_path / "model"))
+
+    def checked(**values: object) -> list[str]:
+        path = model / "generation_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+        return check_model(load_config(EXAMPLES / "quickstart.yaml", [f"model.path={model}"]), model)
+
+    assert checked() == []
+    (said,) = checked(eos_token_id=[2])
+    assert "[1] in tokenizer_config.json, [2] in generation_config.json, [1] in config.json" in said
+    save_file({"model.norm.weight": np.ones(128, np.float32)}, model / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"lacks 34 tensors .*config\.json asks for; copy the model anew"):
+        checked()
+    long = load_config(EXAMPLES / "quickstart.yaml", ["rollout.max_model_tokens=1025"])
+    with pytest.raises(ConfigError, match=r"max_model_tokens=1025 is more than the 1024 positions"):
+        check_model(long, EXAMPLES / "models" / "chain-sum")

@@ -16,14 +16,14 @@ from antiphon.runs.attach import attached, packed_events
 from antiphon.runs.directory import is_finished, list_runs
 from antiphon.runs.finding import find_run
 from antiphon.runs.pulled import pulled_runs
-from antiphon.services.coordinator.journal.pinned import pinned_values
+from antiphon.services.coordinator.journal.pinned import MODEL_FILES, pinned_values
 from tests.support.artifacts import RecordedRun
 
 BEGAN = 1_000_000.0
 
 
 def packed(run: RecordedRun, *more: e.JournalEvent) -> bytes:
-    opened = e.RunOpened(run.run_id, pinned_values(run.config, "a digest"))
+    opened = e.RunOpened(run.run_id, pinned_values(run.config, {MODEL_FILES: "a digest"}))
     packer = EventPacker()
     for seq, event in enumerate([opened, *more], start=1):
         packer.add([Event(seq, BEGAN + seq, event.kind, e.dump_event(event))])

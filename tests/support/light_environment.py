@@ -50,4 +50,4 @@ def light_codec() -> TextCodec:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<end>"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(["<end>"])
-    return TextCodec(tokenizer, END_TOKEN, VOCABULARY)
+    return TextCodec(tokenizer, [END_TOKEN], VOCABULARY)

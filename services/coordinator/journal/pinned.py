@@ -6,14 +6,27 @@ from collections.abc import Mapping
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.loop.run_state import RunState
+from antiphon.models.codec import model_folder
+from antiphon.models.directory import model_digest
 from antiphon.services.coordinator.journal.store import StoreTotals
+from antiphon.system.packages import package_facts
 
-MODEL_FILES = "the digest of model.path's files"
-"""What a run keeps for good besides fields of its configuration."""
+MODEL_FILES, ENVIRONMENT_FILES = "the digest of model.path's files", "the digest of environment.name's files"
+"""What a run keeps for good besides fields of its configuration, where the files are on the machine."""
 
 
-def pinned_values(config: RunConfig, model_digest: str = "") -> dict[str, str]:
-    """Return the configuration that a run keeps for good, as JSON by field, and the digest of its model."""
+def input_files(config: RunConfig) -> dict[str, str]:
+    """Return the digests of the files that a run is made from, of those that are on this machine.
+
+    An environment from outside counts with all files of its package.
+    """
+    model, package = model_folder(config.model.path), package_facts(config.environment.name)
+    found = {} if model is None else {MODEL_FILES: model_digest(model)}
+    return found | ({ENVIRONMENT_FILES: package["digest"]} if package else {})
+
+
+def pinned_values(config: RunConfig, files: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the configuration that a run keeps for good, as JSON by field, and what `input_files` found."""
     tree = config.model_dump(mode="json")
     found = {"run.seed": tree["run"]["seed"], "model.path": tree["model"]["path"]}
     for section in ("environment", "loop", "sampling"):
@@ -21,8 +34,7 @@ def pinned_values(config: RunConfig, model_digest: str = "") -> dict[str, str]:
     for name in ("objective", "baseline", "normalise_advantages", "truncated_completions"):
         found[f"algorithm.{name}"] = tree["algorithm"][name]
     found["evaluation.prompts"] = tree["evaluation"]["prompts"]
-    pinned = {name: json.dumps(value, sort_keys=True) for name, value in found.items()}
-    return pinned | ({MODEL_FILES: model_digest} if model_digest else {})
+    return {name: json.dumps(value, sort_keys=True) for name, value in found.items()} | dict(files or {})
 
 
 def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -32,10 +44,12 @@ def check_same_run(run_id: str, before: Mapping[str, str], now: Mapping[str, str
         ConfigError: when one differs.
     """
     for name, value in before.items():
+        if name in (MODEL_FILES, ENVIRONMENT_FILES) and name not in now:
+            continue  # not on this machine, or not asked for
         if now.get(name) != value:
             raise ConfigError(
                 f"{name}={now.get(name)} differs from {value}, with which run {run_id} was opened; "
-                "put it back, or start a new run"
+                "put it back, or start a new run (--fresh)"
             )
 
 

@@ -25,7 +25,7 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
-from antiphon.models.directory import end_tokens, expected_tensors
+from antiphon.models.directory import end_tokens, expected_tensors, most_positions
 from antiphon.models.spared_libraries import spare_unused_libraries
 from antiphon.services.broadcast.verified_weights import VerifiedWeights
 from antiphon.services.rollout.drafting.drafter import CLASS_PATH, HistoryDrafter
@@ -549,13 +549,15 @@ def _start_core(settings: EngineSettings) -> Any:
         use_cpu_kernels()
     register()  # as an entry point it is seen only once the package was installed again
     drafts = settings.draft_tokens
+    positions = most_positions(settings.model_dir) or settings.max_model_len + drafts
     arguments = EngineArgs(
         model=str(settings.model_dir),
         skip_tokenizer_init=True,
-        load_format="dummy" if settings.dummy_weights else "auto",
+        load_format="dummy" if settings.dummy_weights else "safetensors",
+        config_format="hf",  # also beside files in another publisher's names
         dtype=settings.dtype,
-        # vLLM drafts for no request once one sequence comes within a draft of the end.
-        max_model_len=settings.max_model_len + drafts,
+        # vLLM drafts for no request once one sequence comes within a draft of the end, or of the model's end.
+        max_model_len=min(settings.max_model_len + drafts, max(settings.max_model_len, positions)),
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=max(2048, settings.max_model_len, settings.max_num_seqs * (1 + drafts)),
         kv_cache_memory_bytes=settings.kv_cache_bytes,

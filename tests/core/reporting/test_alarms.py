@@ -67,7 +67,6 @@ def test_a_run_that_never_learned_has_nothing_to_lose(noise, level):
         ("entropy_estimate", 11.9, "entropy_explosion"),
         ("kl_k3.staleness_0", 0.4, "sampler_divergence"),
         ("effective_sample_share", 0.1, "useless_batches"),
-        ("staleness_mean", 1.99, "staleness_at_bound"),
         ("entropy_estimate", 0.4, None),
         ("kl_k3.staleness_0", 0.005, None),
         ("effective_sample_share", 0.9, None),
@@ -113,6 +112,21 @@ def test_a_short_run_that_is_over_is_judged_by_all_of_its_steps():
     useful = {"trajectories": 64.0, "gradient_norm": 0.3}
     assert find_alarms(commits_of([useful, nothing]), 2, steps=2) == ()
     assert find_alarms((), 2, steps=0) == ()
+
+
+def test_staleness_at_the_bound_is_an_alarm_only_where_groups_were_dropped():
+    waiting = {"staleness_mean": 1.99, "groups_dropped_stale": 0.0}
+    assert find_alarms(commits_of([waiting] * 60), 2) == ()
+    (alarm,) = find_alarms(commits_of([*[waiting] * 59, waiting | {"groups_dropped_stale": 3.0}]), 2)
+    assert alarm.name == "staleness_at_bound" and "3 groups were dropped as too old" in alarm.text
+
+
+def test_answers_that_are_cut_off_are_said_where_nothing_is_trained():
+    nothing = {"trajectories": 0.0, "reward_mean": 0.0, "completion_tokens_mean": 63.0}
+    (alarm,) = find_alarms(commits_of([nothing] * 5), 2, max_tokens=64)
+    assert "nearly all answers were cut off at sampling.max_tokens=64" in alarm.text
+    (alarm,) = find_alarms(commits_of([nothing | {"completion_tokens_mean": 40.0}] * 5), 2, max_tokens=64)
+    assert "cut off" not in alarm.text
 
 
 def test_a_synchronous_run_is_at_its_bound_by_design():

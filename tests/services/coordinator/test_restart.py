@@ -7,6 +7,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.coordinator.journal.journal import Journal
 from antiphon.services.coordinator.journal.opening import showing_life
 from antiphon.services.coordinator.journal.payloads import load_submission
+from antiphon.services.coordinator.journal.pinned import MODEL_FILES
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.server import JOURNAL_NAME
 from antiphon.services.coordinator.service import CoordinatorService
@@ -339,10 +341,10 @@ def test_a_run_does_not_continue_with_another_model(tmp_path: Path) -> None:
     """The name of its folder is the same, but its files are not."""
 
     class Prompts(LightPrompts):
-        model_digest = "a" * 64
+        files: ClassVar = {MODEL_FILES: "a" * 64}
 
     class OtherPrompts(LightPrompts):
-        model_digest = "b" * 64
+        files: ClassVar = {MODEL_FILES: "b" * 64}
 
     config = make_config(steps=1)
 

@@ -1,0 +1,88 @@
+"""Asked tensors: which weights a model's configuration asks for, known before anything is loaded.
+
+transformers builds the model without memory for its weights, in a process of its own, since it takes seconds
+and a few hundred megabytes to import. The answer depends on config.json alone and is kept where set-up keeps
+what it made, so that a run of the same model has it at once.
+
+    python -m antiphon.services.learner.asked_tensors FOLDER      prints it as JSON
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import ConfigError
+from antiphon.models.directory import check_tensors, expected_tensors
+from antiphon.system.files import write_atomically
+from antiphon.system.set_up import made_once
+
+ANSWER_S = 180.0
+"""Longest wait for transformers to build the model."""
+
+
+def check_weights(model_dir: Path) -> None:
+    """Check that a model directory holds the weights that its configuration asks for, in name and shape.
+
+    Raises:
+        ConfigError: when it does not, or transformers knows no such model.
+    """
+    config = (model_dir / "config.json").read_bytes()
+    release = metadata.version("transformers")
+    kept = made_once(f"model-{digest_bytes(config)[:16]}-{release}.json")
+    if kept.is_file():
+        text = kept.read_text(encoding="utf-8")
+    else:
+        text = _asked(model_dir)
+        with suppress(OSError):  # another user's environment: then the next run asks again
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, text.encode())
+    found = json.loads(text)
+    asked = {name: tuple(shape) for name, shape in found["asked"].items()}
+    check_tensors(model_dir, asked, found["tied"], expected_tensors(model_dir))
+
+
+def _asked(model_dir: Path) -> str:
+    command = [sys.executable, "-P", "-m", "antiphon.services.learner.asked_tensors", str(model_dir)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"transformers took more than {ANSWER_S:g} s to build the model of {model_dir}/config.json; "
+            "start again on a machine that is less busy"
+        ) from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ConfigError(
+            f"model.path={model_dir}: transformers cannot build what config.json describes ({said[:300]}); "
+            "give a causal language model that it knows"
+        )
+    return done.stdout
+
+
+def main() -> None:
+    """Print the names and shapes of a folder's model, each weight once, and the further names of those."""
+    from antiphon.models.spared_libraries import spare_unused_libraries
+
+    spare_unused_libraries()
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from antiphon.services.learner.policy import published_names
+
+    config = AutoConfig.from_pretrained(sys.argv[1], local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    tensors = model.state_dict(keep_vars=True)
+    names = published_names(model)
+    first = {id(tensors[name]): name for name in names}
+    asked = {name: list(tensors[name].shape) for name in names}
+    tied = {name: first[id(tensor)] for name, tensor in tensors.items() if name not in asked}
+    print(json.dumps({"asked": asked, "tied": tied}))
+
+
+if __name__ == "__main__":
+    main()
