@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from antiphon.cli.help import GROUPS, epilogue, place_of, shown_default, words_of
 from antiphon.core.errors import INTERRUPTED, AntiphonError
+from antiphon.core.plain_text import plain
 
 app = App(
     name="antiphon",
@@ -112,12 +113,13 @@ def execute(arguments: Sequence[str]) -> int:
 
 
 def _complain(sentence: str, code: int) -> int:
-    print(f"antiphon: {sentence}", file=sys.stderr, flush=True)
+    print("antiphon: " + plain(sentence, keep="\n"), file=sys.stderr, flush=True)
     return code
 
 
 def main() -> None:
-    """Run the command line of this process."""
+    """Run the command line of this process; what it and its children write is its owner's alone."""
+    os.umask(0o077)
     sys.exit(execute(sys.argv[1:]))
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from antiphon.core.plain_text import plain
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -83,7 +85,7 @@ def event_line(event: "Event") -> str:
     at = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
     fields = json.loads(event.data_json)
     said = " ".join(f"{name}={_short(value)}" for name, value in fields.items())
-    return f"{event.seq:6d} {at} {event.kind:22s} {said}".rstrip()
+    return plain(f"{event.seq:6d} {at} {event.kind:22s} {said}".rstrip())
 
 
 def _short(value: object) -> str:

@@ -31,6 +31,7 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     """Run one configuration with a view for people; return the exit code."""
     from antiphon.cli.up import use_prefect
     from antiphon.cli.view import make_view
+    from antiphon.runs.interrupt import Interrupt
     from antiphon.system.collecting import collect_seldom
     from antiphon.system.logs import configure_logs
 
@@ -39,14 +40,13 @@ def run_config(config: RunConfig, *, resume: str | None, fresh: bool, results: P
     home = home_directory()
     view = make_view()
     view.message(f"{config.run.name}: {config.run.steps} steps, seed {config.run.seed}; loading")
-    from antiphon.flows.local_run import run_post_train
-    from antiphon.runs.interrupt import Interrupt
-    from antiphon.runs.launch import RunOptions
-
-    use_prefect(home)  # where `up` serves one, since one server on the database is better than two
     try:
-        options = RunOptions(fresh=fresh, results=results, command=command_line())
         with Interrupt(view) as interrupt:
+            from antiphon.flows.local_run import run_post_train
+            from antiphon.runs.launch import RunOptions
+
+            use_prefect(home)  # where `up` serves one, since one server on the database is better than two
+            options = RunOptions(fresh=fresh, results=results, command=command_line())
             outcome = run_post_train(config, resume, home, view, options, interrupt)
     finally:
         view.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.plain_text import plain
 
 if TYPE_CHECKING:
     from antiphon.lineage.samples import Sample
@@ -50,7 +51,7 @@ def samples(
     directory = _directory(home, run)
     found = samples_of(directory, home, version=_number(version), split=split, count=number)
     if as_json:
-        print(json.dumps([asdict(sample) for sample in found], indent=2, ensure_ascii=False))
+        print(json.dumps([asdict(sample) for sample in found], indent=2))
         return 0
     print(f"run {directory.name}, {f'version {found[0].version}' if found else 'nothing was recorded yet'}")
     print("\n".join(sample_lines(found)))
@@ -63,10 +64,12 @@ def sample_lines(found: Iterable["Sample"]) -> Iterator[str]:
         use = "" if sample.split == "heldout" else ", trained on" if sample.trained else ", filtered"
         where = "" if sample.step is None else f", step {sample.step}"
         yield ""
-        yield f"{_SPLITS[sample.split]} {sample.kept_as}: reward {sample.reward:g}{use}{where} ({sample.key})"
+        kept = f"{_SPLITS[sample.split]} {sample.kept_as}"
+        yield plain(f"{kept}: reward {sample.reward:g}{use}{where} ({sample.key})")
         for name, text in (("prompt", sample.prompt), ("answer", sample.answer), ("reason", sample.reason)):
             if text or name != "reason":
-                yield f"  {name}  {textwrap.indent(text, ' ' * 10).strip() or '(empty)'}"
+                shown = plain(text, keep="\n\t")
+                yield f"  {name}  {textwrap.indent(shown, ' ' * 10).strip() or '(empty)'}"
 
 
 def _directory(home: Path, run: str | None) -> Path:

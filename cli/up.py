@@ -12,9 +12,10 @@ import psutil
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
+from antiphon.lineage.tracking import login
 from antiphon.lineage.tracking.mlflow_writer import make_own_database
 from antiphon.lineage.tracking.pages import mlflow_links
-from antiphon.runs.directory import home_directory, list_runs, make_usable
+from antiphon.runs.directory import home_directory, list_runs, make_home
 from antiphon.runs.servers import s3_server
 from antiphon.runs.servers.prefect_server import (
     HOST,
@@ -71,7 +72,7 @@ def up(
 ) -> int:
     """Serve the Prefect and MLflow pages of what was recorded, in the background.
 
-    The Prefect page asks for a password: the line in prefect/password in the home directory.
+    Both ask for a password: the line in prefect/password in the home directory, whose first word is the user.
 
     Args:
         prefect_port: port of the Prefect pages, 4200 unless given; 0 picks a free one.
@@ -82,7 +83,7 @@ def up(
     home = home_directory()
     pages = {name: page for name, page in read_pages(home).items() if page.alive()}
     ports = _ports({"prefect": prefect_port, "mlflow": mlflow_port, "s3": s3_port}, pages, s3)
-    make_usable(home, "ANTIPHON_HOME")
+    make_home(home)
     for name, begin in (("prefect", _begin_prefect), ("mlflow", _begin_mlflow)):
         if name not in pages:
             pages[name] = begin(home, ports[name])
@@ -97,6 +98,8 @@ def up(
         _wait(pages[name], home)
         print(f"{name}: {pages[name].url}", flush=True)
         if name == "mlflow":
+            user, _, _ = server_password(home).partition(":")
+            print(f"  its user is {user}, its password what follows `{user}:` in that line", flush=True)
             for line in newest_comparison(home):
                 print(f"  {line}", flush=True)
         if name == "prefect":
@@ -215,15 +218,17 @@ def _begin_mlflow(home: Path, port: int) -> Page:
     if not (folder / "mlflow.db").exists():
         make_own_database(home)
     port = port or free_port()
-    arguments = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
-    arguments += ["--workers", "1"]
-    arguments += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    arguments += ["--default-artifact-root", str(folder / "artifacts")]
+    arguments = [sys.executable, "-P", "-m", "uvicorn", "--host", HOST, "--port", str(port), "--factory"]
+    arguments.append(f"{login.__name__}:{login.application.__name__}")
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
-    arguments += ["--allowed-hosts", ",".join(hosts)]
-    arguments += ["--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts)]
-    environment = {**os.environ, "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    environment = os.environ | {
+        login.PASSWORD: server_password(home),
+        login.DATABASE: f"sqlite:///{folder / 'mlflow.db'}",
+        login.ARTIFACTS: str(folder / "artifacts"),
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(hosts),
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}" for host in hosts),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
     process = ChildProcess(arguments, _log(home, "mlflow"), environment, outlive=True)
     return _page("mlflow", f"http://{HOST}:{port}", process)
 

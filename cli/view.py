@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from antiphon.core.plain_text import plain
 from antiphon.core.reporting.figures import share
 from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of
 from antiphon.core.status import RunStatus
@@ -128,7 +129,7 @@ def picture(
         rows.add_row("drafts", drafts)
     for batch in status.voided:
         said = f"batch {batch.digest[:12]} of step {batch.step}, by {batch.operator}: {batch.reason}"
-        rows.add_row("voided", Text(said))
+        rows.add_row("voided", Text(plain(said)))
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for name in ("plane", "state", "tokens/s", "waits for"):
         table.add_column(name, justify="right" if name == "tokens/s" else "left", no_wrap=name != "waits for")
@@ -137,7 +138,7 @@ def picture(
         table.add_row(plane.name, plane.state, rate, plane.waits_for or "–")
     parts: list[RenderableType] = [rows, Text(""), table]
     if status.paused_reason:
-        parts += [Text(""), Text(f"paused: {status.paused_reason}", style="bold red")]
+        parts += [Text(""), Text(f"paused: {plain(status.paused_reason)}", style="bold red")]
     panel = Panel(Group(*parts), title=status.run_id, title_align="left", border_style="dim")
     return Constrain(panel, WIDTH)
 
@@ -275,7 +276,11 @@ class PlainView:
 def say(console: Console, text: str) -> None:
     """Print a sentence in lines of at most WIDTH columns; what has no blank, such as a path, stays whole."""
     for line in textwrap.wrap(
-        text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        plain(text, keep="\n\t"),
+        WIDTH,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

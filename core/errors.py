@@ -44,4 +44,4 @@ class BlockedError(UnavailableError):
 
 
 INTERRUPTED = "interrupted; the same command continues where it stopped"
-"""What a command says that Ctrl-C ended; its exit code is 130."""
+"""What a command says that a signal ended; its exit code is 128 and the signal's number, 130 on Ctrl-C."""

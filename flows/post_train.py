@@ -144,6 +144,8 @@ def post_train(
     config = with_fields(config, more or {})
     hold_events()
     flow_run_id, home, around = UUID(str(flow_run.get_id())), home_directory(), current_surroundings()
+    if around.interrupt is not None:
+        around.interrupt.listen()
     told = around.view if isinstance(around.view, ToldView) else ToldView(around.view)
     page = RunPage(config, told, flow_run_id, home)
 

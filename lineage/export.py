@@ -90,8 +90,9 @@ def export_version(
         with ExitStack() as undo:
             begun = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
             undo.callback(shutil.rmtree, begun, ignore_errors=True)
-            begun.chmod(0o755)
             export = _fill(begun, copy, version, weights or copy.weights(version), link)
+            for path in () if link else (begun, *begun.iterdir()):  # it is made to be handed on
+                path.chmod(0o755 if path.is_dir() else 0o644)
             flush_tree(begun)
             os.replace(begun, folder)
     except OSError as error:

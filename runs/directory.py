@@ -8,6 +8,7 @@ import difflib
 import fcntl
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,18 @@ def make_usable(folder: Path, named: str) -> None:
         raise ConfigError(
             f"{folder} cannot be written ({error.strerror}); give {named} another folder"
         ) from error
+
+
+def make_home(home: Path) -> None:
+    """Make the home where it is missing, and let nobody but its owner in, also into one that was open.
+
+    Raises:
+        ConfigError: when it cannot be made or written.
+        PermissionError: when it is another user's.
+    """
+    make_usable(home, "ANTIPHON_HOME")
+    if stat.S_IMODE(home.stat().st_mode) & 0o077:
+        home.chmod(0o700)
 
 
 def store_directory(home: Path) -> Path:

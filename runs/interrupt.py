@@ -1,17 +1,18 @@
-"""Interrupt: what Ctrl-C means for a run in the foreground.
+"""Interrupt: what Ctrl-C means for a run in the foreground, and SIGTERM and a terminal that hangs up.
 
 The first one says at once what is waited for, asks the services to stop and lets the flow unwind; the
 second, or LIMIT_S later, ends everything at once. Nothing is lost either way: what counts is in the
 journal before anyone is told of it, and the same command continues the run.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from antiphon.core.errors import INTERRUPTED
 from antiphon.core.reporting.run_view import RunView
@@ -20,12 +21,12 @@ from antiphon.system.logs import configure_logs
 LIMIT_S = 4.0
 """Seconds that an interrupted run gets to end in order."""
 
-CODE = 130
-"""Exit code of an interrupted command."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""By these people, batch systems and terminals end a command; its exit code is the number and 128."""
 
 
 class Interrupt:
-    """Handles SIGINT while it is entered, from the main thread."""
+    """Handles SIGNALS while it is entered, from the main thread."""
 
     def __init__(self, view: RunView, end: Callable[[int], None] = os._exit) -> None:
         """Speak through `view`; `end` ends this process with an exit code, whatever still runs in it."""
@@ -35,13 +36,15 @@ class Interrupt:
         self._stop: Callable[[], None] = lambda: None
         self._kill: Callable[[], None] = lambda: None
         self._asked = threading.Event()
+        self._number = int(signal.SIGINT)
+        self._before: dict[signal.Signals, Any] = {}
         self._unasked = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)
 
     @property
     def asked(self) -> bool:
-        """Return whether there was a Ctrl-C."""
+        """Return whether there was a Ctrl-C, or another signal of its kind."""
         return self._asked.is_set() and not self._unasked
 
     def tell(self, doing: Callable[[], str], stop: Callable[[], None], kill: Callable[[], None]) -> None:
@@ -55,28 +58,38 @@ class Interrupt:
         self._doing, self._stop, self._kill = doing, stop, kill
 
     def __enter__(self) -> Self:
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is signal.default_int_handler:  # else it is ignored, or someone else's
-            signal.signal(signal.SIGINT, self._take)
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if handler in (signal.default_int_handler, signal.SIG_DFL):  # else ignored, or someone else's
+                self._before[number] = handler
+        self.listen()
         self._thread.start()
         return self
+
+    def listen(self) -> None:
+        """Take the signals, also from who took one of them since: Prefect does when a flow begins."""
+        for number in self._before:
+            signal.signal(number, self._take)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         self._unasked = not self._asked.is_set()
         self._over.set()
         self._asked.set()
         self._thread.join(LIMIT_S)
         if kind is not None and not self._unasked:
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
             self._end_at_once()  # all is closed; what libraries do at their exit may take long
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         # Little may be done here: whatever this thread was in the middle of, it holds its locks.
         if self._asked.is_set():
             self._end_at_once()
+        self._number = number
         self._asked.set()
         raise KeyboardInterrupt
 
@@ -87,11 +100,13 @@ class Interrupt:
         configure_logs("error")  # what is cut short now is cut short on purpose
         doing = self._doing()
         self._stop()
-        self._view.stopping(f"stopping{doing and ' '}{doing}; Ctrl-C again ends it at once")
+        with contextlib.suppress(OSError):  # there is no terminal any more to say it on
+            self._view.stopping(f"stopping{doing and ' '}{doing}; Ctrl-C again ends it at once")
         if not self._over.wait(LIMIT_S):
             self._end_at_once()
 
     def _end_at_once(self) -> None:
         self._kill()
-        os.write(2, f"antiphon: {INTERRUPTED}\n".encode())
-        self._end(CODE)
+        with contextlib.suppress(OSError):
+            os.write(2, f"antiphon: {INTERRUPTED}\n".encode())
+        self._end(128 + self._number)

@@ -12,7 +12,7 @@ from antiphon.lineage.ledger.layout import find_project
 from antiphon.lineage.store.remote import RemoteStore
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.models.directory import check_pointers, end_tokens_by_file, expected_tensors, most_positions
-from antiphon.runs.directory import make_usable
+from antiphon.runs.directory import make_home, make_usable
 from antiphon.runs.servers.prefect_server import check_port
 from antiphon.services.broadcast.transports.lattica_node import missing_reason
 from antiphon.services.broadcast.transports.object_store import object_place
@@ -87,7 +87,7 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
     check_characters(problems, codec, section.max_lost_share)
     if results is not None:
         make_usable(results, "--results")
-    make_usable(home, "ANTIPHON_HOME")
+    make_home(home)
     return notes
 
 

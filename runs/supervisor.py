@@ -25,7 +25,15 @@ from antiphon.core.restarts import RestartRule
 from antiphon.services.security.credentials import VARIABLE
 from antiphon.system.memory import keep_memory
 from antiphon.system.ports import free_port
-from antiphon.system.processes import KILL_S, ChildProcess, kill_groups, quote, starting_file, stop_groups
+from antiphon.system.processes import (
+    KILL_S,
+    ChildProcess,
+    ending,
+    kill_groups,
+    quote,
+    starting_file,
+    stop_groups,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -134,7 +142,9 @@ class Supervisor:
                     f"see {self.log_path(name)}: {self._last_words(name)}"
                 )
             if child.leaving:
-                raise AntiphonError(f"{name} did not start: {self._last_words(name)}")
+                status = None if child.process is None else child.process.poll()
+                killed = f"it {ending(status)}: " if status is not None and status < 0 else ""
+                raise AntiphonError(f"{name} did not start: {killed}{self._last_words(name)}")
         return child.port
 
     def keeps(self, name: str) -> bool:
@@ -262,13 +272,14 @@ class Supervisor:
         if status == 0 and child.ready.is_set() and may_leave:
             child.leaving = True
             return
-        first_start_failed = child.starts == 1 and not child.ready.is_set()
+        # What refuses to start says why. One that was killed said nothing, and may start the next time.
+        first_start_failed = child.starts == 1 and not child.ready.is_set() and status >= 0
         now = self._clock()
         ready_s = now - child.ready_at_s if child.ready.is_set() else 0.0
         pause_s = None if first_start_failed else child.rule.after_end(now, ready_s)
         if pause_s is None:
             child.leaving = True
-            reason = f"{name} ended with status {status}: {self._last_words(name)}"
+            reason = f"{name} {ending(status)}: {self._last_words(name)}"
             if child.spec.needed:
                 self._on_failure(reason)
             else:

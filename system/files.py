@@ -12,7 +12,7 @@ PREFIX = ".incoming-"
 """Begins the name of a file that is being written; one that a killed process left may be removed."""
 
 
-def write_atomically(path: Path, payload: bytes, mode: int = 0o644) -> None:
+def write_atomically(path: Path, payload: bytes, mode: int = 0o600) -> None:
     """Write a file that is either absent, or old, or whole, also after the machine lost its power.
 
     Args:
@@ -41,7 +41,7 @@ def write_atomically(path: Path, payload: bytes, mode: int = 0o644) -> None:
         raise unusable(error, path.parent) from error
 
 
-def copy_atomically(source: Path, path: Path, mode: int = 0o644) -> None:
+def copy_atomically(source: Path, path: Path, mode: int = 0o600) -> None:
     """Copy a file of any size, as `write_atomically` writes one; its folder must be there.
 
     Raises:

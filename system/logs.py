@@ -5,12 +5,17 @@ A line that finds no place, as on a full disk, is dropped: what a program does n
 
 import os
 import sys
+from collections.abc import MutableMapping
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 
 from antiphon.core.errors import ConfigError
+from antiphon.core.plain_text import plain
+
+_OF_LINES = frozenset({"exception", "stack"})
+"""Fields that have several lines; a value of others with a line end could pass for a line of its own."""
 
 
 class LineWriter:
@@ -42,6 +47,7 @@ def configure_logs(level: str = "info", stream: TextIO | None = None) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _in_plain_text,
             structlog.dev.ConsoleRenderer(colors=(stream or sys.stderr).isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level(level)),
@@ -49,6 +55,13 @@ def configure_logs(level: str = "info", stream: TextIO | None = None) -> None:
         # A cached logger would write to this very stream for ever, closed or not, and evade `capture_logs`.
         cache_logger_on_first_use=False,
     )
+
+
+def _in_plain_text(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = plain(value, keep="\n\t" if name in _OF_LINES else "")
+    return event
 
 
 def _log_level(default: str) -> str:

@@ -106,7 +106,7 @@ class ChildProcess(subprocess.Popen[bytes]):
 
     def how_it_ended(self) -> str:
         """Return its exit status and the last lines of its log."""
-        return f"ended with status {self.returncode}: {quote(self.lines())}"
+        return f"{ending(self.returncode)}: {quote(self.lines())}"
 
     def lines(self) -> list[str]:
         """Return the lines of the log that this process wrote, without empty ones."""
@@ -123,6 +123,18 @@ class ChildProcess(subprocess.Popen[bytes]):
 def quote(lines: Sequence[str]) -> str:
     """Return the last lines of a log for an error message."""
     return " | ".join(line.strip() for line in lines[-TAIL_LINES:]) or "it wrote nothing"
+
+
+def ending(status: int) -> str:
+    """Say how a process ended.
+
+    >>> ending(1), ending(-15), ending(-9)
+    ('ended with status 1', 'was ended by SIGTERM', 'was ended by SIGKILL (is there enough memory?)')
+    """
+    if status >= 0:
+        return f"ended with status {status}"
+    name = {known.value: known.name for known in signal.Signals}.get(-status, f"signal {-status}")
+    return f"was ended by {name}{' (is there enough memory?)' if -status == signal.SIGKILL else ''}"
 
 
 class GroupLeader(Protocol):
@@ -250,13 +262,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
-    """Run a service until it ends by itself or SIGTERM or SIGINT asks it to.
+    """Run a service until it ends by itself or SIGTERM, SIGHUP or SIGINT asks it to.
 
     Args:
         start: begins the service; one that does not use the `StopRequest` is cancelled instead.
 
     Returns:
-        The exit code: 0 when it ended by itself or on SIGTERM, 130 on SIGINT.
+        The exit code: 0 when it ended by itself, on SIGTERM or SIGHUP, 130 on SIGINT.
     """
     tie_to_parent()
     configure_logs()
@@ -275,7 +287,7 @@ async def _until_signalled(start: Callable[[StopRequest], Coroutine[Any, Any, No
         if not stop.ask():
             task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, leave, number)
     with contextlib.suppress(asyncio.CancelledError):
         await task

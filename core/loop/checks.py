@@ -12,6 +12,7 @@ import numpy as np
 from blake3 import blake3
 
 from antiphon.core.errors import ContractError
+from antiphon.core.plain_text import plain
 from antiphon.core.records import (
     Completion,
     FinishReason,
@@ -259,7 +260,8 @@ def check_rewards(
 def _in_one_line(given: SampleReward) -> SampleReward:
     if not given.failure:
         return given
-    return replace(given, failure=" ".join(given.failure[:FAILURE_CHARS].split()) or "no reason was given")
+    in_one_line = plain(" ".join(given.failure[:FAILURE_CHARS].split()))
+    return replace(given, failure=in_one_line or "no reason was given")
 
 
 def submission_digest(submission: GroupSubmission) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from antiphon.core.errors import ContractError
+from antiphon.core.plain_text import plain
 
 LINE_BYTES = 4096
 """Longest line that is read of a scoring process."""
@@ -106,7 +107,7 @@ def parse_result(line: bytes) -> Verdict | Killed:
         if name == "reward":
             return checked_reward(value)
         if name in ("failed", "killed") and isinstance(value, str):
-            reason = " ".join(value[:REASON_CHARS].split())
+            reason = plain(" ".join(value[:REASON_CHARS].split()))
             return Failed(reason) if name == "failed" else Killed(reason)
     raise ContractError("a scoring process wrote something that is no result")
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from antiphon.core.plain_text import plain
+
 LIGHT = (
     "--ink:#1d2329;--muted:#5d6873;--grid:#e3e7eb;--paper:#fff;--page:#f6f7f8;--blue:#2f6db3;"
     "--orange:#d9822b;--green:#3d8f6a;--violet:#7a62b8;--red:#c23b3b"
@@ -39,5 +41,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["plain"] = plain
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment

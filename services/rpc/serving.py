@@ -82,7 +82,7 @@ _ERROR_OF: dict[grpc.StatusCode, type[AntiphonError]] = {
     grpc.StatusCode.UNAUTHENTICATED: ContractError,
     grpc.StatusCode.PERMISSION_DENIED: ContractError,
 }
-_NOT_BELIEVED = ("certificate", "ssl handshake failed", "ssl_error", "tls")
+_NOT_BELIEVED = ("certificate", "hostname verification", "ssl handshake failed", "ssl_error", "tls")
 """Words in a failed connection's details that no repetition fixes."""
 _CUT_OFF = ("recvmsg", "reset by peer", "socket closed", "timed out")
 """Words in the details of a connection that ended before either side was believed: a service that dies."""

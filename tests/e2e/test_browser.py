@@ -109,6 +109,8 @@ def site(
             browser.go(f"{pages['prefect'].url}/login")  # as its form keeps what was typed
             password = json.dumps(server_password(home))
             browser.run(f"localStorage.setItem('prefect-password', btoa({password}))")
+            # A browser keeps for its session what a person typed into MLflow's dialogue.
+            browser.go(pages["mlflow"].url.replace("://", f"://{server_password(home)}@"))
             run = os.environ.get("ANTIPHON_SCREENSHOTS_RUN") or reports[0].parent.name
             (comparison,) = re.findall(r"runs beside .*: (http.*)", served.stdout)
             yield Site(home, run, pages["prefect"].url, pages["mlflow"].url, comparison, browser, pictures)

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.core.errors import INTERRUPTED
 from antiphon.core.reporting.run_view import SilentView
-from antiphon.runs.interrupt import CODE, Interrupt
+from antiphon.runs.interrupt import SIGNALS, Interrupt
 
 WAIT_S = 60.0
 """Longest wait for anything here."""
@@ -42,7 +42,7 @@ def begin(limit_s: float, how: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
@@ -57,12 +57,30 @@ STOPPING = "stopping worker-0 (worker-0 is starting its engine); Ctrl-C again en
 AT_ONCE = f"antiphon: {INTERRUPTED}"
 
 
-def test_the_first_says_what_is_waited_for_and_lets_everything_end_in_order() -> None:
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_the_first_says_what_is_waited_for_and_lets_everything_end_in_order(number: signal.Signals) -> None:
     process = begin(WAIT_S, "quick")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said = rest_of(process)
     assert set(said[:2]) == {STOPPING, "unwinding"} and said[2:] == ["killed", AT_ONCE]
-    assert process.returncode == CODE
+    assert process.returncode == 128 + number
+
+
+def test_a_terminal_that_is_gone_keeps_no_run_alive() -> None:
+    process = begin(0.2, "slow")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(WAIT_S) == 128 + signal.SIGHUP
+
+
+def test_a_signal_that_others_took_meanwhile_is_taken_back() -> None:
+    with pytest.raises(KeyboardInterrupt), Interrupt(SilentView(), [].append) as interrupt:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        interrupt.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert interrupt.asked
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_the_second_ends_everything_at_once() -> None:
@@ -73,7 +91,7 @@ def test_the_second_ends_everything_at_once() -> None:
     assert first == {STOPPING, "unwinding"}
     process.send_signal(signal.SIGINT)
     assert rest_of(process) == ["killed", AT_ONCE]
-    assert process.returncode == CODE
+    assert process.returncode == 130
 
 
 def test_what_does_not_end_in_time_is_ended() -> None:
@@ -81,7 +99,7 @@ def test_what_does_not_end_in_time_is_ended() -> None:
     process.send_signal(signal.SIGINT)
     said = rest_of(process)
     assert set(said) == {STOPPING, "unwinding", "killed", AT_ONCE} and said[-2:] == ["killed", AT_ONCE]
-    assert process.returncode == CODE
+    assert process.returncode == 130
 
 
 def test_a_command_that_ignores_it_in_the_background_still_does() -> None:

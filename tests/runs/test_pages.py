@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,8 @@ def test_up_serves_both_and_down_stops_exactly_those(
             ]
             not in said
         )
-        assert b"MLflow" in urllib.request.urlopen(pages["mlflow"].url, timeout=30).read()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(pages["mlflow"].url, timeout=30)
     finally:
         assert cli.execute(["down"]) == 0
     _, alive = psutil.wait_procs(family, timeout=20)

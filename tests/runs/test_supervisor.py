@@ -72,7 +72,7 @@ def test_a_killed_or_stopped_service_is_back_at_its_address(
     last = supervisor.process_ids()["coordinator"]
     os.kill(last, signal.SIGKILL)
     until(lambda: bool(complaints))
-    assert complaints[0].startswith("coordinator ended with status -9")
+    assert complaints[0].startswith("coordinator was ended by SIGKILL (is there enough memory?)")
     supervisor.close()
     assert not psutil.pid_exists(last)
 
@@ -263,6 +263,33 @@ def test_a_worker_that_the_run_can_do_without_is_given_up(tmp_path: Path) -> Non
     until(lambda: bool(failures))
     assert [words.split()[0] for words in failures] == ["worker-0"]
     supervisor.close()
+
+
+@pytest.mark.parametrize("limit", [2, 0])
+def test_a_first_start_that_is_killed_is_tried_again_and_its_end_is_said(tmp_path: Path, limit: int) -> None:
+    class Killed(Supervisor):
+        def _spawn(self, child: Any) -> None:
+            child.starts += 1
+            ready = (
+                f"open({str(tmp_path / 'services' / 'learner.json')!r}, 'w').write('{{}}'); time.sleep(600)"
+            )
+            end = "os.kill(os.getpid(), 9)" if child.starts == 1 else ready
+            words = [sys.executable, "-c", f"import os, time; {end}"]
+            child.process = ChildProcess(tied_command(words), self.log_path("learner"))
+
+    failures: list[str] = []
+    supervisor = Killed(tmp_path, limit, 3600.0, failures.append)
+    try:
+        supervisor.start(ServiceSpec("learner", ("serve", "learner")))
+        if limit:
+            supervisor.wait_ready("learner", START_S)
+            assert supervisor.restarts() == {"learner": 1} and not failures
+        else:
+            why = r"learner did not start: it was ended by SIGKILL \(is there enough memory\?\): it wrote"
+            with pytest.raises(AntiphonError, match=why):
+                supervisor.wait_ready("learner", START_S)
+    finally:
+        supervisor.close()
 
 
 def test_a_supervisor_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

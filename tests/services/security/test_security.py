@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import stat
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from antiphon.services.broadcast.signature import sign_manifest
 from antiphon.services.coordinator.api import LeaseRequest, WorkerHeartbeat
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.rpc.serving import open_channel, start_server
+from antiphon.services.security.certificates import issue
 from antiphon.services.security.credentials import Credentials, load_credentials
 from antiphon.services.security.guard import SCOPE_OF, WORKER_NAMED_IN, Caller, Guard, GuardLimits
 from antiphon.services.security.keys import LEARNER_KEY, load_key, write_private
@@ -89,6 +91,17 @@ def test_strangers_to_the_authority_are_refused(tmp_path: Path, house: House) ->
         with pytest.raises(UnavailableError):  # no TLS at all
             await CoordinatorClient(site.address, timeout_s=3.0).register(hello("w"))
         assert not site.state_machine.fleet.living()
+
+    serve_and(tmp_path, house, act)
+
+
+def test_an_address_that_the_certificate_does_not_name_is_said_at_once(tmp_path: Path) -> None:
+    house = make_house(tmp_path / "keys")
+    issue(house.keys, house.keys / "services", "services", ["elsewhere.example"], 1, datetime.now(UTC))
+
+    async def act(site: SecuredSite) -> None:
+        with pytest.raises(ContractError, match="an address that the services' certificate names"):
+            await site.client(house.worker("w")).register(hello("w"))
 
     serve_and(tmp_path, house, act)
 
