@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from antiphon.cli.help import GROUPS, epilogue, place_of, shown_default, words_of
 from antiphon.core.errors import INTERRUPTED, AntiphonError
-from antiphon.core.plain_text import plain
+from antiphon.core.reporting.plain_text import plain
 
 app = App(
     name="antiphon",

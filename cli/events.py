@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from antiphon.core.plain_text import plain
+from antiphon.core.reporting.plain_text import plain
 
 if TYPE_CHECKING:
     from pathlib import Path

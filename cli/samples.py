@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.plain_text import plain
+from antiphon.core.reporting.plain_text import plain
 
 if TYPE_CHECKING:
     from antiphon.lineage.samples import Sample

@@ -18,8 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from antiphon.core.plain_text import plain
 from antiphon.core.reporting.figures import share
+from antiphon.core.reporting.plain_text import plain
 from antiphon.core.reporting.run_view import PlaneView, drafting_words, reward_of
 from antiphon.core.status import RunStatus
 

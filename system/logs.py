@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import structlog
 
 from antiphon.core.errors import ConfigError
-from antiphon.core.plain_text import plain
+from antiphon.core.reporting.plain_text import plain
 
 _OF_LINES = frozenset({"exception", "stack"})
 """Fields that have several lines; a value of others with a line end could pass for a line of its own."""

@@ -12,7 +12,6 @@ import numpy as np
 from blake3 import blake3
 
 from antiphon.core.errors import ContractError
-from antiphon.core.plain_text import plain
 from antiphon.core.records import (
     Completion,
     FinishReason,
@@ -23,6 +22,7 @@ from antiphon.core.records import (
     Trajectory,
     VersionSpan,
 )
+from antiphon.core.reporting.plain_text import plain
 from antiphon.core.spans import check_cover
 
 _TOKENS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")

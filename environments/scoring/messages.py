@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from antiphon.core.errors import ContractError
-from antiphon.core.plain_text import plain
+from antiphon.core.reporting.plain_text import plain
 
 LINE_BYTES = 4096
 """Longest line that is read of a scoring process."""

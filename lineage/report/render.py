@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from antiphon.core.plain_text import plain
+from antiphon.core.reporting.plain_text import plain
 
 LIGHT = (
     "--ink:#1d2329;--muted:#5d6873;--grid:#e3e7eb;--paper:#fff;--page:#f6f7f8;--blue:#2f6db3;"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from antiphon.cli.app import execute
 from antiphon.cli.samples import sample_lines
 from antiphon.core.loop.checks import check_rewards
-from antiphon.core.plain_text import plain
 from antiphon.core.records import SampleReward
+from antiphon.core.reporting.plain_text import plain
 from antiphon.environments.scoring.messages import Failed, parse_result
 from antiphon.lineage.report.render import render
 from antiphon.lineage.samples import Sample
