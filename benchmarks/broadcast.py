@@ -13,6 +13,8 @@ divided by M / B, the time of one copy over one link; headers alone make that 1.
   M / B + hops x delay. Connections stay open between broadcasts, as a worker's do between versions;
   `first_over_ideal` is of the broadcast that opened them. Packets pass a router of our own over TUN devices,
   because the kernel may lack netem.
+- `small`: 1.8 MB to 2 workers over uplinks of 64 Mbit/s and 2 connections, connections open: a message
+  for each small chunk, as a far network wants them, would cost more here than it brings.
 - `loopback_mb_per_s`: what one hop brings in a second over this machine's loopback, without any shaping.
 - `source_copies`: bytes that left the origin in a chain, over the payload's.
 
@@ -46,10 +48,11 @@ SLOW_UPLINK = 10e6 / 8
 WORKERS, BY_N = 7, (2, 4, 8, 15)
 PAYLOAD_BYTES = 32_000_000
 WAN_UPLINK, WAN_DELAY_S, WAN_LOSS, WAN_WORKERS, WAN_BYTES = 20e6 / 8, 0.040, 0.01, 4, 8_000_000
+SMALL_UPLINK, SMALL_WORKERS, SMALL_BYTES, SMALL_STREAMS = 64e6 / 8, 2, 1_800_000, 2
 LOOPBACK_BYTES = 512_000_000
 BLOCK_BYTES = 1 << 20
 DOWNLINK = 1e9 / 8
-MOST_OVER = {"chain": 1.15, "slow_peer": 1.15, "relay_killed": 1.3, "wan_loss": 1.5}
+MOST_OVER = {"chain": 1.15, "slow_peer": 1.15, "relay_killed": 1.3, "wan_loss": 1.5, "small": 1.3}
 MOST_SPREAD_BY_N, MOST_COPIES, LEAST_LOOPBACK = 1.15, 1.2, 300.0
 TOPOLOGIES: tuple[Topology, ...] = ("star", "chain", "tree", "swarm")
 
@@ -60,7 +63,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="broadcasts of each kind; the median counts")
     parser.add_argument("--streams", type=int, default=24, help="connections of each hop of the far network")
     parser.add_argument(
-        "--only", default="", help="comma-separated: equal, lattica, by_n, slow_peer, far, loopback"
+        "--only", default="", help="comma-separated: equal, lattica, by_n, slow_peer, far, small, loopback"
     )
     args = parser.parse_args()
     configure_logs(level="error")
@@ -86,7 +89,10 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
         "streams": {"near": 1, "far": args.streams},
         "mtu": MTU,
-        "chunk_bytes": {"near": auto_chunk_bytes(PAYLOAD_BYTES), "far": auto_chunk_bytes(WAN_BYTES)},
+        "chunk_bytes": {
+            name: auto_chunk_bytes(size)
+            for name, size in (("near", PAYLOAD_BYTES), ("far", WAN_BYTES), ("small", SMALL_BYTES))
+        },
     }
     parts: dict[str, Callable[[int, int], Coroutine[Any, Any, dict[str, Any]]]] = {
         "equal": _equal,
@@ -94,6 +100,7 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
         "by_n": _by_n,
         "slow_peer": _slow_peer,
         "far": _far,
+        "small": _small,
         "loopback": _loopback,
     }
     wanted = args.only.split(",") if args.only else list(parts)
@@ -175,6 +182,16 @@ async def _far(repeat: int, streams: int) -> dict[str, Any]:
     cold = round(first.last_s / ideal_s, 3)
     print(f"wan_loss with connections yet to open: {cold:.2f}", flush=True)
     return {"wan_loss": {**row, "first_over_ideal": cold, "streams": streams, "congestion": congestion}}
+
+
+async def _small(repeat: int, streams: int) -> dict[str, Any]:
+    """Measure the chain with a payload of few chunks, connections open."""
+    uplinks = [SMALL_UPLINK] * (1 + SMALL_WORKERS)
+    async with fleet(uplinks) as hosts:
+        plan = _plan(uplinks, SMALL_BYTES, "chain")
+        await _repeated(hosts, plan, SMALL_BYTES, 1, streams=SMALL_STREAMS)
+        runs = await _repeated(hosts, plan, SMALL_BYTES, repeat, streams=SMALL_STREAMS)
+    return {"small": _row("small", [run.last_s for run in runs], SMALL_BYTES / SMALL_UPLINK, plan.seconds)}
 
 
 async def _loopback(repeat: int, streams: int) -> dict[str, Any]:

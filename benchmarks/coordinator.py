@@ -58,6 +58,8 @@ TOKENS = 90
 START_S = 120.0
 WARM_UP_S = 5.0
 """A coordinator that has just started still loads its table library, beside the first requests."""
+MOST_PAIRS_PER_S, MOST_GROUPS = 4000, 65_536
+"""More than a coordinator answers, and the most prompts that one step may have."""
 LONG_PLACES = 32
 """Groups of each step of the long run."""
 RESTARTS = 3
@@ -242,7 +244,7 @@ async def load(address: str, clients: int, seconds: float, duplicates: float) ->
 
 def measure_pairs(home: Path, name: str, store: str | None, options: argparse.Namespace) -> dict[str, float]:
     """Return pairs per second and what belongs to them."""
-    groups = int(options.seconds + 2) * 6000
+    groups = min(int(options.seconds + WARM_UP_S) * MOST_PAIRS_PER_S, MOST_GROUPS)
     with coordinator(home / name, make_config(groups, store)) as (address, process):
         before, begun = fleets.cpu_s(process), time.perf_counter()
         counts = asyncio.run(load(address, options.clients, options.seconds, options.duplicates))

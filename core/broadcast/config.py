@@ -16,7 +16,7 @@ class BroadcastSection(Section):
     """Weights on their way to the workers."""
 
     chunk_bytes: int | None = Field(default=None, ge=1024, le=16 << 20)
-    """Bytes of one chunk; null: a power of two from 256 KiB to 16 MiB, 128 or more of a large snapshot."""
+    """Bytes of one chunk; null: a power of two from 32 KiB to 16 MiB, 128 or more of a large snapshot."""
     origin_port: int = Field(default=0, ge=0, le=65535)
     """Port that the learner's payloads are served on; 0 picks a free one."""
     uplink_bytes_per_s: float | None = Field(default=None, gt=0.0)

@@ -24,11 +24,13 @@ SLOW_SHARE = 0.25
 """Of the planned rate; a source below it for as long as a stall takes is helped out."""
 ALONE = 12
 """Times as much patience has who can ask no one else, and whoever asks the origin: many share its uplink."""
-MOST_IN_REQUEST = 64
+MOST_IN_REQUEST = 1024
 PIECE_BYTES = 256 << 10
-"""Of a chunk in one message, so that a slow link shows that it moves."""
-MOST_PIECE_BYTES, QUICK_PIECE_S = 4 << 20, 0.02
-"""Largest piece, and how soon a piece must be sent for the next one to be larger."""
+"""A turn at a capped uplink; a source that needs longer than a stall for so much is given twice that time."""
+LEAST_PIECE_BYTES, MOST_PIECE_BYTES, QUICK_PIECE_S = 32 << 10, 4 << 20, 0.02
+"""Smallest and largest piece, and how soon a piece must be sent for the next one to be larger."""
+BUFFERED_BYTES = 128 << 10
+"""Of one call: so much goes into the buffers of a connection at once, however slow the link is."""
 PROGRESS_WINDOW_S, PROGRESS_BYTES = 10.0, 10_000
 """So many new bytes in so many seconds are progress; fewer may be a source that drips."""
 _MOST_DOUBLINGS = 8
@@ -51,14 +53,27 @@ class Request:
 
 @dataclass(slots=True)
 class PiecePace:
-    """How much of a chunk one message carries: each costs the same, so more of it where links are fast."""
+    """How much one message carries: what the link takes in `QUICK_PIECE_S`.
 
-    piece_bytes: int = PIECE_BYTES
+    A message costs either end about a millisecond of CPU, so where links are fast it carries several chunks,
+    or much of a large one. Whoever receives hands a chunk on when its message is whole, so where they are
+    slow, or a stream is one of many, it carries one chunk, or a little of it.
+    """
 
-    def sent(self, seconds: float) -> None:
-        """Note how long the last piece took to send."""
-        quick = seconds < QUICK_PIECE_S
-        self.piece_bytes = min(2 * self.piece_bytes, MOST_PIECE_BYTES) if quick else PIECE_BYTES
+    least_bytes: int = LEAST_PIECE_BYTES
+    piece_bytes: int = field(init=False)
+    sent_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.piece_bytes = self.least_bytes
+
+    def sent(self, length: int, seconds: float) -> None:
+        """Note how large the last piece was and how long it took to send."""
+        self.sent_bytes += length
+        if seconds >= QUICK_PIECE_S:
+            self.piece_bytes = max(self.piece_bytes // 2, self.least_bytes)
+        elif self.sent_bytes >= BUFFERED_BYTES:
+            self.piece_bytes = min(2 * self.piece_bytes, MOST_PIECE_BYTES)
 
 
 @dataclass(slots=True)

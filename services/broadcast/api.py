@@ -42,7 +42,8 @@ class Broadcast(Protocol):
     def get_chunks(self, payload_digest: str, indices: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
         """Yield (index, bytes), one chunk after the other in any order; the receiver checks their digests.
 
-        A large chunk may come in consecutive pieces, each with its index.
+        A large chunk may come in consecutive pieces, each with its index; chunks that follow each other may
+        come together, with the index of the first.
 
         A chunk that the holder is itself still receiving is waited for, up to its stall limit.
 

@@ -42,7 +42,7 @@ CHUNK_LIMIT_BYTES = 16 << 20
 """Largest chunk; the same bound as broadcast.chunk_bytes, well below the largest message."""
 BODY_LIMIT_BYTES = 16 << 20
 """Largest encoded manifest; one of a model of 140 GB takes less than 1 MB."""
-_SMALLEST_CHUNK, _CHUNKS = 256 << 10, 256
+_SMALLEST_CHUNK, _CHUNKS = 32 << 10, 256
 _DIMENSIONS_LIMIT = 8
 _TENSORS_LIMIT = 1_000_000
 _PAYLOADS_LIMIT = 64
@@ -52,14 +52,14 @@ _LONG = {short: name for name, short in DTYPES.items() if name in DTYPE_BYTES}
 
 
 def auto_chunk_bytes(payload_bytes: int) -> int:
-    """Return the size of chunks that suits a payload: a power of two from 256 KiB to 16 MiB.
+    """Return the size of chunks that suits a payload: a power of two from 32 KiB to 16 MiB.
 
-    A chunk is passed on when it is whole, so with 256 or more a chain of a dozen workers takes 5% longer than
-    one copy (`core.dissemination`). Smaller ones would cost more than they hide: asking for one, checking and
-    marking it takes either end about a millisecond of CPU.
+    One payload serves near and far workers, so a chunk is as small as the longest way wants it: a worker
+    passes it on when it is whole, and over s streams beside each other it takes s times as long, so a chain
+    of n hops takes about 1 + (n - 1) s / C copies. A near link carries many in one message (`PiecePace`).
 
     >>> [auto_chunk_bytes(size) >> 10 for size in (8 << 20, 32 << 20, 1 << 30, 140 << 30)]
-    [256, 256, 4096, 16384]
+    [32, 128, 4096, 16384]
     """
     wanted = 1 << (max(1, -(-payload_bytes // _CHUNKS)) - 1).bit_length()
     return min(max(wanted, _SMALLEST_CHUNK), CHUNK_LIMIT_BYTES)

@@ -22,13 +22,15 @@ Named = Callable[[Path, Payload], Path]
 """Gives a file that is on the disk its name, and returns that."""
 SUFFIX = ".payload"
 _PART, _MARKS = ".part", ".marks"
+THREADED_BYTES = 1 << 20
+"""Fewer bytes are digested sooner than threads are woken for them."""
 _MODE = 0o444
 """Payloads never change, and others link to the very same file: none may write to them."""
 
 
 def chunk_digest(data: Buffer) -> str:
-    """Return the digest of a chunk, computed by as many threads as the machine has."""
-    return blake3(data, max_threads=blake3.AUTO).hexdigest()
+    """Return the digest of a chunk; of a large one computed by as many threads as the machine has."""
+    return blake3(data, max_threads=blake3.AUTO if len(data) >= THREADED_BYTES else 1).hexdigest()
 
 
 class OutgoingPayload:

@@ -166,19 +166,21 @@ class PayloadStore:
                 )
         return self.path(payload.digest)
 
-    def read_chunk(self, payload: Payload, index: int) -> bytes:
-        """Return a chunk of a payload that is here, whole or in part; the receiver checks its digest.
+    def read_chunks(self, payload: Payload, run: range) -> bytes:
+        """Return chunks that follow each other, of a payload that is here, whole or in part.
+
+        The receiver checks their digests.
 
         Raises:
-            UnavailableError: when the chunk is not held.
+            UnavailableError: when one of them is not held.
         """
         incoming = self._incoming.get(payload.digest)
         paths = [self.path(payload.digest)]
         if incoming is not None:
-            if not incoming.held[index]:
-                raise _not_held(payload.digest, index)
+            if not incoming.held[run.start : run.stop].all():
+                raise _not_held(payload.digest, run[0])
             paths.insert(0, incoming.path)  # it may get its own name meanwhile
-        start, length = payload.span(index)
+        start, length = payload.span(run[0])[0], sum(payload.span(index)[1] for index in run)
         for path in paths:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -191,9 +193,9 @@ class PayloadStore:
             except OSError as error:
                 raise unusable(error, self.root) from error
             if len(data) != length:
-                raise UnavailableError(f"{path} ends within chunk {index}; fetch it from another holder")
+                raise UnavailableError(f"{path} ends before chunk {run.stop}; fetch it from another holder")
             return data
-        raise _not_held(payload.digest, index)
+        raise _not_held(payload.digest, run[0])
 
     def held(self, payload: Payload) -> npt.NDArray[np.bool_]:
         """Return, per chunk of a payload, whether it is here."""

@@ -203,8 +203,9 @@ class _Receiver:
             self._change.notify()
 
     async def _take(self, request: Request, lane: Broadcast) -> None:
-        """Take the chunks of one request, one after the other and each in one or more pieces."""
+        """Take the chunks of one request, each in one or more pieces, or several in one."""
         due, coming, pieces, length = set(request.indices), -1, list[bytes](), 0
+        span = self._payload.span
         replies = lane.get_chunks(self._payload.digest, request.indices)
         try:
             async for index, piece in replies:
@@ -215,38 +216,53 @@ class _Receiver:
                 coming = index
                 pieces.append(piece)
                 length += len(piece)
-                whole = self._payload.span(index)[1]
-                self._note(request.source, len(piece), index, min(length, whole))
-                if length > whole or not piece:
+                if length < span(index)[1] and piece:
+                    self._note(request.source, len(piece), index, length)
+                    continue
+                last = index  # of the chunks that this message completes
+                while sum(span(i)[1] for i in range(index, last + 1)) < length and last + 1 in due:
+                    last += 1
+                run = range(index, last + 1)
+                whole = sum(span(i)[1] for i in run)
+                if length != whole:
                     raise _WrongError(f"sent {length} bytes for chunk {index}, which has {whole}")
-                if length == whole:
-                    await self._keep(request, index, pieces[0] if len(pieces) == 1 else b"".join(pieces))
-                    due.remove(index)
-                    pieces, length = [], 0
+                for at in run:
+                    came = len(piece) if last == index else span(at)[1]
+                    self._note(request.source, came, at, span(at)[1])
+                await self._keep(request, run, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                due.difference_update(run)
+                pieces, length = [], 0
         finally:
             if (close := getattr(replies, "aclose", None)) is not None:
                 await close()
         if due:
             raise UnavailableError(f"the stream ended before chunk {min(due)}")
 
-    async def _keep(self, request: Request, index: int, data: bytes) -> None:
-        if self._incoming.held[index]:
-            self._delivery.duplicate_bytes += len(data)
-        else:
+    async def _keep(self, request: Request, run: range, data: bytes) -> None:
+        try:
+            # Digesting and writing take milliseconds, for which a worker must not stop sampling.
+            await asyncio.to_thread(self._write, run, memoryview(data))
+        except AntiphonError as error:
+            self._broken = error  # the disk's fault, no source's
+            raise UnavailableError(str(error)) from error
+        self._delivery.first_chunk_s = self._delivery.first_chunk_s or self._clock() - self._begun_s
+        self._arrivals.notify(self._payload.digest)
+        if any([self._transfer.arrived(request, index) for index in run]):
+            self._change.notify()
+
+    def _write(self, run: range, data: memoryview) -> None:
+        begin = self._payload.span(run[0])[0]
+        for index in run:
+            start, length = self._payload.span(index)
+            if self._incoming.held[index]:
+                self._delivery.duplicate_bytes += length
+                continue
             try:
-                # Digesting and writing take milliseconds, for which a worker must not stop sampling.
-                await asyncio.to_thread(self._incoming.write, index, data)
+                self._incoming.write(index, data[start - begin : start - begin + length])
             except IntegrityError as error:
                 raise _WrongError(
                     f"sent chunk {index} of payload {self._payload.digest}, which {error}"
                 ) from None
-            except AntiphonError as error:
-                self._broken = error  # the disk's fault, no source's
-                raise UnavailableError(str(error)) from error
-        self._delivery.first_chunk_s = self._delivery.first_chunk_s or self._clock() - self._begun_s
-        self._arrivals.notify(self._payload.digest)
-        if self._transfer.arrived(request, index):
-            self._change.notify()
 
     def _note(self, name: str, count: int, index: int, so_far: int) -> None:
         self._transfer.bytes_came(name, count, self._clock(), index, so_far)

@@ -8,7 +8,7 @@ from antiphon.core.errors import UnavailableError
 from antiphon.core.records import Payload
 from antiphon.services.broadcast.api import Place
 from antiphon.services.broadcast.payload_store import PayloadStore
-from antiphon.services.broadcast.service import BroadcastService
+from antiphon.services.broadcast.service import BroadcastService, following
 from antiphon.system.wakeup import Wakeup
 
 STALL_S = 30.0
@@ -75,13 +75,12 @@ class RelayService(BroadcastService):
                 raise
         return await super()._find(digest)
 
-    async def _next(self, payload: Payload, left: Sequence[int]) -> int:
-        """Return the first of these chunks that is here: one that is late keeps no other back."""
+    async def _next(self, payload: Payload, left: Sequence[int], most: int) -> range:
+        """Return the first of these chunks that are here: one that is late keeps no other back."""
         while True:
             held = self._store.held(payload)
-            for index in left:
-                if held[index]:
-                    return index
+            if here := [index for index in left if held[index]]:
+                return following(here, most)
             if not await self._arrivals.wait(payload.digest, self._stall_s):
                 raise UnavailableError(
                     f"chunk {left[0]} of payload {payload.digest} did not arrive here for "

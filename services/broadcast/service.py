@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.core.dissemination.requests import PIECE_BYTES, PiecePace
+from antiphon.core.dissemination.requests import LEAST_PIECE_BYTES, PIECE_BYTES, PiecePace
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.services.broadcast.api import Broadcast, Place
@@ -30,15 +30,29 @@ class Uplink:
         self._free_at_s = 0.0
         self._turn = asyncio.Lock()
 
-    async def take(self, length: int) -> None:
+    async def take(self, length: int) -> float:
+        """Wait for a turn to send so many bytes, and return the seconds in which they drain."""
         if self._bytes_per_s is None:
-            return
+            return 0.0
         clock = asyncio.get_running_loop().time
         for start in range(0, length, PIECE_BYTES):
             async with self._turn:
                 await asyncio.sleep(self._free_at_s - clock())
                 drains_s = min(PIECE_BYTES, length - start) / self._bytes_per_s
                 self._free_at_s = max(self._free_at_s, clock()) + drains_s
+        return length / self._bytes_per_s
+
+
+def following(indices: Sequence[int], most: int) -> range:
+    """Return the longest run of consecutive numbers, at most so many, with which `indices` begin.
+
+    >>> following((4, 5, 6, 9), 8), following((4, 5, 6, 9), 2)
+    (range(4, 7), range(4, 6))
+    """
+    count = 1
+    while count < min(most, len(indices)) and indices[count] == indices[0] + count:
+        count += 1
+    return range(indices[0], indices[0] + count)
 
 
 class BroadcastService(Broadcast):
@@ -52,8 +66,9 @@ class BroadcastService(Broadcast):
     async def get_chunks(
         self, payload_digest: str, indices: Sequence[int]
     ) -> AsyncIterator[tuple[int, bytes]]:
-        """Yield (index, piece), a chunk after the other and each in pieces, no faster than the uplink cap.
+        """Yield (index, piece), a chunk after the other, no faster than the uplink cap.
 
+        A piece is part of a chunk, or some that follow each other, as much as the link takes (`PiecePace`).
         Chunks come in the order asked for, but those that are on their way here come after what is held.
 
         A chunk is read once some of it may be sent, so that few who wait for the uplink hold memory. It is
@@ -68,7 +83,8 @@ class BroadcastService(Broadcast):
                 f"a request for {len(indices)} chunks names {len(set(indices))}; ask for each chunk once"
             )
         payload = await self._find(payload_digest)
-        clock, pace = asyncio.get_running_loop().time, PiecePace()
+        clock = asyncio.get_running_loop().time
+        pace = PiecePace(min(payload.chunk_bytes, LEAST_PIECE_BYTES))
         for index in indices:
             if not 0 <= index < len(payload.chunk_digests):
                 raise ContractError(
@@ -76,24 +92,26 @@ class BroadcastService(Broadcast):
                 )
         left = list(indices)
         while left:
-            index = await self._next(payload, left)
-            left.remove(index)
-            length, sent, data = payload.span(index)[1], 0, b""
+            run = await self._next(payload, left, max(1, pace.piece_bytes // payload.chunk_bytes))
+            at = left.index(run[0])
+            del left[at : at + len(run)]
+            length, sent, data = sum(payload.span(index)[1] for index in run), 0, b""
             while sent < length:
                 begun_s = clock()
-                await self.uplink.take(min(pace.piece_bytes, length - sent))
-                data = data or await asyncio.to_thread(self._store.read_chunk, payload, index)
-                piece = data[sent : sent + pace.piece_bytes]
-                yield index, piece
+                size = length if len(run) > 1 else min(pace.piece_bytes, length - sent)
+                drains_s = await self.uplink.take(size)
+                data = data or await asyncio.to_thread(self._store.read_chunks, payload, run)
+                piece = data[sent : sent + size]
+                yield run[0], piece
                 sent += len(piece)
-                pace.sent(clock() - begun_s)
+                pace.sent(size, max(drains_s, clock() - begun_s))
 
     async def _find(self, digest: str) -> Payload:
         return await asyncio.to_thread(self._store.find, digest)
 
-    async def _next(self, payload: Payload, left: Sequence[int]) -> int:
-        """Return which of these chunks to send next."""
-        return left[0]
+    async def _next(self, payload: Payload, left: Sequence[int], most: int) -> range:
+        """Return which of these chunks to send next: at most so many that follow each other."""
+        return following(left, most)
 
     async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
         """Return, per chunk, whether it is held; empty when the payload is not known here."""

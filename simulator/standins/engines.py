@@ -257,16 +257,17 @@ class _Link(Broadcast):
     async def get_chunks(
         self, payload_digest: str, indices: Sequence[int]
     ) -> AsyncIterator[tuple[int, bytes]]:
-        async for index, data in self._origin.get_chunks(payload_digest, indices):
-            if self._alters():
-                data = data[::-1]
-            if not (seconds := self._chunk_s()):
-                yield index, data
-                continue
-            piece = -(-len(data) // _PIECES)  # a slow link is not silent for the whole of a chunk
-            for start in range(0, len(data), piece):
-                await asyncio.sleep(seconds * piece / len(data))
-                yield index, data[start : start + piece]
+        for one in indices:
+            async for index, data in self._origin.get_chunks(payload_digest, [one]):
+                if self._alters():
+                    data = data[::-1]
+                if not (seconds := self._chunk_s()):
+                    yield index, data
+                    continue
+                piece = -(-len(data) // _PIECES)  # a slow link is not silent for the whole of a chunk
+                for start in range(0, len(data), piece):
+                    await asyncio.sleep(seconds * piece / len(data))
+                    yield index, data[start : start + piece]
 
     async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
         return await self._origin.held(payload_digest)

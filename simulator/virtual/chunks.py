@@ -80,12 +80,12 @@ class MemoryPayloads(PayloadStore):
             raise UnavailableError(f"payload {digest} is not held here (any more); fetch the newest manifest")
         return memoryview(self._held[digest].data).toreadonly()
 
-    def read_chunk(self, payload: Payload, index: int) -> bytes:
+    def read_chunks(self, payload: Payload, run: range) -> bytes:
         incoming = self._find(payload.digest)
-        if not incoming.held[index]:
-            raise UnavailableError(f"chunk {index} of payload {payload.digest} is not held here")
-        start, length = payload.span(index)
-        return bytes(incoming.data[start : start + length])
+        if not incoming.held[run.start : run.stop].all():
+            raise UnavailableError(f"chunk {run[0]} of payload {payload.digest} is not held here")
+        last, length = payload.span(run[-1])
+        return bytes(incoming.data[payload.span(run[0])[0] : last + length])
 
     def put_manifest(self, manifest: SnapshotManifest) -> None:
         self._listed[manifest.version] = manifest

@@ -62,12 +62,12 @@ class MemoryStore:
     def held(self, payload: Payload) -> npt.NDArray[np.bool_]:
         return self.incoming[payload.digest].held
 
-    def read_chunk(self, payload: Payload, index: int) -> bytes:
+    def read_chunks(self, payload: Payload, run: range) -> bytes:
         found = self.incoming[payload.digest]
-        if not found.held[index]:
-            raise UnavailableError(f"chunk {index} is not held here")
-        start, length = payload.span(index)
-        return bytes(found.body[start : start + length])
+        if not found.held[run.start : run.stop].all():
+            raise UnavailableError(f"chunk {run[0]} is not held here")
+        last, length = payload.span(run[-1])
+        return bytes(found.body[payload.span(run[0])[0] : last + length])
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Line(Broadcast):
         if faults.kind == "reorder" and len(asked) > 1:
             asked[0], asked[1] = asked[1], asked[0]
             target.sent_wrong = True
-        async for index, piece in target.service.get_chunks(payload_digest, asked):
+        async for index, piece in self._pieces(payload_digest, asked):
             await self._pass(0.0)
             if faults.slow > 1.0:
                 await asyncio.sleep((faults.slow - 1.0) * len(piece) / 1000.0)
@@ -154,6 +154,15 @@ class Line(Broadcast):
             yield index, piece
             if spoiled and faults.kind == "repeat":
                 yield index, piece
+
+    async def _pieces(self, payload_digest: str, asked: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield what the peer sends: chunks that come together one by one where one of them is spoiled."""
+        async for index, piece in self._target.service.get_chunks(payload_digest, asked):
+            whole = self._target.store.find(payload_digest).span(index)[1]
+            if not (self._target.faults.lies or self._target.faults.drips):
+                whole = len(piece)
+            for at in range(0, len(piece), whole):
+                yield index + at // whole, piece[at : at + whole]
 
     async def held(self, payload_digest: str) -> npt.NDArray[np.bool_]:
         await self._pass(2 * self._delay_s)

@@ -51,7 +51,7 @@ class LatticaService(BroadcastService):
             if digest not in self._put:
                 payload = self._store.find(digest)
                 self._put[digest] = tuple(
-                    self._node.put(self._store.read_chunk(payload, index))
+                    self._node.put(self._store.read_chunks(payload, range(index, index + 1)))
                     for index in range(len(payload.chunk_digests))
                 )
             return self._put[digest]

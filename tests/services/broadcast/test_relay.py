@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from antiphon.core.dissemination.plan import ORIGIN, Assignment
-from antiphon.core.dissemination.requests import PIECE_BYTES
+from antiphon.core.dissemination.requests import BUFFERED_BYTES, LEAST_PIECE_BYTES, PIECE_BYTES
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.core.records import Payload
 from antiphon.protos import broadcast_pb2
@@ -120,12 +120,41 @@ async def test_a_chunk_that_is_late_keeps_no_other_back(tmp_path: Path) -> None:
     for index in (1, 2):
         incoming.write(index, body[index * 1024 : (index + 1) * 1024])
     chunks = relay.service.get_chunks(payload.digest, [0, 1, 2])
-    assert [(await anext(chunks))[0] for _ in range(2)] == [1, 2]
+    assert await anext(chunks) == (1, body[1024:2048])  # the first message tries the link with one
+    assert await anext(chunks) == (2, body[2048:])
     incoming.write(0, body[:1024])
     relay.arrivals.notify(payload.digest)
     assert await anext(chunks) == (0, body[:1024])
     with pytest.raises(StopAsyncIteration):
         await anext(chunks)
+
+
+@_in_loop
+async def test_chunks_that_come_together_are_checked_one_by_one(tmp_path: Path) -> None:
+    origin, leaf = Holder(tmp_path / "origin"), Holder(tmp_path / "leaf")
+    chunk = LEAST_PIECE_BYTES
+    payload, body = _publish(origin, 12 * chunk + 7, chunk)
+    sent = [
+        (index, len(piece)) async for index, piece in origin.service.get_chunks(payload.digest, range(13))
+    ]
+    alone = [(index, chunk) for index in range(BUFFERED_BYTES // chunk)]
+    assert sent[: len(alone)] == alone and sent[len(alone)] == (len(alone), 2 * chunk)
+    assert sum(length for _, length in sent) == len(body)
+
+    class Spoiler(RelayService):
+        async def get_chunks(
+            self, payload_digest: str, indices: Sequence[int]
+        ) -> AsyncIterator[tuple[int, bytes]]:
+            yield 0, body[: 4 * chunk] + bytes(chunk) + body[5 * chunk :]
+
+    spoiler = Spoiler(origin.store, origin.arrivals)
+    incoming = leaf.store.receive(payload)
+    with pytest.raises(IntegrityError, match="the origin sent chunk 4 of payload"):
+        await fetch_payload(incoming, {ORIGIN: [spoiler]}, FROM_ORIGIN, leaf.arrivals, {})
+    assert np.flatnonzero(incoming.held).tolist() == [0, 1, 2, 3]
+    await fetch_payload(incoming, {ORIGIN: [origin.service]}, FROM_ORIGIN, leaf.arrivals, {})
+    incoming.finish()
+    assert bytes(leaf.store.map(payload.digest)) == body
 
 
 @_in_loop

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.core.dissemination.requests import (
+    BUFFERED_BYTES,
+    LEAST_PIECE_BYTES,
     MOST_PIECE_BYTES,
     PIECE_BYTES,
     QUICK_PIECE_S,
@@ -74,11 +76,14 @@ def test_what_is_put_into_a_shared_folder_is_paced_too(
 
 def test_messages_grow_on_a_fast_link_and_stay_small_on_a_slow_one() -> None:
     pace = PiecePace()
+    pace.sent(BUFFERED_BYTES - 1, 0.0)
+    assert pace.piece_bytes == LEAST_PIECE_BYTES  # that went into buffers, and says nothing of the link
     for _ in range(10):
-        pace.sent(QUICK_PIECE_S / 2)
+        pace.sent(1, QUICK_PIECE_S / 2)
     assert pace.piece_bytes == MOST_PIECE_BYTES
-    pace.sent(QUICK_PIECE_S)
-    assert pace.piece_bytes == PIECE_BYTES
+    for _ in range(10):
+        pace.sent(1, QUICK_PIECE_S)
+    assert pace.piece_bytes == LEAST_PIECE_BYTES
 
 
 def test_under_a_cap_a_slow_link_still_shows_that_it_moves(tmp_path: Path) -> None:
